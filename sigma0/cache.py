@@ -1,0 +1,333 @@
+"""DepthCache: K/V planes by (layer, loop), and the frontier of tokens that have not reached full depth."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Tokens between loop 1 and T, deepest first; bookkeeping on the host, states on the device.
+
+    Attributes:
+        hidden: State after the last finished loop, `[R, D]`.
+        sequences: Batch index, `[R]`.
+        columns: Column of the token in the planes, `[R]`.
+        positions: Position for rotary embeddings (pads not counted), `[R]`.
+        loops: Loops finished, in [0, T), never rising along the rows, `[R]`.
+    """
+
+    hidden: Tensor
+    sequences: Ints
+    columns: Ints
+    positions: Ints
+    loops: Ints
+
+    def __len__(self) -> int:
+        return len(self.loops)
+
+    def select(self, rows: Ints) -> "Frontier":
+        """The rows with these indices, in this order."""
+        index = torch.from_numpy(rows).to(self.hidden.device)
+        return Frontier(
+            self.hidden.index_select(0, index),
+            self.sequences[rows],
+            self.columns[rows],
+            self.positions[rows],
+            self.loops[rows],
+        )
+
+    def concatenate(self, other: "Frontier") -> "Frontier":
+        """These rows, then those of `other`."""
+        return Frontier(
+            torch.cat([self.hidden, other.hidden]),
+            np.concatenate([self.sequences, other.sequences]),
+            np.concatenate([self.columns, other.columns]),
+            np.concatenate([self.positions, other.positions]),
+            np.concatenate([self.loops, other.loops]),
+        )
+
+    def deepest_first(self) -> "Frontier":
+        """The same rows in the order that a pass needs."""
+        return self.select(np.argsort(-self.loops, kind="stable"))
+
+
+@dataclass
+class PassCounts:
+    """What was computed, in applications of the shared block to one token.
+
+    Attributes:
+        passes: Calls of the block after the prompt.
+        rows: Rows in those calls.
+        prompt_rows: Rows of prompts, pads left out, and of tokens completed ahead of a later prompt.
+        head_rows: Rows that the output head read after the prompt.
+    """
+
+    passes: int = 0
+    rows: int = 0
+    prompt_rows: int = 0
+    head_rows: int = 0
+
+
+class LayerPlanes:
+    """Keys and values of one layer for every loop, preallocated.
+
+    Attributes:
+        keys: `[planes, B, H_kv, C, d]`, zero where nothing was written; None before the first write.
+        values: As `keys`.
+    """
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def reserve(self, like: Tensor, planes: int, columns: int, exact: int) -> None:
+        """Makes room for `columns` columns and keeps what is there.
+
+        Args:
+            like: Keys to be written, `[B, H_kv, S, d]`.
+            planes: Loops to keep planes for.
+            columns: Columns needed now.
+            exact: Columns known to be needed in the end; 0 where unknown. Beyond it the capacity doubles.
+        """
+        if self.keys is None or self.values is None:
+            batch, heads, _, head_dim = like.shape
+            shape = (planes, batch, heads, max(columns, exact), head_dim)
+            # zeros, not empty: a masked NaN would still poison the weighted sum
+            self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
+        elif self.keys.shape[3] < columns:
+            capacity = exact if columns <= exact else max(columns, 2 * self.keys.shape[3])
+            self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replaces both tensors by `function` of them."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = function(self.keys), function(self.values)
+
+
+def _grown(planes: Tensor, capacity: int) -> Tensor:
+    larger = planes.new_zeros((*planes.shape[:3], capacity, planes.shape[4]))
+    larger[:, :, :, : planes.shape[3]] = planes
+    return larger
+
+
+class Plane(CacheLayerMixin):  # type: ignore[misc]
+    """One (layer, loop) of a `DepthCache`, as transformers sees it.
+
+    All planes of a cache share one length, which a forward commits once its last loop is written.
+    """
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, cache: "DepthCache", layer: int, loop: int) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._loop = loop
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was written."""
+        return self._cache.planes[self._layer].keys is not None
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Committed keys `[B, H_kv, length, d]`."""
+        keys = self._cache.planes[self._layer].keys
+        return None if keys is None else keys[self._loop, :, :, : self._cache.length]
+
+    @property
+    def values(self) -> Tensor | None:
+        """Committed values `[B, H_kv, length, d]`."""
+        values = self._cache.planes[self._layer].values
+        return None if values is None else values[self._loop, :, :, : self._cache.length]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
+        self._cache.reserve_layer(self._layer, key_states, key_states.shape[2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes `[B, H_kv, S, d]` behind the committed columns; returns all columns of the plane."""
+        start, stop = self._cache.length, self._cache.length + key_states.shape[2]
+        keys, values = self._cache.reserve_layer(self._layer, key_states, stop)
+        keys[self._loop, :, :, start:stop] = key_states
+        values[self._loop, :, :, start:stop] = value_states
+        return keys[self._loop, :, :, :stop], values[self._loop, :, :, :stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that `query_length` new tokens see, and the first of them."""
+        return self._cache.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Committed columns."""
+        return self._cache.length
+
+    def get_max_length(self) -> int:
+        """-1: planes grow."""
+        return -1
+
+
+class DepthCache(Cache):  # type: ignore[misc]
+    """K/V planes of a looped model: plane t of a layer holds what that layer wrote at loop t.
+
+    transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i.
+
+    Args:
+        num_layers: L, layers in the shared block.
+        total_loops: T, loops at full depth.
+        capacity: Columns known to be needed; 0 where unknown.
+
+    Attributes:
+        length: Columns in use, frontier included.
+        depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
+        frontier: Tokens whose deeper loops are still to run; None where there are none.
+        counts: What was computed through this cache.
+        trace: Depth and met `[B]` of each forward's last position, while a list; None otherwise.
+        reading_prompt: True while `generate` reads a prompt, so that a prompt of one token is not taken for decoding.
+    """
+
+    def __init__(self, num_layers: int, total_loops: int, capacity: int = 0) -> None:
+        self.num_layers = num_layers
+        self.total_loops = total_loops
+        self.capacity = capacity
+        self.planes = [LayerPlanes() for _ in range(num_layers)]
+        super().__init__(
+            layers=[Plane(self, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        self.length = 0
+        self.depth: int | None = None
+        self.frontier: Frontier | None = None
+        self.counts = PassCounts()
+        self.trace: list[tuple[Tensor, Tensor]] | None = None
+        self.reading_prompt = False
+        self._seen: Tensor | None = None
+
+    def open(self, depth: int) -> None:
+        """Fixes the loops that prompts run, or checks that they stay the same.
+
+        Args:
+            depth: T, or k where the exit rule is `fixed` at k.
+
+        Raises:
+            ValueError: If the cache holds planes of another depth.
+        """
+        if self.length and self.depth not in (None, depth):
+            raise ValueError(
+                f"this cache was filled {self.depth} loops deep and cannot be continued {depth} loops deep; "
+                "start a new DepthCache or keep the exit rule"
+            )
+        self.depth = depth
+
+    def reserve(self, capacity: int) -> None:
+        """States how many columns will be needed, so that the next growth is exact."""
+        self.capacity = max(self.capacity, capacity)
+
+    def reserve_layer(self, layer: int, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer `[planes, B, H_kv, C, d]`, with room for `columns`."""
+        planes = self.planes[layer]
+        planes.reserve(like, self.depth or self.total_loops, columns, self.capacity)
+        assert planes.keys is not None and planes.values is not None
+        return planes.keys, planes.values
+
+    def join_mask(self, attention_mask: Tensor | None, batch: int, new: int) -> Tensor | None:
+        """The 2-D mask over all columns once `new` more are there, remembered for the rows of later passes.
+
+        Args:
+            attention_mask: `[B, length + new]` of 0 and 1, or None: the columns so far as remembered, new ones seen.
+            batch: B.
+            new: Columns about to be written.
+
+        Returns:
+            bool `[B, length + new]`, or None where nothing is masked.
+
+        Raises:
+            ValueError: If the mask has another shape; transformers would pad it in silence.
+        """
+        total = self.length + new
+        if attention_mask is not None:
+            if tuple(attention_mask.shape) != (batch, total):
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
+                    f"tokens of {batch} sequences need {(batch, total)}"
+                )
+            seen = attention_mask.bool()
+            self._seen = None if bool(seen.all()) else seen
+        elif self._seen is not None:
+            grown = self._seen.new_ones((batch, total))
+            grown[:, : self._seen.shape[1]] = self._seen
+            self._seen = grown
+        return self._seen
+
+    def seen(self, length: int) -> Tensor | None:
+        """Which of the first `length` columns are no pads, bool `[B, length]`; None where all are seen."""
+        if self._seen is None:
+            return None
+        if self._seen.shape[1] < length:
+            grown = self._seen.new_ones((self._seen.shape[0], length))
+            grown[:, : self._seen.shape[1]] = self._seen
+            self._seen = grown
+        return self._seen[:, :length]
+
+    def commit(self, new: int) -> None:
+        """Counts `new` columns as written, once every loop of them is."""
+        self.length += new
+
+    def reset(self) -> None:
+        """Forgets everything; the memory is released."""
+        self.planes = [LayerPlanes() for _ in range(self.num_layers)]
+        self._clear()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drops the last columns of every plane, and the frontier's tokens among them.
+
+        Args:
+            tokens_to_remove: How many, 0 or negative as transformers writes it.
+
+        Raises:
+            ValueError: If positive (the retired absolute form), or more than the cache holds.
+        """
+        if tokens_to_remove > 0 or -tokens_to_remove > self.length:
+            raise ValueError(f"crop takes minus the tokens to remove, -{self.length} to 0, got {tokens_to_remove}")
+        self.length += tokens_to_remove
+        if self._seen is not None:
+            self._seen = self._seen[:, : self.length]
+        if self.frontier is not None:
+            kept = np.flatnonzero(self.frontier.columns < self.length)
+            self.frontier = self.frontier.select(kept) if len(kept) else None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorders the batch, `beam_idx` int64 `[B]`."""
+        self._select_batch(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the sequences `indices` `[N]`."""
+        self._select_batch(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every sequence `repeats` times in place."""
+        keys = self.planes[0].keys
+        if keys is not None:
+            self._select_batch(torch.arange(keys.shape[1], device=keys.device).repeat_interleave(repeats))
+
+    def _select_batch(self, indices: Tensor) -> None:
+        if self.frontier is not None:
+            raise ValueError(
+                "sequences cannot be reordered while tokens wait for their deeper loops: call the model on the next "
+                "tokens first, or decode with ExitConfig(mode='full')"
+            )
+        for planes in self.planes:
+            planes.map(lambda tensor: tensor.index_select(1, indices.to(tensor.device)))
+        if self._seen is not None:
+            self._seen = self._seen.index_select(0, indices.to(self._seen.device))

@@ -1,0 +1,245 @@
+"""The token loop over a wave: choose, emit, enter, advance. No sequence waits for another one's depth."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process as processors
+from transformers.generation import stopping_criteria as criteria
+
+from sigma0.cache import Ints
+from sigma0.wave import Exits, Wave
+
+# What these return for a row depends on that row alone, so they may be called on any part of the batch.
+ROW_WISE_PROCESSORS: tuple[type, ...] = (
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.MinPLogitsWarper,
+    processors.TypicalLogitsWarper,
+    processors.EpsilonLogitsWarper,
+    processors.EtaLogitsWarper,
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.SequenceBiasLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.SuppressTokensLogitsProcessor,
+    processors.SuppressTokensAtBeginLogitsProcessor,
+    processors.ExponentialDecayLengthPenalty,
+    processors.LogitNormalization,
+    processors.InfNanRemoveLogitsProcessor,
+)
+ROW_WISE_CRITERIA: tuple[type, ...] = (
+    criteria.MaxLengthCriteria,
+    criteria.EosTokenCriteria,
+    criteria.StopStringCriteria,
+    criteria.MaxTimeCriteria,
+)
+
+
+def rows_are_independent(logits_processor: LogitsProcessorList, stopping_criteria: StoppingCriteriaList) -> bool:
+    """Whether every processor and criterion is known to treat each row by itself.
+
+    A subclass counts as unknown, since it may do anything.
+    """
+    return all(type(item) in ROW_WISE_PROCESSORS for item in logits_processor) and all(
+        type(item) in ROW_WISE_CRITERIA for item in stopping_criteria
+    )
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A new token of one sequence.
+
+    Attributes:
+        sequence: Batch index.
+        token_id: The token.
+        depth: Loop at which it was read, from 1.
+        met: Whether its exit rule was met.
+        last: Whether the sequence ends with it.
+    """
+
+    sequence: int
+    token_id: int
+    depth: int
+    met: bool
+    last: bool
+
+
+class TokenLoop:
+    """Generates over a wave whose cache holds the prompt.
+
+    Args:
+        wave: The decoder; its cache has no leaders.
+        input_ids: Prompt ids `[B, P]`, left-padded; P may be 0 where the prompt came as embeddings.
+        positions: Position of the first new token of each sequence, `[B]`.
+        logits_processor: As transformers prepared them.
+        stopping_criteria: As transformers prepared them.
+        generation_config: `do_sample`, `max_length`, pad token, and which scores to keep.
+
+    Attributes:
+        ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
+        lengths: Ids of each sequence, `[B]`.
+        scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
+        raw_logits: As `scores`, before processing.
+    """
+
+    def __init__(
+        self,
+        wave: Wave,
+        input_ids: Tensor,
+        positions: Ints,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+    ) -> None:
+        batch, prompt = input_ids.shape
+        self.wave = wave
+        self.device = input_ids.device
+        self.processors = logits_processor
+        self.criteria, self.max_length, self.eos = _split_criteria(stopping_criteria)
+        pad = generation_config._pad_token_tensor
+        self.pad = 0 if pad is None else int(pad)
+        room = generation_config.max_length if self.max_length is None else self.max_length
+        self.ids = input_ids.new_full((batch, max(room, prompt + 1)), self.pad)
+        self.ids[:, :prompt] = input_ids
+        self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
+        self.columns: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
+        self.positions = positions.copy()
+        keep = bool(generation_config.return_dict_in_generate)
+        self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
+        self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
+        self.generators = _generators(batch, self.device) if generation_config.do_sample else None
+
+    def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
+        """Yields the new tokens of each pass in which any appeared.
+
+        Args:
+            first: The exits of the last prompt token of every sequence.
+        """
+        exits: Exits | None = first
+        while exits is not None:
+            emissions = self.emit(exits)
+            yield emissions
+            going = [emission for emission in emissions if not emission.last]
+            self.enter(going)
+            exits = self.next_exits()
+        self.wave.unpark()
+
+    @torch.no_grad()
+    def emit(self, exits: Exits) -> tuple[Emission, ...]:
+        """Chooses a token for each exit, writes it down and asks the criteria."""
+        chosen = self._choose(exits)
+        rows = torch.from_numpy(exits.sequences).to(self.device)
+        self._make_room(int(self.lengths[exits.sequences].max()) + 1)
+        self.ids[rows, torch.from_numpy(self.lengths[exits.sequences]).to(self.device)] = chosen
+        self.lengths[exits.sequences] += 1
+        token_ids = chosen.tolist()
+        ended = self._ended(exits.sequences.tolist(), token_ids)
+        emissions = tuple(
+            Emission(int(sequence), token_id, int(depth), bool(met), last)
+            for sequence, token_id, depth, met, last in zip(
+                exits.sequences, token_ids, exits.depths, exits.met, ended, strict=True
+            )
+        )
+        over = np.array([emission.sequence for emission in emissions if emission.last], dtype=np.int64)
+        if len(over):
+            self.wave.park(over)
+        return emissions
+
+    @torch.no_grad()
+    def enter(self, emissions: Sequence[Emission]) -> None:
+        """Feeds emitted tokens back; they run loop 1 in the next pass."""
+        if not emissions:
+            return
+        sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
+        token_ids = torch.tensor([emission.token_id for emission in emissions], device=self.device)
+        self.wave.enter(token_ids, sequences, self.columns[sequences], self.positions[sequences])
+        self.columns[sequences] += 1
+        self.positions[sequences] += 1
+
+    @torch.no_grad()
+    def next_exits(self) -> Exits | None:
+        """Advances until some token stops; None once no token is on its way."""
+        while self.wave.has_leaders:
+            exits = self.wave.advance()
+            if exits is not None:
+                return exits
+        return None
+
+    def _choose(self, exits: Exits) -> Tensor:
+        logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
+        scores = self._process(exits.sequences, logits)
+        for kept, values in ((self.raw_logits, logits), (self.scores, scores)):
+            if kept is not None:
+                for sequence, row in zip(exits.sequences.tolist(), values, strict=True):
+                    kept[sequence].append(row)
+        if self.generators is None:
+            return scores.argmax(dim=-1)
+        probabilities = torch.softmax(scores, dim=-1)
+        draws = [
+            torch.multinomial(row, 1, generator=self.generators[sequence])
+            for sequence, row in zip(exits.sequences.tolist(), probabilities, strict=True)
+        ]
+        return torch.cat(draws)
+
+    def _process(self, sequences: Ints, logits: Tensor) -> Tensor:
+        """Processors see rows of one length at a time, as rectangular ids."""
+        if not self.processors:
+            return logits
+        scores = torch.empty_like(logits)
+        lengths = self.lengths[sequences]
+        for length in np.unique(lengths).tolist():
+            group = np.flatnonzero(lengths == length)
+            rows = torch.from_numpy(group).to(self.device)
+            ids = self.ids[torch.from_numpy(sequences[group]).to(self.device), :length]
+            # a copy goes in, since some processors write in place and the raw logits may be kept
+            scores[rows] = self.processors(ids, logits[rows].clone())
+        return scores
+
+    def _ended(self, sequences: list[int], token_ids: list[int]) -> list[bool]:
+        ended = []
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            length = int(self.lengths[sequence])
+            over = token_id in self.eos or (self.max_length is not None and length >= self.max_length)
+            if self.criteria:
+                scores = None if self.scores is None else tuple(row[None] for row in self.scores[sequence])
+                over |= bool(self.criteria(self.ids[sequence : sequence + 1, :length], scores).any())
+            ended.append(over)
+        return ended
+
+    def _make_room(self, columns: int) -> None:
+        if columns > self.ids.shape[1]:
+            larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
+            larger[:, : self.ids.shape[1]] = self.ids
+            self.ids = larger
+
+
+def _split_criteria(stopping_criteria: StoppingCriteriaList) -> tuple[StoppingCriteriaList, int | None, frozenset[int]]:
+    """Length and EOS are checked on the host for free; the rest is called."""
+    rest, lengths, eos = StoppingCriteriaList(), [], set()
+    for item in stopping_criteria:
+        if type(item) is criteria.MaxLengthCriteria:
+            lengths.append(int(item.max_length))
+        elif type(item) is criteria.EosTokenCriteria:
+            eos.update(item.eos_token_id.tolist())
+        else:
+            rest.append(item)
+    return rest, min(lengths) if lengths else None, frozenset(eos)
+
+
+def _columns(batch: int, wanted: bool | None) -> list[list[Tensor]] | None:
+    return [[] for _ in range(batch)] if wanted else None
+
+
+def _generators(batch: int, device: torch.device) -> list[torch.Generator]:
+    """One generator for each sequence, so that its draws do not depend on how deep the others go."""
+    seeds = torch.randint(0, 2**63 - 1, (batch,)).tolist()
+    return [torch.Generator(device=device).manual_seed(seed) for seed in seeds]

@@ -1,0 +1,370 @@
+"""The Hugging Face bridge: a generation mixin that loops each token as deep as its exit rule says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+
+from sigma0.cache import DepthCache, Ints, PassCounts
+from sigma0.decoding import Emission, TokenLoop, rows_are_independent
+from sigma0.exits import ExitRule, exit_reason
+from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.settings import ExitConfig
+from sigma0.wave import Exits, Wave
+
+CONTINUOUS_BATCHING = (
+    "transformers' continuous batching keeps one K/V plane for all loops, which is wrong for a looped model; use "
+    "generate() on a padded batch"
+)
+
+
+class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
+    """Gives a looped model `generate` with native adaptive depth.
+
+    The model provides `embed`, `block`, `norm`, `gate` and `head` (`sigma0.wave.LoopedModel`), `num_loops` and
+    `num_block_layers`, and a `forward` that takes `exit_config`.
+    """
+
+    num_loops: int
+    num_block_layers: int
+
+    def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
+        """The exit settings in force.
+
+        Args:
+            exit_config: What the caller asked for; None falls back to `generation_config.exit_config`, then to the
+                checkpoint's own `early_exit_step` or `early_exit_threshold`.
+
+        Raises:
+            ValueError: For unknown keys or bad values.
+        """
+        if exit_config is None:
+            exit_config = getattr(self.generation_config, "exit_config", None)
+        if exit_config is not None:
+            return ExitConfig.parse(exit_config)
+        step = getattr(self.config, "early_exit_step", None)
+        if step is not None:
+            return ExitConfig(mode="fixed", depth=step + 1)
+        return ExitConfig(mode="qexit", q=self.config.early_exit_threshold)
+
+    def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
+        """The rule that `exit_config` names, for this model's number of loops."""
+        return ExitRule(exit_config, self.num_loops)
+
+    def new_cache(self, capacity: int = 0) -> DepthCache:
+        """An empty cache for this model, with room for `capacity` tokens where that is known."""
+        return DepthCache(self.num_block_layers, self.num_loops, capacity)
+
+    def decode_step(
+        self: Any,
+        input_ids: Tensor,
+        positions: Ints,
+        cache: DepthCache,
+        exit_config: ExitConfig,
+    ) -> LoopedCausalLMOutput:
+        """One new token for every sequence, in lockstep: passes run until the deepest of them has stopped.
+
+        Args:
+            input_ids: `[B, 1]`.
+            positions: Position of the token in each sequence, `[B]`.
+            cache: Planes and frontier.
+            exit_config: When tokens stop.
+
+        Returns:
+            `logits` `[B, 1, V]` with `exit_depths` and `exit_met` `[B, 1]`.
+        """
+        wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
+        batch = input_ids.shape[0]
+        columns = np.full(batch, cache.length, dtype=np.int64)
+        wave.enter(input_ids[:, 0], np.arange(batch), columns, positions)
+        found = []
+        while wave.has_leaders:
+            exits = wave.advance()
+            if exits is not None:
+                found.append(exits)
+        order = np.argsort(np.concatenate([exits.sequences for exits in found]))
+        logits = torch.cat([exits.logits for exits in found])
+        device = logits.device
+        depths = torch.from_numpy(np.concatenate([exits.depths for exits in found])[order]).to(device)
+        met = torch.from_numpy(np.concatenate([exits.met for exits in found])[order]).to(device)
+        if cache.trace is not None:
+            cache.trace.append((depths, met))
+        return LoopedCausalLMOutput(
+            logits=logits.index_select(0, torch.from_numpy(order).to(device))[:, None],
+            past_key_values=cache,
+            exit_depths=depths[:, None],
+            exit_met=met[:, None],
+        )
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Keeps `exit_config` out of the generation config's own bookkeeping, which would swallow it."""
+        if kwargs.get("assistant_early_exit") is not None:
+            raise ValueError(
+                "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
+            )
+        asked = kwargs.pop("exit_config", None)
+        if asked is None:
+            asked = getattr(generation_config, "exit_config", None)
+        resolved = self.resolve_exit_config(asked)
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        model_kwargs["exit_config"] = resolved
+        return prepared, model_kwargs
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """A `DepthCache`, whatever `use_cache` says: skipping loops needs the planes."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r} has no planes for loops; leave it "
+                "out, and a DepthCache is used"
+            )
+        generation_config.use_cache = True
+        cache = model_kwargs.get("past_key_values")
+        if cache is None:
+            cache = self.new_cache(max_cache_length)
+            model_kwargs["past_key_values"] = cache
+        else:
+            check_cache(cache)
+            cache._is_user_defined = True
+            cache.reserve(max_cache_length)
+
+    def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Tells the cache that a prompt is read, so that one of a single token is not taken for decoding."""
+        model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
+        cache = model_kwargs.get("past_key_values")
+        if cache is None:
+            return super()._prefill(input_ids, *args, **kwargs)
+        cache.reading_prompt = True
+        try:
+            return super()._prefill(input_ids, *args, **kwargs)
+        finally:
+            cache.reading_prompt = False
+
+    def _sample(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> DepthGenerateOutput | Tensor:
+        """Greedy search and sampling: the wave decoder, or transformers' own lockstep loop where rows must agree."""
+        if generation_config.output_attentions or generation_config.output_hidden_states:
+            raise ValueError(
+                "generate gives no attentions or hidden states, since most loops are never run for all tokens at "
+                "once; call model(sequences, output_loop_states=True) on the result"
+            )
+        alone = input_ids.shape[0] == 1
+        known = rows_are_independent(logits_processor, stopping_criteria)
+        if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
+            return self._sample_in_lockstep(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+        loop, first = self._read_prompt(
+            input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+        )
+        emitted: list[list[Emission]] = [[] for _ in range(input_ids.shape[0])]
+        for emissions in loop.run(first):
+            for emission in emissions:
+                emitted[emission.sequence].append(emission)
+                if streamer is not None:
+                    streamer.put(torch.tensor([emission.token_id]))
+        if streamer is not None:
+            streamer.end()
+        sequences = loop.ids[:, : int(loop.lengths.max())]
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        return self._gather(loop, sequences, emitted, model_kwargs)
+
+    def _read_prompt(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> tuple[TokenLoop, Exits]:
+        """Runs the prompt through the model; returns the token loop behind it and the exits of its last tokens."""
+        cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
+        cache.counts = PassCounts()
+        outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        batch = input_ids.shape[0]
+        first = Exits(
+            np.arange(batch),
+            outputs.exit_depths[:, -1].cpu().numpy(),
+            outputs.exit_met[:, -1].cpu().numpy(),
+            outputs.logits[:, -1],
+        )
+        positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
+        wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
+        loop = TokenLoop(
+            wave,
+            input_ids,
+            np.broadcast_to(positions, (batch,)),
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+        )
+        return loop, first
+
+    def _sample_in_lockstep(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool,
+        streamer: Any,
+        **model_kwargs: Any,
+    ) -> DepthGenerateOutput | Tensor:
+        """Lockstep through transformers' own loop over our `forward`: exact too, but each sequence waits for the deepest one."""
+        cache = model_kwargs["past_key_values"]
+        cache.counts, cache.trace = PassCounts(), []
+        recorder = EndRecorder(stopping_criteria)
+        outputs = super()._sample(
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=recorder,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **model_kwargs,
+        )
+        trace, cache.trace = cache.trace, None
+        if not generation_config.return_dict_in_generate or generation_config.is_assistant:
+            return outputs
+        new = len(trace)
+        ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
+        alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
+        depths = torch.stack([depth for depth, _ in trace], dim=1) * alive
+        met = torch.stack([row for _, row in trace], dim=1)
+        return DepthGenerateOutput(
+            sequences=outputs.sequences,
+            scores=outputs.scores,
+            logits=outputs.logits,
+            past_key_values=outputs.past_key_values,
+            exit_depths=depths,
+            exit_reasons=[
+                [exit_reason(model_kwargs["exit_config"].mode, bool(flag)) for flag in row[:end]]
+                for row, end in zip(met.tolist(), ends.tolist(), strict=True)
+            ],
+            **pass_counts(cache),
+        )
+
+    def _gather(
+        self,
+        loop: TokenLoop,
+        sequences: Tensor,
+        emitted: list[list[Emission]],
+        model_kwargs: dict[str, Any],
+    ) -> DepthGenerateOutput:
+        """Puts what the token loop did into transformers' rectangular form."""
+        new = max(len(emissions) for emissions in emitted)
+        depths = torch.zeros((len(emitted), new), dtype=torch.int64, device=sequences.device)
+        for row, emissions in zip(depths, emitted, strict=True):
+            row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
+        mode = model_kwargs["exit_config"].mode
+        cache = model_kwargs["past_key_values"]
+        return DepthGenerateOutput(
+            sequences=sequences,
+            scores=_stacked(loop.scores),
+            logits=_stacked(loop.raw_logits),
+            past_key_values=cache,
+            exit_depths=depths,
+            exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
+            **pass_counts(cache),
+        )
+
+    def _beam_search(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
+        return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs))
+
+    def _assisted_decoding(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
+        return super()._assisted_decoding(input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs))
+
+    def _at_full_depth(self, what: str, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+        """These step back over tokens already fed, which only full depth takes without a trace."""
+        config: ExitConfig = model_kwargs["exit_config"]
+        if config.mode != "full" and not (config.mode == "qexit" and config.q == 1.0):
+            raise ValueError(
+                f"{what} works at full depth only, not with exit mode '{config.mode}': pass "
+                "exit_config=ExitConfig(mode='full')"
+            )
+        return {**model_kwargs, "exit_config": ExitConfig(mode="full")}
+
+    @property
+    def init_continuous_batching(self) -> Any:
+        """Absent: transformers' paged cache would share one plane over all loops and give wrong text in silence."""
+        raise AttributeError(CONTINUOUS_BATCHING)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused, see `init_continuous_batching`."""
+        raise ValueError(CONTINUOUS_BATCHING)
+
+
+class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that remember how long each sequence was when it ended."""
+
+    def __init__(self, stopping_criteria: StoppingCriteriaList) -> None:
+        super().__init__(stopping_criteria)
+        self._lengths: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Asks the criteria for ids `[B, S]`; bool `[B]`."""
+        done: Tensor = super().__call__(input_ids, scores, **kwargs)
+        unknown = torch.zeros_like(done, dtype=torch.int64)
+        lengths = unknown if self._lengths is None else self._lengths
+        self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
+        return done
+
+    def lengths(self, sequences: Tensor) -> Tensor:
+        """Ids of each sequence, its end counted in and pads left out, `[B]`."""
+        assert self._lengths is not None
+        return torch.where(self._lengths == 0, sequences.shape[1], self._lengths)
+
+
+def pass_counts(cache: DepthCache) -> dict[str, int]:
+    """The counts of a cache under the names of `DepthGenerateOutput`."""
+    counts = cache.counts
+    return {
+        "loop_passes": counts.passes,
+        "loop_rows": counts.rows,
+        "prompt_rows": counts.prompt_rows,
+        "head_rows": counts.head_rows,
+    }
+
+
+def check_cache(cache: Any) -> None:
+    """Refuses caches without planes for loops.
+
+    Raises:
+        ValueError: If `cache` is no `DepthCache`.
+    """
+    if not isinstance(cache, DepthCache):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
+            "leave it out"
+        )
+
+
+def _stacked(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
+    """Per-sequence scores as one `[B, V]` for each step, zeros where a sequence had ended."""
+    if rows is None:
+        return None
+    blank = torch.zeros_like(rows[0][0])
+    steps = max(len(row) for row in rows)
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(steps))

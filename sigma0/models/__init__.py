@@ -1,0 +1,12 @@
+"""Looped families as Hugging Face classes; importing this registers them with transformers' auto classes."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from sigma0.models.ouro import OuroForCausalLM, OuroModel
+from sigma0.models.ouro_config import OuroConfig
+
+AutoConfig.register("ouro", OuroConfig, exist_ok=True)
+AutoModel.register(OuroConfig, OuroModel, exist_ok=True)
+AutoModelForCausalLM.register(OuroConfig, OuroForCausalLM, exist_ok=True)
+
+__all__ = ["OuroConfig", "OuroForCausalLM", "OuroModel"]

@@ -1,0 +1,452 @@
+"""Ouro (arXiv 2510.25741): a block of layers applied T times to every token, with a gate after each loop.
+
+Parameter names are those of the published checkpoints. Layers have a norm before and behind attention and MLP; the
+model's last norm runs after every loop, and the next loop starts from its output.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from sigma0.cache import DepthCache
+from sigma0.exits import exit_probabilities, select_exits
+from sigma0.generation import DepthGenerationMixin, check_cache
+from sigma0.models.ouro_config import OuroConfig, repaired_tokens
+from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.settings import ExitConfig
+from sigma0.wave import PassRows, complete
+
+# Tokens of a prompt that run through all loops together; bounds the memory of activations.
+PROMPT_CHUNK = 1024
+
+
+class OuroAttention(nn.Module):
+    """Multi-head attention over the plane of one loop."""
+
+    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: DepthCache | None = None,
+        plane: int = 0,
+        rows: PassRows | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of `[B, S, D]`, or of the rows of a pass as `[R, 1, D]`.
+
+        Args:
+            hidden_states: Normed input.
+            position_embeddings: cos and sin, `[B, S, head_dim]`.
+            attention_mask: As the attention function takes it.
+            past_key_values: Planes to write to and read, or None.
+            plane: Index of this layer's plane at this loop, `loop * L + layer_idx`.
+            rows: The rows of a pass, each with its own loop; replaces mask, cache and plane.
+            **kwargs: For the attention function.
+        """
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, H, S, d]
+        keys = self.k_proj(hidden_states).view(shape).transpose(1, 2)
+        values = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        query, keys = apply_rotary_pos_emb(query, keys, *position_embeddings)
+        weights = None
+        if rows is not None:
+            attended = rows.attend(self.layer_idx, query[:, :, 0], keys[:, :, 0], values[:, :, 0], self.scaling)
+        else:
+            if past_key_values is not None:
+                keys, values = past_key_values.update(keys, values, plane)
+            attention: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+                self.config._attn_implementation, eager_attention_forward
+            )
+            dropout = self.attention_dropout if self.training else 0.0
+            attended, weights = attention(
+                self, query, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
+        return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
+
+
+class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+    """Attention and MLP, each between two norms."""
+
+    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = OuroAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """One layer over `[B, S, D]`; `kwargs` go to the attention."""
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.input_layernorm_2(attended)
+        transformed = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + self.post_attention_layernorm_2(transformed)
+
+
+class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Loading and saving for the family."""
+
+    config_class = OuroConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["OuroDecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = False
+    _can_record_outputs = {"hidden_states": OuroDecoderLayer, "attentions": OuroAttention}  # noqa: RUF012
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers' own, but with safetensors only, and a missing or unexpected tensor is an error.
+
+        Raises:
+            ValueError: Naming the tensors that do not fit.
+        """
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
+        kwargs["use_safetensors"] = True
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        wrong = {
+            name: sorted(str(tensor) for tensor in info[name])
+            for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            if info.get(name)
+        }
+        if wrong:
+            told = "; ".join(f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items())
+            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {told}")
+        return (model, info) if output_loading_info else model
+
+
+class OuroModel(OuroPreTrainedModel):
+    """Embeddings, the shared block, its norm and the exit gate."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(OuroDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.early_exit_gate = nn.Linear(config.hidden_size, 1)
+        self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DepthCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_loops: int | None = None,
+        **kwargs: Any,
+    ) -> LoopedModelOutput:
+        """Runs every loop for every position.
+
+        Args:
+            input_ids: `[B, S]`; or
+            inputs_embeds: `[B, S, D]`.
+            attention_mask: `[B, cached + S]` of 0 and 1, or a 4-D mask passed on as it is.
+            position_ids: `[B, S]`; by default counted from the mask, pads left out.
+            past_key_values: Planes to continue; its frontier must be empty.
+            use_cache: Whether to make and return planes.
+            num_loops: Loops to run, by default T.
+            **kwargs: For the attention function.
+
+        Returns:
+            The states after every loop.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # [B, S, D]
+        batch, length, _ = hidden_states.shape
+        loops = self.config.total_ut_steps if num_loops is None else num_loops
+        if past_key_values is not None:
+            check_cache(past_key_values)
+        elif use_cache:
+            past_key_values = DepthCache(len(self.layers), self.config.total_ut_steps)
+        seen = attention_mask if attention_mask is None or attention_mask.dim() == 4 else attention_mask.bool()
+        if past_key_values is not None:
+            assert past_key_values.frontier is None
+            past_key_values.open(loops)
+            if seen is None or seen.dim() == 2:
+                seen = past_key_values.join_mask(seen, batch, length)
+        elif seen is not None and seen.dim() == 2 and tuple(seen.shape) != (batch, length):
+            raise ValueError(f"attention_mask has shape {tuple(seen.shape)}, the input {(batch, length)}")
+        if position_ids is None:
+            position_ids = _positions(seen, 0 if past_key_values is None else past_key_values.length, hidden_states)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=seen,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        position_embeddings = self.rotary_emb(hidden_states, position_ids)
+        states, gates = [], []
+        for loop in range(loops):
+            for index, layer in enumerate(self.layers):
+                hidden_states = layer(
+                    hidden_states,
+                    position_embeddings=position_embeddings,
+                    attention_mask=mask,
+                    past_key_values=past_key_values,
+                    plane=loop * len(self.layers) + index,
+                    **kwargs,
+                )
+            hidden_states = self.norm(hidden_states)
+            states.append(hidden_states)
+            gates.append(self.early_exit_gate(hidden_states).squeeze(-1))
+        if past_key_values is not None:
+            past_key_values.commit(length)
+            past_key_values.counts.prompt_rows += loops * _real_tokens(seen, batch, length)
+        return LoopedModelOutput(
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values,
+            loop_states=torch.stack(states),
+            gate_logits=torch.stack(gates),
+        )
+
+    def run_rows(self, hidden_states: Tensor, rows: PassRows) -> Tensor:
+        """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
+        hidden_states = hidden_states[:, None]  # [R, 1, D]
+        positions = rows.positions.to(hidden_states.device)[:, None]
+        position_embeddings = self.rotary_emb(hidden_states, positions)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, position_embeddings=position_embeddings, rows=rows)
+        return hidden_states[:, 0]
+
+
+def _positions(seen: Tensor | None, past: int, hidden_states: Tensor) -> Tensor:
+    length = hidden_states.shape[1]
+    if seen is None or seen.dim() == 4:
+        return torch.arange(past, past + length, device=hidden_states.device)[None]
+    return (seen.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+
+
+def _real_tokens(seen: Tensor | None, batch: int, length: int) -> int:
+    if seen is None or seen.dim() == 4:
+        return batch * length
+    return int(seen[:, -length:].sum())
+
+
+class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
+    """Ouro with its output head; reads every position at the loop that the exit rule picks."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__(config)
+        self.model = OuroModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.num_loops = config.total_ut_steps
+        self.num_block_layers = config.num_hidden_layers
+        self.post_init()
+
+    def adjust_generation_fn(self, generation_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Repairs the published special ids where transformers reads them for generation."""
+        super().adjust_generation_fn(generation_config, *args, **kwargs)
+        settings = self.generation_config
+        repaired = repaired_tokens(settings.bos_token_id, settings.eos_token_id, settings.pad_token_id)
+        for name, value in (repaired or {}).items():
+            setattr(settings, name, value)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[R, D]` of ids `[R]`."""
+        return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
+
+    def block(self, hidden: Tensor, rows: PassRows) -> Tensor:
+        """One loop over the rows of a pass, `[R, D]`, before the norm."""
+        return self.model.run_rows(hidden, rows)
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The norm after a loop, `[R, D]`."""
+        return self.model.norm(hidden)  # type: ignore[no-any-return]
+
+    def gate(self, hidden: Tensor) -> Tensor:
+        """Gate logits `[R]`."""
+        return self.model.early_exit_gate(hidden).squeeze(-1)  # type: ignore[no-any-return]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, V]`."""
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DepthCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        exit_config: ExitConfig | Mapping[str, Any] | None = None,
+        output_loop_states: bool = False,
+        **kwargs: Any,
+    ) -> LoopedCausalLMOutput:
+        """Logits of each position at the loop that the exit rule picks.
+
+        A single token behind a filled `DepthCache` is decoded: passes run until it has stopped, and its deeper loops
+        follow beside later tokens (`finish`) or never (`drop`). Anything longer is a prompt: every loop runs for
+        every position, and the exit is picked from them.
+
+        Args:
+            input_ids: `[B, S]`; or
+            inputs_embeds: `[B, S, D]`.
+            attention_mask: `[B, cached + S]` of 0 and 1.
+            position_ids: `[B, S]`.
+            past_key_values: A `DepthCache`.
+            labels: `[B, S]`, -100 ignored. The loss is sum over t of p_t CE_t (arXiv 2510.25741 section 3), where the
+                published code takes the cross-entropy of the averaged logits.
+            use_cache: Whether to make and return a `DepthCache`.
+            logits_to_keep: How many last positions to read, 0 for all, or their indices.
+            exit_config: When to stop; by default as `resolve_exit_config` says.
+            output_loop_states: Also return states, gate logits and logits of every loop.
+            **kwargs: For the attention function, and `num_items_in_batch` for the loss.
+
+        Raises:
+            ValueError: For bad settings, a foreign cache, or a mask whose shape does not fit.
+        """
+        config = self.resolve_exit_config(exit_config)
+        rule = self.exit_rule(config)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs is None:
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        cache = past_key_values
+        if cache is not None:
+            check_cache(cache)
+            cache.open(rule.last_loop)
+            if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
+                return self._decode(input_ids, attention_mask, position_ids, cache, config)
+            complete(self, cache)
+        if labels is not None:
+            use_cache = False
+        outputs = self._run_prompt(
+            logits_to_keep,
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=use_cache,
+            num_loops=rule.last_loop,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        assert outputs.loop_states is not None
+        assert outputs.gate_logits is not None
+        states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
+        chosen = select_exits(rule, states, gates, self.lm_head)
+        if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
+            outputs.past_key_values.trace.append((chosen.depths[:, -1], chosen.met[:, -1]))
+        return LoopedCausalLMOutput(
+            loss=None if labels is None else self._loop_loss(outputs, labels, **kwargs),
+            logits=self.lm_head(chosen.hidden),
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            exit_depths=chosen.depths,
+            exit_met=chosen.met,
+            loop_states=states if output_loop_states else None,
+            gate_logits=gates if output_loop_states else None,
+            loop_logits=self.lm_head(states) if output_loop_states else None,
+        )
+
+    def _decode(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: DepthCache,
+        config: ExitConfig,
+    ) -> LoopedCausalLMOutput:
+        if input_ids is None:
+            raise ValueError(
+                "a single token behind a filled cache needs input_ids; embeddings are read as prompts only"
+            )
+        batch = input_ids.shape[0]
+        seen = cache.join_mask(attention_mask, batch, 1)
+        if position_ids is None:
+            position_ids = _positions(seen, cache.length, input_ids)
+        positions = position_ids[:, -1].expand(batch).cpu().numpy()
+        return self.decode_step(input_ids, positions, cache, config)
+
+    def _run_prompt(self, logits_to_keep: int | Tensor, **inputs: Any) -> LoopedModelOutput:
+        """All loops for all positions; in chunks where only the last position is read."""
+        cache, embeds = inputs["past_key_values"], inputs["inputs_embeds"]
+        name = "input_ids" if embeds is None else "inputs_embeds"
+        length = inputs[name].shape[1]
+        mask, positions = inputs["attention_mask"], inputs["position_ids"]
+        whole = cache is None or torch.is_grad_enabled() or length <= PROMPT_CHUNK or logits_to_keep != 1
+        if whole or (mask is not None and mask.dim() != 2):
+            return self.model(**inputs)  # type: ignore[no-any-return]
+        past = cache.length
+        for start in range(0, length, PROMPT_CHUNK):
+            stop = min(start + PROMPT_CHUNK, length)
+            part = {
+                name: inputs[name][:, start:stop],
+                "attention_mask": None if mask is None else mask[:, : past + stop],
+                "position_ids": None if positions is None else positions[:, start:stop],
+            }
+            outputs = self.model(**{**inputs, **part})
+        return outputs  # type: ignore[no-any-return]
+
+    def _loop_loss(
+        self, outputs: LoopedModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None, **kwargs: Any
+    ) -> Tensor:
+        assert outputs.loop_states is not None and outputs.gate_logits is not None
+        targets = labels[:, 1:].reshape(-1)  # [N]
+        probabilities = exit_probabilities(outputs.gate_logits[:, :, :-1])  # [T, B, S - 1]
+        loss = torch.zeros((), dtype=torch.float32, device=targets.device)
+        for states, weight in zip(outputs.loop_states, probabilities, strict=True):
+            logits = self.lm_head(states[:, :-1]).float()
+            each = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="none")  # [N]
+            loss = loss + (weight.reshape(-1) * each).sum()
+        return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -1,0 +1,60 @@
+"""What a looped model and its `generate` return: transformers' outputs with the depth of every token."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+
+@dataclass
+class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+    """A run of the shared block for all loops.
+
+    Attributes:
+        loop_states: Normed states h_1 ... h_T, `[T, B, S, D]`; `last_hidden_state` is h_T.
+        gate_logits: Gate at every loop, `[T, B, S]`.
+    """
+
+    loop_states: Tensor | None = None
+    gate_logits: Tensor | None = None
+
+
+@dataclass
+class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
+    """A forward with the exit picked for each position; S' positions as `logits_to_keep` says.
+
+    Attributes:
+        exit_depths: Loop whose state `logits` reads, from 1, int64 `[B, S']`.
+        exit_met: Whether the exit rule was met by itself there, bool `[B, S']`.
+        loop_states: Every loop's normed state `[T, B, S', D]`, with `output_loop_states=True`.
+        gate_logits: Every loop's gate logit `[T, B, S']`, with `output_loop_states=True`.
+        loop_logits: Every loop's logits `[T, B, S', V]`, with `output_loop_states=True`.
+    """
+
+    exit_depths: Tensor | None = None
+    exit_met: Tensor | None = None
+    loop_states: Tensor | None = None
+    gate_logits: Tensor | None = None
+    loop_logits: Tensor | None = None
+
+
+@dataclass
+class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
+    """What `generate(..., return_dict_in_generate=True)` returns.
+
+    Attributes:
+        exit_depths: Loop at which each new token was read, from 1; 0 after a sequence ended. int64 `[B, new]`.
+        exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence.
+        loop_passes: Calls of the shared block after the prompt.
+        loop_rows: Rows in those calls.
+        prompt_rows: Rows that reading the prompt took; nothing is saved there.
+        head_rows: Rows that the output head read after the prompt.
+    """
+
+    exit_depths: Tensor | None = None
+    exit_reasons: list[list[str]] | None = None
+    loop_passes: int | None = None
+    loop_rows: int | None = None
+    prompt_rows: int | None = None
+    head_rows: int | None = None

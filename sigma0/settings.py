@@ -1,0 +1,123 @@
+"""What a user may ask of the decoder: one frozen, validated message."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
+AfterExit = Literal["finish", "verify", "drop"]
+
+
+class ExitConfig(BaseModel):
+    """When a token may stop looping, and what becomes of its deeper loops afterwards.
+
+    Attributes:
+        mode: The exit rule; formulas stand in `sigma0.exits`.
+        q: `qexit` stops at the first loop whose cumulative exit probability is at least `q`, in (0, 1].
+        eps: Threshold of `converge` and `accel`, relative to the norm of the state, > 0.
+        patience: Loops in a row on which `accel` must hold, >= 1.
+        theta: `margin` stops when the top-1 probability leads the top-2 one by at least `theta`, in (0, 1].
+        depth: The loop that `fixed` stops at, >= 1; not used by other modes.
+        min_loops: No token stops before this loop, >= 1; a value above T means T.
+        after_exit: `finish` runs the deeper loops in later passes (exact), `drop` never runs them (approximate).
+        accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
+            divides by the norms of the steps, kept for comparison.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: ExitMode = "qexit"
+    q: float = 0.5
+    eps: float = 0.05
+    patience: int = 2
+    theta: float = 0.9
+    depth: int | None = None
+    min_loops: int = 1
+    after_exit: AfterExit = "finish"
+    accel_scale: Literal["states", "steps"] = "states"
+
+    @field_validator("q", "theta")
+    @classmethod
+    def _is_probability(cls, value: float) -> float:
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"must lie in (0, 1], got {value}")
+        return value
+
+    @field_validator("eps")
+    @classmethod
+    def _is_positive(cls, value: float) -> float:
+        if not 0.0 < value < float("inf"):
+            raise ValueError(f"must be a finite number above 0, got {value}")
+        return value
+
+    @field_validator("patience", "min_loops", "depth")
+    @classmethod
+    def _is_count(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"must be at least 1, got {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ExitConfig":
+        if self.mode == "fixed" and self.depth is None:
+            raise ValueError("mode 'fixed' needs depth=k, the loop to stop at")
+        if self.mode != "fixed" and self.depth is not None:
+            raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
+        if self.after_exit == "verify":
+            raise ValueError("after_exit='verify' is not available yet; use 'finish' (exact) or 'drop' (approximate)")
+        return self
+
+    @classmethod
+    def parse(cls, value: "ExitConfig | Mapping[str, Any]") -> "ExitConfig":
+        """Takes a config, or a mapping of its fields as stored in `generation_config.json`.
+
+        Args:
+            value: An `ExitConfig`, or a mapping with its field names as keys.
+
+        Returns:
+            The validated config.
+
+        Raises:
+            ValueError: For an unknown key or a bad value, naming each.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"exit_config must be an ExitConfig or a mapping, got {type(value).__name__}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values; transformers calls this when it saves a generation config."""
+        return self.model_dump(mode="json")
+
+    def stops_at(self, total_loops: int) -> int | None:
+        """The loop at which every token stops, if that is known beforehand.
+
+        Args:
+            total_loops: T, the loops at full depth.
+
+        Returns:
+            T for `full`, k for `fixed`, None for the adaptive rules.
+
+        Raises:
+            ValueError: If `depth` exceeds T.
+        """
+        if self.mode == "full":
+            return total_loops
+        if self.mode != "fixed":
+            return None
+        assert self.depth is not None
+        if self.depth > total_loops:
+            raise ValueError(f"depth={self.depth} exceeds the model's {total_loops} loops")
+        return self.depth
+
+
+def explain(error: ValidationError) -> str:
+    """One line for a pydantic error: each bad field with its value and the reason."""
+    parts = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        reason = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{field}: {reason}" if field else reason)
+    return "; ".join(parts)

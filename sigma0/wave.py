@@ -1,0 +1,307 @@
+"""Wave decoding: a pass advances every frontier token by one loop.
+
+A token that reaches its exit depth gives its output, and the next token of its sequence enters at loop 1 in the next
+pass while the first goes on to T beside it. When position p + 1 runs loop t, position p is at least one loop ahead, so
+plane t already holds it: attention at loop t over plane t sees just what a run of all loops sees, and K/V are exact.
+Rows at different loops share the block's weights, which a pass reads once for all of them.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sigma0.cache import DepthCache, Frontier, Ints
+from sigma0.exits import ExitRule, ExitState
+from sigma0.ops import PlaneGroup, plane_attention
+
+Bools = npt.NDArray[np.bool_]
+
+
+class PassRows:
+    """The rows of one pass: where each writes its K/V and which columns it reads.
+
+    Args:
+        cache: The planes.
+        frontier: The rows, deepest first, `loops` counting the finished ones.
+    """
+
+    def __init__(self, cache: DepthCache, frontier: Frontier) -> None:
+        self.cache = cache
+        self.positions = torch.from_numpy(frontier.positions)  # [R]
+        self.columns = int(frontier.columns.max()) + 1
+        self._loops = torch.from_numpy(frontier.loops)
+        self._sequences = torch.from_numpy(frontier.sequences)
+        self._columns = torch.from_numpy(frontier.columns)
+        self._frontier = frontier
+        self._by_device: dict[torch.device, tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]] = {}
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own column.
+
+        Args:
+            layer: Layer index within the block.
+            query: `[R, H, d]`, rotated.
+            keys: `[R, H_kv, d]`, rotated.
+            values: `[R, H_kv, d]`.
+            scaling: Factor on the scores.
+
+        Returns:
+            `[R, H, d]`.
+        """
+        plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.columns)
+        loops, sequences, columns, groups = self._on(keys.device, plane_keys.shape[1])
+        plane_keys[loops, sequences, :, columns] = keys
+        plane_values[loops, sequences, :, columns] = values
+        return plane_attention(query, plane_keys, plane_values, groups, scaling)
+
+    def _on(self, device: torch.device, batch: int) -> tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]:
+        if device not in self._by_device:
+            self._by_device[device] = (
+                self._loops.to(device),
+                self._sequences.to(device),
+                self._columns.to(device),
+                self._groups(device, batch),
+            )
+        return self._by_device[device]
+
+    def _groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
+        loops = self._frontier.loops
+        edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
+        return tuple(self._group(start, stop, device, batch) for start, stop in zip(edges[:-1], edges[1:], strict=True))
+
+    def _group(self, start: int, stop: int, device: torch.device, batch: int) -> PlaneGroup:
+        sequences, columns = self._frontier.sequences[start:stop], self._frontier.columns[start:stop]
+        length = int(columns.max()) + 1
+        seen = self.cache.seen(length)
+        mask = None
+        if seen is not None or int(columns.min()) + 1 < length:
+            row_columns = self._columns[start:stop].to(device)
+            mask = torch.arange(length, device=device) <= row_columns[:, None]  # [N, length]
+            if seen is not None:
+                mask &= seen.to(device).index_select(0, self._sequences[start:stop].to(device))
+            mask = mask[:, None, None, :]
+        in_order = len(sequences) == batch and bool((sequences == np.arange(batch)).all())
+        index = None if in_order else self._sequences[start:stop].to(device)
+        return PlaneGroup(int(self._frontier.loops[start]), start, stop, index, length, mask)
+
+
+class LoopedModel(Protocol):
+    """All that the decoder knows of a model."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings h_0 `[R, D]` of ids `[R]`."""
+
+    def block(self, hidden: Tensor, rows: PassRows) -> Tensor:
+        """One loop of the shared block over rows `[R, D]`, before the loop's norm."""
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The loop's norm, `[R, D]`."""
+
+    def gate(self, hidden: Tensor) -> Tensor:
+        """Gate logits `[R]` of normed states `[R, D]`."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, V]` of normed states `[R, D]`."""
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Tokens that stopped in one pass.
+
+    Attributes:
+        sequences: Batch index, int64 `[N]`.
+        depths: Loop at which each was read, from 1, `[N]`.
+        met: Whether its rule was met, `[N]`.
+        logits: Head of the state that was read, `[N, V]`.
+    """
+
+    sequences: Ints
+    depths: Ints
+    met: Bools
+    logits: Tensor
+
+
+@dataclass
+class Wave:
+    """Advances the frontier of a cache.
+
+    The leaders are the rows that have not given their output yet, at most one for each sequence. They stand in the
+    order of the frontier, and `state` holds what the rule remembers of them.
+
+    Attributes:
+        model: The looped model.
+        cache: Planes and frontier.
+        rule: When a token may stop.
+        drop: Never run the loops after the exit; their planes become copies of the exit's.
+    """
+
+    model: LoopedModel
+    cache: DepthCache
+    rule: ExitRule
+    drop: bool = False
+    _leading: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _state: ExitState | None = None
+    _parked: Frontier | None = None
+
+    def __post_init__(self) -> None:
+        if self.drop:
+            # `drop` forgets followers, so those that another setting left behind get their planes first
+            complete(self.model, self.cache)
+        if self.cache.frontier is not None:
+            self._leading = np.zeros(len(self.cache.frontier), dtype=np.bool_)
+
+    @property
+    def has_leaders(self) -> bool:
+        """Whether any token still has to give its output."""
+        return bool(self._leading.any())
+
+    def enter(self, token_ids: Tensor, sequences: Ints, columns: Ints, positions: Ints) -> None:
+        """Puts tokens before loop 1; they run it in the next pass.
+
+        Args:
+            token_ids: One id for each sequence, int64 `[N]`.
+            sequences: Their batch indices, `[N]`, none of which has a leader.
+            columns: Their columns in the planes, `[N]`.
+            positions: Their positions for rotary embeddings, `[N]`.
+        """
+        hidden = self.model.embed(token_ids)  # [N, D]
+        entrants = Frontier(hidden, sequences, columns, positions, np.zeros(len(sequences), dtype=np.int64))
+        fresh = self.rule.start(hidden)
+        frontier = self.cache.frontier
+        self.cache.frontier = entrants if frontier is None else frontier.concatenate(entrants)
+        self._leading = np.concatenate([self._leading, np.ones(len(entrants), dtype=np.bool_)])
+        self._state = fresh if self._state is None else self._state.concatenate(fresh)
+        self.cache.length = max(self.cache.length, int(columns.max()) + 1)
+
+    def advance(self) -> Exits | None:
+        """Runs one pass; returns the tokens that stopped in it, if any."""
+        self.cache.counts.passes += 1
+        self.cache.counts.rows += self._run_block()
+        exits = self._stop_leaders() if self.has_leaders else None
+        self._retire()
+        return exits
+
+    def park(self, sequences: Ints) -> None:
+        """Leaves the tokens of ended sequences where they are until `unpark`."""
+        frontier = self.cache.frontier
+        if frontier is None:
+            return
+        ended = np.isin(frontier.sequences, sequences)
+        assert not (ended & self._leading).any(), "a sequence ended before its token gave its output"
+        if ended.any():
+            parked = frontier.select(np.flatnonzero(ended))
+            self._parked = parked if self._parked is None else self._parked.concatenate(parked)
+            self._select(np.flatnonzero(~ended))
+
+    def unpark(self) -> None:
+        """Puts parked tokens back into the frontier, once no pass of this wave is to come."""
+        if self._parked is not None:
+            frontier = self.cache.frontier
+            together = self._parked if frontier is None else self._parked.concatenate(frontier)
+            self.cache.frontier = together.deepest_first()
+            self._leading = np.zeros(len(together), dtype=np.bool_)
+            self._parked = None
+
+    def _run_block(self) -> int:
+        frontier = self.cache.frontier
+        assert frontier is not None
+        hidden = self.model.norm(self.model.block(frontier.hidden, PassRows(self.cache, frontier)))  # [R, D]
+        self.cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
+        return len(frontier)
+
+    def _stop_leaders(self) -> Exits | None:
+        frontier = self.cache.frontier
+        assert frontier is not None and self._state is not None
+        leaders = np.flatnonzero(self._leading)
+        loops = frontier.loops[leaders]
+        device = frontier.hidden.device
+        everyone = len(leaders) == len(frontier)
+        hidden = frontier.hidden if everyone else frontier.hidden.index_select(0, torch.from_numpy(leaders).to(device))
+        logits = self.model.head(hidden) if self.rule.needs_logits else None  # [N, V]
+        met = np.zeros(len(leaders), dtype=np.bool_)
+        if self.rule.fixed_depth is None:
+            gate_logits = self.model.gate(hidden) if self.rule.needs_gate else None  # [N]
+            self._state, met_here = self.rule.observe(
+                self._state, torch.from_numpy(loops).to(device), hidden, gate_logits, logits
+            )
+            met = met_here.cpu().numpy()
+        stopped = np.flatnonzero(met | (loops >= self.rule.last_loop))
+        if logits is not None:
+            self.cache.counts.head_rows += len(leaders)
+        elif len(stopped):
+            self.cache.counts.head_rows += len(stopped)
+        if not len(stopped):
+            return None
+        index = torch.from_numpy(stopped).to(device)
+        chosen = self.model.head(hidden.index_select(0, index)) if logits is None else logits.index_select(0, index)
+        exits = Exits(frontier.sequences[leaders[stopped]], loops[stopped], met[stopped], chosen)
+        self._release(leaders, stopped)
+        return exits
+
+    def _release(self, leaders: Ints, stopped: Ints) -> None:
+        """The stopped leaders become followers; the rule forgets them."""
+        frontier = self.cache.frontier
+        assert frontier is not None and self._state is not None
+        self._leading[leaders[stopped]] = False
+        staying = np.setdiff1d(np.arange(len(leaders)), stopped)
+        device = frontier.hidden.device
+        self._state = self._state.select(torch.from_numpy(staying).to(device)) if len(staying) else None
+        if self.drop:
+            self._copy_down(frontier.select(leaders[stopped]))
+
+    def _retire(self) -> None:
+        """Rows at full depth leave; under `drop`, so does every row that has given its output."""
+        frontier = self.cache.frontier
+        assert frontier is not None and self.cache.depth is not None
+        waiting = frontier.loops < self.cache.depth
+        if self.drop:
+            waiting &= self._leading
+        if not waiting.all():
+            self._select(np.flatnonzero(waiting))
+
+    def _select(self, rows: Ints) -> None:
+        frontier = self.cache.frontier
+        assert frontier is not None
+        self._leading = self._leading[rows]
+        self.cache.frontier = frontier.select(rows) if len(rows) else None
+
+    def _copy_down(self, stopped: Frontier) -> None:
+        """Gives the planes below each exit what a reader there must see: the K/V of plane min(t, e)."""
+        depth = self.cache.depth
+        assert depth is not None
+        missing = depth - stopped.loops  # [N]
+        if not missing.any():
+            return
+        source = np.repeat(np.arange(len(stopped)), missing)
+        target = np.concatenate([np.arange(loops, depth) for loops in stopped.loops])
+        for planes in self.cache.planes:
+            planes.map(lambda tensor: _copied(tensor, stopped, source, target))
+
+
+def _copied(planes: Tensor, stopped: Frontier, source: Ints, target: Ints) -> Tensor:
+    device = planes.device
+    read, write = (torch.from_numpy(loops).to(device) for loops in (stopped.loops[source] - 1, target))
+    sequences = torch.from_numpy(stopped.sequences[source]).to(device)
+    columns = torch.from_numpy(stopped.columns[source]).to(device)
+    planes[write, sequences, :, columns] = planes[read, sequences, :, columns]
+    return planes
+
+
+def complete(model: LoopedModel, cache: DepthCache) -> None:
+    """Runs every waiting token to full depth, ahead of a forward of several tokens; counted as prompt rows.
+
+    Args:
+        model: The looped model.
+        cache: Planes and frontier; the frontier is empty afterwards.
+    """
+    while (frontier := cache.frontier) is not None:
+        hidden = model.norm(model.block(frontier.hidden, PassRows(cache, frontier)))
+        cache.counts.prompt_rows += len(frontier)
+        assert cache.depth is not None
+        loops = frontier.loops + 1
+        kept = np.flatnonzero(loops < cache.depth)
+        cache.frontier = replace(frontier, hidden=hidden, loops=loops).select(kept) if len(kept) else None
