@@ -172,10 +172,11 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         alone = input_ids.shape[0] == 1
         known = rows_are_independent(logits_processor, stopping_criteria)
         if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
-            return self._sample_in_lockstep(
+            lockstep: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
-        loop, first = self._read_prompt(
+            return lockstep
+        loop, first = self.open_token_loop(
             input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
         )
         emitted: list[list[Emission]] = [[] for _ in range(input_ids.shape[0])]
@@ -186,12 +187,13 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
                     streamer.put(torch.tensor([emission.token_id]))
         if streamer is not None:
             streamer.end()
-        sequences = loop.ids[:, : int(loop.lengths.max())]
+        sequences: Tensor = loop.ids[:, : int(loop.lengths.max())]
         if not generation_config.return_dict_in_generate:
             return sequences
-        return self._gather(loop, sequences, emitted, model_kwargs)
+        gathered: DepthGenerateOutput = self._gather(loop, sequences, emitted, model_kwargs)
+        return gathered
 
-    def _read_prompt(
+    def open_token_loop(
         self: Any,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
@@ -199,7 +201,20 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> tuple[TokenLoop, Exits]:
-        """Runs the prompt through the model; returns the token loop behind it and the exits of its last tokens."""
+        """Runs the prompt through the model, for a caller that wants the new tokens as they come.
+
+        `model.generate(..., custom_generate=type(model).open_token_loop)` calls it with everything prepared.
+
+        Args:
+            input_ids: `[B, P]`, left-padded.
+            logits_processor: As transformers prepared them.
+            stopping_criteria: As transformers prepared them.
+            generation_config: As transformers prepared it.
+            **model_kwargs: `past_key_values`, `exit_config`, `position_ids` and what else the forward takes.
+
+        Returns:
+            The token loop behind the prompt, and the exits of its last tokens, which `TokenLoop.run` starts from.
+        """
         cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
         cache.counts = PassCounts()
         outputs = self._prefill(input_ids, generation_config, model_kwargs)
@@ -247,7 +262,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         )
         trace, cache.trace = cache.trace, None
         if not generation_config.return_dict_in_generate or generation_config.is_assistant:
-            return outputs
+            plain: Tensor = outputs
+            return plain
         new = len(trace)
         ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
         alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]

@@ -7,6 +7,7 @@ Rows at different loops share the block's weights, which a pass reads once for a
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -71,7 +72,7 @@ class PassRows:
     def _groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
         loops = self._frontier.loops
         edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
-        return tuple(self._group(start, stop, device, batch) for start, stop in zip(edges[:-1], edges[1:], strict=True))
+        return tuple(self._group(start, stop, device, batch) for start, stop in pairwise(edges))
 
     def _group(self, start: int, stop: int, device: torch.device, batch: int) -> PlaneGroup:
         sequences, columns = self._frontier.sequences[start:stop], self._frontier.columns[start:stop]

@@ -115,7 +115,8 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + self.input_layernorm_2(attended)
         transformed = self.mlp(self.post_attention_layernorm(hidden_states))
-        return hidden_states + self.post_attention_layernorm_2(transformed)
+        hidden_states = hidden_states + self.post_attention_layernorm_2(transformed)
+        return hidden_states
 
 
 class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]

@@ -94,6 +94,10 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
                 setattr(self, name, value)
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
+
     def validate_loops(self) -> None:
         """At least one loop, and an exit that lies within them."""
         if self.total_ut_steps < 1:

@@ -1,0 +1,92 @@
+"""Loading a looped model and its tokenizer by shipped name, folder or hub id."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from sigma0.generation import DepthGenerationMixin
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def shipped_models() -> tuple[str, ...]:
+    """Names of the models inside this package."""
+    return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
+
+
+def resolve_model(name: str) -> str:
+    """The folder or hub id that `name` stands for.
+
+    Args:
+        name: A shipped name, a folder, or a hub id such as `ByteDance/Ouro-1.4B`.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if name in shipped_models():
+        return str(CHECKPOINTS / name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
+        return str(path)
+    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
+        return name
+    raise ValueError(
+        f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), a folder, or a hub id such as "
+        "ByteDance/Ouro-1.4B"
+    )
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device to run on; `auto` is CUDA where there is one.
+
+    Raises:
+        ValueError: For a device that torch does not know or that is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return resolved
+
+
+def load(
+    name: str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
+
+    Args:
+        name: A shipped name, a folder, or a hub id.
+        device: Where to put it; `auto` is CUDA where there is one.
+        dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
+
+    Returns:
+        The model in eval mode and a left-padding tokenizer.
+
+    Raises:
+        ValueError: If there is no such model, it is not looped, its tensors do not fit, or device or dtype is bad.
+    """
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    source, target = resolve_model(name), resolve_device(device)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if model_class is None or not issubclass(model_class, DepthGenerationMixin):
+            raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, trust_remote_code=False)
+        # not AutoTokenizer: it would replace the pre-tokenizer stored in tokenizer.json
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    except (OSError, HFValidationError) as error:
+        raise ValueError(f"{name!r} could not be loaded: {str(error).strip().splitlines()[0]}") from error
+    tokenizer.padding_side = "left"
+    return model.to(target).eval(), tokenizer

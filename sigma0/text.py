@@ -1,0 +1,281 @@
+"""Text in, text out: `generate` and `stream`, with the depth of every token."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from sigma0.decoding import Emission, TokenLoop
+from sigma0.exits import exit_reason
+from sigma0.generation import DepthGenerationMixin
+from sigma0.savings import savings
+from sigma0.settings import ExitConfig
+from sigma0.wave import Exits
+
+Messages = Sequence[Mapping[str, Any]]
+StopReason = Literal["eos", "stop", "length"]
+# generate() arguments that would change what a stream of one sequence is
+REFUSED = ("num_return_sequences", "num_beams", "streamer", "custom_generate", "assistant_model", "inputs", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A new token.
+
+    Attributes:
+        id: Its id.
+        text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
+        depth: Loop at which it was read, from 1.
+        reason: Why it stopped there, as `sigma0.exits.exit_reason` names it.
+    """
+
+    id: int
+    text: str
+    depth: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished continuation.
+
+    Attributes:
+        text: The new text, special tokens left out.
+        tokens: The new tokens, a final EOS included.
+        stop_reason: `eos`, `stop` (a stop string or a caller's criterion) or `length`.
+        mean_depth: Mean exit depth of the tokens after the first; None for a single token.
+        depth_saved: See `sigma0.savings.Savings`, as are the next two.
+        passes_saved: Passes saved.
+        rows_saved: Rows saved.
+        total_loops: T.
+        prompt_tokens: Ids of the prompt.
+        loop_passes: Calls of the shared block after the prompt.
+        loop_rows: Rows in those calls.
+        prompt_rows: Rows that reading the prompt took.
+        head_rows: Rows that the output head read after the prompt.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    stop_reason: StopReason
+    mean_depth: float | None
+    depth_saved: float | None
+    passes_saved: float | None
+    rows_saved: float | None
+    total_loops: int
+    prompt_tokens: int
+    loop_passes: int
+    loop_rows: int
+    prompt_rows: int
+    head_rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+class TextStream(Iterator[Token]):
+    """New tokens as they come; `generation` sums up once they have all come.
+
+    Args:
+        loop: A token loop of one sequence.
+        first: The exit of its last prompt token.
+        tokenizer: A fast tokenizer.
+        exit_config: The settings in force, for the reasons.
+        stop: Stop strings, to tell `stop` from `length`.
+    """
+
+    def __init__(
+        self, loop: TokenLoop, first: Exits, tokenizer: Any, exit_config: ExitConfig, stop: tuple[str, ...]
+    ) -> None:
+        self._loop = loop
+        self._emissions = loop.run(first)
+        self._tokenizer = tokenizer
+        self._exit_config = exit_config
+        self._stop = stop
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._prompt_tokens = int(loop.lengths[0])
+        self._tokens: list[Token] = []
+        self._done = False
+
+    def __next__(self) -> Token:
+        """The next token."""
+        (emission,) = next(self._emissions)
+        text = self._decoder.step(self._tokenizer.backend_tokenizer, emission.token_id) or ""
+        if emission.last:
+            text = self._rest(emission)
+            self._done = True
+            next(self._emissions, None)
+        token = Token(emission.token_id, text, emission.depth, exit_reason(self._exit_config.mode, emission.met))
+        self._tokens.append(token)
+        return token
+
+    @property
+    def generation(self) -> Generation:
+        """The whole continuation.
+
+        Raises:
+            ValueError: While tokens are still to come.
+        """
+        if not self._done:
+            raise ValueError("the stream is not finished: read its tokens first")
+        counts = self._loop.wave.cache.counts
+        depths = [token.depth for token in self._tokens]
+        total_loops = self._loop.wave.rule.total_loops
+        saved = savings([depths], counts.passes, counts.rows, total_loops)
+        text = "".join(token.text for token in self._tokens)
+        return Generation(
+            text=text,
+            tokens=tuple(self._tokens),
+            stop_reason=self._stop_reason(text),
+            mean_depth=saved.mean_depth,
+            depth_saved=saved.depth_saved,
+            passes_saved=saved.passes_saved,
+            rows_saved=saved.rows_saved,
+            total_loops=total_loops,
+            prompt_tokens=self._prompt_tokens,
+            loop_passes=counts.passes,
+            loop_rows=counts.rows,
+            prompt_rows=counts.prompt_rows,
+            head_rows=counts.head_rows,
+        )
+
+    def _rest(self, emission: Emission) -> str:
+        """What the last token adds, an unfinished character included."""
+        ids = [*(token.id for token in self._tokens), emission.token_id]
+        whole = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(whole[sum(len(token.text) for token in self._tokens) :])
+
+    def _stop_reason(self, text: str) -> StopReason:
+        if self._tokens[-1].id in self._loop.eos:
+            return "eos"
+        if any(string in text for string in self._stop):
+            return "stop"
+        full = self._loop.max_length is not None and int(self._loop.lengths[0]) >= self._loop.max_length
+        return "length" if full else "stop"
+
+
+def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
+    """Ids `[1, P]` of a prompt: a string is continued as it is, messages go through the chat template.
+
+    Args:
+        tokenizer: A fast transformers tokenizer.
+        prompt: A string, or messages with `role` and `content`.
+
+    Raises:
+        ValueError: For an empty prompt, a tokenizer without a chat template, or one that is not fast.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    elif tokenizer.chat_template is None:
+        raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
+    else:
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in prompt], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+    encoded: Tensor = ids
+    return encoded
+
+
+def stream(
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Messages,
+    *,
+    exit_config: ExitConfig | Mapping[str, Any] | None = None,
+    max_new_tokens: int = 64,
+    stop: Sequence[str] = (),
+    seed: int | None = None,
+    **generate_kwargs: Any,
+) -> TextStream:
+    """Yields the new tokens as they come.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        prompt: A string to be continued as it is, or messages for the chat template.
+        exit_config: When tokens stop; by default as the checkpoint says.
+        max_new_tokens: New tokens at most, >= 1.
+        stop: Strings that end the text.
+        seed: Seed of the sampling; the global generator stays as it is.
+        **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
+
+    Returns:
+        An iterator of `Token` whose `generation` sums up.
+
+    Raises:
+        ValueError: For a model that is not looped, an empty prompt, a context over the model's limit, or bad settings.
+    """
+    if not isinstance(model, DepthGenerationMixin):
+        raise ValueError(f"{type(model).__name__} is not a looped model")
+    refused = sorted(set(generate_kwargs) & set(REFUSED))
+    if refused:
+        raise ValueError(f"{', '.join(refused)} cannot be used here; call model.generate")
+    if isinstance(stop, str):
+        raise ValueError(f"stop takes a list of strings, got the string {stop!r}")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    config = model.resolve_exit_config(exit_config)
+    ids = encode(tokenizer, prompt)
+    check_context(model, ids.shape[1], max_new_tokens)
+    criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
+    if stop:
+        criteria.append(StopStringCriteria(tokenizer, list(stop)))
+    ids = ids.to(model.device)
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        loop, first = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            exit_config=config,
+            stopping_criteria=criteria,
+            custom_generate=type(model).open_token_loop,
+            **generate_kwargs,
+        )
+    return TextStream(loop, first, tokenizer, config, tuple(stop))
+
+
+def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:
+    """Continues a prompt.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        prompt: A string to be continued as it is, or messages for the chat template.
+        **kwargs: As `stream` takes them.
+
+    Returns:
+        Text, tokens, depths and savings.
+
+    Raises:
+        ValueError: As `stream` does.
+    """
+    tokens = stream(model, tokenizer, prompt, **kwargs)
+    for _ in tokens:
+        pass
+    return tokens.generation
+
+
+def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Refuses a text that the model's positions cannot hold.
+
+    Raises:
+        ValueError: Naming the lengths and the limit.
+    """
+    limit = model.config.max_position_embeddings
+    if prompt_tokens + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones exceed the model's context of {limit}; "
+            "shorten the prompt or lower max_new_tokens"
+        )

@@ -1,0 +1,50 @@
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import sigma0  # noqa: F401  (registers the model family)
+from tests.reference import tiny_model
+
+GOLDEN = Path(__file__).parent / "golden"
+torch.set_num_threads(1)
+
+
+class Golden:
+    """A published-code checkpoint written out as an ordinary folder, with its reference outputs."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self.tensors = load_file(GOLDEN / f"{name}.safetensors")
+        config = json.loads((GOLDEN / f"{name}.json").read_text())
+        config |= {"model_type": "ouro", "architectures": ["OuroForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config))
+        weights = {key.removeprefix("weights."): value for key, value in self.tensors.items() if "weights." in key}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        self.model = self.load(folder)
+
+    def load(self, folder: Path):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.tensors[key]
+
+
+@pytest.fixture(scope="session", params=["ouro-mha", "ouro-gqa"])
+def golden(request, tmp_path_factory):
+    return Golden(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """A small random model of three loops and two layers."""
+    return tiny_model(seed=0)

@@ -1,0 +1,193 @@
+"""Slow references, written from the definitions and sharing no decoding code with the package: float64, no cache."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sigma0 import ExitConfig
+from sigma0.models import OuroConfig, OuroForCausalLM
+
+
+def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
+    """A random float32 model whose decisions are not all near ties."""
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "total_ut_steps": 3,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "eos_token_id": None,
+    } | overrides
+    model = OuroForCausalLM(OuroConfig(**settings)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+        model.model.early_exit_gate.weight.normal_(std=0.3)
+        model.model.early_exit_gate.bias.normal_()
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.fill_(0.4)
+            layer.post_attention_layernorm_2.weight.fill_(0.4)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@dataclass
+class Decision:
+    depth: int
+    met: bool
+    margin: float
+
+
+def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, total: int) -> Decision:
+    """Exit of one token from its loop states so far [t, D], gate logits [t] and logits [t, V], in plain Python floats."""
+    if config.mode in ("full", "fixed"):
+        return Decision(len(states), False, math.inf)
+    margin = math.inf
+    survival, cumulative, streak = 1.0, 0.0, 0
+    for loop in range(1, len(states) + 1):
+        holds = False
+        hidden = states[loop - 1]
+        if config.mode == "qexit":
+            hazard = 1 / (1 + math.exp(-float(gates[loop - 1])))
+            cumulative += hazard * survival
+            survival *= 1 - hazard
+            margin = min(margin, abs(cumulative - config.q))
+            holds = cumulative >= config.q
+        elif config.mode == "margin":
+            top = torch.softmax(logits[loop - 1], -1).sort(descending=True).values
+            margin = min(margin, abs(float(top[0] - top[1]) - config.theta))
+            holds = float(top[0] - top[1]) >= config.theta
+        elif config.mode == "converge" and loop >= 2:
+            ratio = float((hidden - states[loop - 2]).norm() / states[loop - 2].norm())
+            margin = min(margin, abs(ratio - config.eps))
+            holds = ratio < config.eps
+        elif config.mode == "accel" and loop >= 3:
+            step, before = hidden - states[loop - 2], states[loop - 2] - states[loop - 3]
+            scale = states[loop - 2].norm() if config.accel_scale == "states" else step.norm() + before.norm()
+            ratio = float((step - before).norm() / scale)
+            margin = min(margin, abs(ratio - config.eps))
+            good = ratio < config.eps
+            if config.accel_scale == "states":
+                margin = min(margin, abs(float(step.norm() / before.norm()) - 0.9))
+                good = good and float(step.norm()) <= 0.9 * float(before.norm())
+            streak = streak + 1 if good else 0
+            holds = streak >= config.patience
+        if holds and loop >= min(config.min_loops, total):
+            return Decision(loop, True, margin)
+    return Decision(len(states), False, margin)
+
+
+def gap(logits: Tensor) -> float:
+    top = logits.topk(2).values
+    return float(top[0] - top[1])
+
+
+@dataclass
+class Step:
+    token: int
+    depth: int
+    met: bool
+    margin: float
+
+
+def run_all_loops(model64: OuroForCausalLM, ids: list[int], config: ExitConfig, new: int) -> list[Step]:
+    """Greedy decoding that runs every loop over the whole text for every token and picks the exit afterwards."""
+    ids, steps = list(ids), []
+    loops = config.depth if config.mode == "fixed" else None
+    for _ in range(new):
+        with torch.no_grad():
+            outputs = model64.model(input_ids=torch.tensor([ids]), use_cache=False, num_loops=loops)
+            states, gates = outputs.loop_states[:, 0, -1], outputs.gate_logits[:, 0, -1]
+            logits = model64.lm_head(states)
+        choice = decide(config, states, gates, logits, model64.config.total_ut_steps)
+        read = logits[choice.depth - 1]
+        steps.append(Step(int(read.argmax()), choice.depth, choice.met, min(choice.margin, gap(read))))
+        ids.append(steps[-1].token)
+    return steps
+
+
+class DroppingReference:
+    """One row at a time with explicit K/V by (layer, loop, position); a reader at loop t takes plane min(t, e_j)."""
+
+    def __init__(self, model64: OuroForCausalLM, config: ExitConfig) -> None:
+        self.model, self.config = model64, config
+        self.total = config.depth if config.mode == "fixed" else model64.config.total_ut_steps
+        self.keys: dict[tuple[int, int, int], Tensor] = {}
+        self.values: dict[tuple[int, int, int], Tensor] = {}
+        self.exits: list[int] = []
+
+    @torch.no_grad()
+    def row(self, hidden: Tensor, position: int, loop: int) -> Tensor:
+        """One loop (from 1) of the token at `position`, whose state before it is `hidden` [D]."""
+        model = self.model.model
+        cos, sin = model.rotary_emb(hidden[None, None], torch.tensor([[position]]))
+        for index, layer in enumerate(model.layers):
+            attention = layer.self_attn
+            normed = layer.input_layernorm(hidden)
+            shape = (-1, attention.head_dim)
+            query, key = (_rotate(project(normed).view(shape), cos[0], sin[0]) for project in (attention.q_proj, attention.k_proj))
+            self.keys[index, loop, position] = key
+            self.values[index, loop, position] = attention.v_proj(normed).view(shape)
+            planes = [min(loop, self.exits[other]) for other in range(position)] + [loop]
+            keys = torch.stack([self.keys[index, plane, other] for other, plane in enumerate(planes)])  # [S, H_kv, d]
+            values = torch.stack([self.values[index, plane, other] for other, plane in enumerate(planes)])
+            groups = attention.num_key_value_groups
+            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+            weights = (torch.einsum("hd,shd->hs", query, keys) * attention.scaling).softmax(-1)
+            attended = torch.einsum("hs,shd->hd", weights, values).reshape(-1)
+            hidden = hidden + layer.input_layernorm_2(attention.o_proj(attended))
+            hidden = hidden + layer.post_attention_layernorm_2(layer.mlp(layer.post_attention_layernorm(hidden)))
+        return model.norm(hidden)
+
+    @torch.no_grad()
+    def read(self, token: int, prompt: bool) -> Decision:
+        """Runs one token, to its exit or, in a prompt, to T; leaves `self.logits` for what is read."""
+        position = len(self.exits)
+        hidden = self.model.model.embed_tokens(torch.tensor(token))
+        states: list[Tensor] = []
+        for loop in range(1, self.total + 1):
+            hidden = self.row(hidden, position, loop)
+            states.append(hidden)
+            choice = self._decide(states)
+            if not prompt and (choice.met or loop == self.total):
+                break
+        self.exits.append(self.total if prompt else choice.depth)
+        self.logits = self.model.lm_head(states[choice.depth - 1])
+        return choice
+
+    def _decide(self, states: list[Tensor]) -> Decision:
+        stacked = torch.stack(states)
+        gates = self.model.model.early_exit_gate(stacked).squeeze(-1)
+        if self.config.mode == "fixed":
+            return Decision(len(states), len(states) == self.total, math.inf)
+        return decide(self.config, stacked, gates, self.model.lm_head(stacked), self.total)
+
+    def generate(self, ids: list[int], new: int) -> list[Step]:
+        for token in ids:
+            choice = self.read(token, prompt=True)
+        steps = []
+        while True:
+            steps.append(
+                Step(int(self.logits.argmax()), choice.depth, choice.met, min(choice.margin, gap(self.logits)))
+            )
+            if len(steps) == new:
+                return steps
+            choice = self.read(steps[-1].token, prompt=False)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [H, d] by cos and sin [1, d], halves paired."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat([-second, first], -1) * sin
+
+
+def finish_rows(depths: list[int], total: int) -> int:
+    """Rows of one sequence in `finish`: a token runs beside later ones until the last has been read, T at most."""
+    later = depths[1:]
+    return sum(min(total, sum(later[k:])) for k in range(len(later)))
