@@ -1,6 +1,7 @@
 """The token loop over a wave: choose, emit, enter, advance. No sequence waits for another one's depth."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +119,11 @@ class TokenLoop:
         self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
         self.generators = _generators(batch, self.device) if generation_config.do_sample else None
 
+    @property
+    def sequences(self) -> Tensor:
+        """Prompts and new tokens so far, right-padded, `[B, longest]`."""
+        return self.ids[:, : int(self.lengths.max())]
+
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the new tokens of each pass in which any appeared.
 
@@ -201,7 +207,7 @@ class TokenLoop:
             rows = torch.from_numpy(group).to(self.device)
             ids = self.ids[torch.from_numpy(sequences[group]).to(self.device), :length]
             # a copy goes in, since some processors write in place and the raw logits may be kept
-            scores[rows] = self.processors(ids, logits[rows].clone())
+            scores[rows] = narrowed(self.processors, sequences[group])(ids, logits[rows].clone())
         return scores
 
     def _ended(self, sequences: list[int], token_ids: list[int]) -> list[bool]:
@@ -220,6 +226,26 @@ class TokenLoop:
             larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
             larger[:, : self.ids.shape[1]] = self.ids
             self.ids = larger
+
+
+def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsProcessorList:
+    """The processors as they are for some rows of the batch.
+
+    Args:
+        logits_processor: Prepared for the whole batch.
+        sequences: Batch indices of the rows, `[N]`.
+
+    Returns:
+        The same list, but for a repetition penalty that holds the left padding of each row.
+    """
+    fitting = LogitsProcessorList()
+    for item in logits_processor:
+        padding = getattr(item, "prompt_ignore_length", None)
+        if isinstance(padding, Tensor):
+            item = copy(item)
+            item.prompt_ignore_length = padding[torch.from_numpy(sequences).to(padding.device)]
+        fitting.append(item)
+    return fitting
 
 
 def _split_criteria(stopping_criteria: StoppingCriteriaList) -> tuple[StoppingCriteriaList, int | None, frozenset[int]]:

@@ -12,8 +12,9 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from sigma0.cache import DepthCache, Ints, PassCounts
 from sigma0.decoding import Emission, TokenLoop, rows_are_independent
-from sigma0.exits import ExitRule, exit_reason
+from sigma0.exits import ExitRule
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.results import EndRecorder, lockstep_output, wave_output
 from sigma0.settings import ExitConfig
 from sigma0.wave import Exits, Wave
 
@@ -51,6 +52,15 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if step is not None:
             return ExitConfig(mode="fixed", depth=step + 1)
         return ExitConfig(mode="qexit", q=self.config.early_exit_threshold)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers' own; exit settings in `generation_config` are stored as JSON and survive the next load."""
+        stored = getattr(self.generation_config, "exit_config", None)
+        if stored is not None:
+            self.generation_config.exit_config = ExitConfig.parse(stored).to_dict()
+            # while this flag is set, transformers drops what it does not know when it loads the file
+            self.generation_config._from_model_config = False
+        super().save_pretrained(*args, **kwargs)
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
         """The rule that `exit_config` names, for this model's number of loops."""
@@ -187,11 +197,9 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
                     streamer.put(torch.tensor([emission.token_id]))
         if streamer is not None:
             streamer.end()
-        sequences: Tensor = loop.ids[:, : int(loop.lengths.max())]
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        gathered: DepthGenerateOutput = self._gather(loop, sequences, emitted, model_kwargs)
-        return gathered
+        if generation_config.return_dict_in_generate:
+            return wave_output(loop, emitted, model_kwargs["exit_config"].mode)
+        return loop.sequences
 
     def open_token_loop(
         self: Any,
@@ -247,7 +255,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         streamer: Any,
         **model_kwargs: Any,
     ) -> DepthGenerateOutput | Tensor:
-        """Lockstep through transformers' own loop over our `forward`: exact too, but each sequence waits for the deepest one."""
+        """Runs the stock loop over our `forward`: exact too, but each sequence waits for the deepest one."""
         cache = model_kwargs["past_key_values"]
         cache.counts, cache.trace = PassCounts(), []
         recorder = EndRecorder(stopping_criteria)
@@ -264,47 +272,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if not generation_config.return_dict_in_generate or generation_config.is_assistant:
             plain: Tensor = outputs
             return plain
-        new = len(trace)
-        ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
-        alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
-        depths = torch.stack([depth for depth, _ in trace], dim=1) * alive
-        met = torch.stack([row for _, row in trace], dim=1)
-        return DepthGenerateOutput(
-            sequences=outputs.sequences,
-            scores=outputs.scores,
-            logits=outputs.logits,
-            past_key_values=outputs.past_key_values,
-            exit_depths=depths,
-            exit_reasons=[
-                [exit_reason(model_kwargs["exit_config"].mode, bool(flag)) for flag in row[:end]]
-                for row, end in zip(met.tolist(), ends.tolist(), strict=True)
-            ],
-            **pass_counts(cache),
-        )
-
-    def _gather(
-        self,
-        loop: TokenLoop,
-        sequences: Tensor,
-        emitted: list[list[Emission]],
-        model_kwargs: dict[str, Any],
-    ) -> DepthGenerateOutput:
-        """Puts what the token loop did into transformers' rectangular form."""
-        new = max(len(emissions) for emissions in emitted)
-        depths = torch.zeros((len(emitted), new), dtype=torch.int64, device=sequences.device)
-        for row, emissions in zip(depths, emitted, strict=True):
-            row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
-        mode = model_kwargs["exit_config"].mode
-        cache = model_kwargs["past_key_values"]
-        return DepthGenerateOutput(
-            sequences=sequences,
-            scores=_stacked(loop.scores),
-            logits=_stacked(loop.raw_logits),
-            past_key_values=cache,
-            exit_depths=depths,
-            exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
-            **pass_counts(cache),
-        )
+        return lockstep_output(outputs, trace, recorder, model_kwargs["exit_config"].mode)
 
     def _beam_search(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
         return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs))
@@ -332,38 +300,6 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         raise ValueError(CONTINUOUS_BATCHING)
 
 
-class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that remember how long each sequence was when it ended."""
-
-    def __init__(self, stopping_criteria: StoppingCriteriaList) -> None:
-        super().__init__(stopping_criteria)
-        self._lengths: Tensor | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Asks the criteria for ids `[B, S]`; bool `[B]`."""
-        done: Tensor = super().__call__(input_ids, scores, **kwargs)
-        unknown = torch.zeros_like(done, dtype=torch.int64)
-        lengths = unknown if self._lengths is None else self._lengths
-        self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
-        return done
-
-    def lengths(self, sequences: Tensor) -> Tensor:
-        """Ids of each sequence, its end counted in and pads left out, `[B]`."""
-        assert self._lengths is not None
-        return torch.where(self._lengths == 0, sequences.shape[1], self._lengths)
-
-
-def pass_counts(cache: DepthCache) -> dict[str, int]:
-    """The counts of a cache under the names of `DepthGenerateOutput`."""
-    counts = cache.counts
-    return {
-        "loop_passes": counts.passes,
-        "loop_rows": counts.rows,
-        "prompt_rows": counts.prompt_rows,
-        "head_rows": counts.head_rows,
-    }
-
-
 def check_cache(cache: Any) -> None:
     """Refuses caches without planes for loops.
 
@@ -375,12 +311,3 @@ def check_cache(cache: Any) -> None:
             f"past_key_values is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
             "leave it out"
         )
-
-
-def _stacked(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
-    """Per-sequence scores as one `[B, V]` for each step, zeros where a sequence had ended."""
-    if rows is None:
-        return None
-    blank = torch.zeros_like(rows[0][0])
-    steps = max(len(row) for row in rows)
-    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(steps))

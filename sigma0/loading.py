@@ -34,6 +34,8 @@ def resolve_model(name: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
+        if not (path / "tokenizer.json").is_file():
+            raise ValueError(f"the folder {name!r} holds no tokenizer.json; save the checkpoint's tokenizer there")
         return str(path)
     if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
         return name

@@ -45,7 +45,7 @@ class Decision:
 
 
 def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, total: int) -> Decision:
-    """Exit of one token from its loop states so far [t, D], gate logits [t] and logits [t, V], in plain Python floats."""
+    """Exit of one token from its loop states so far [t, D], gate logits [t] and logits [t, V], in Python floats."""
     if config.mode in ("full", "fixed"):
         return Decision(len(states), False, math.inf)
     margin = math.inf
@@ -131,7 +131,9 @@ class DroppingReference:
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
             shape = (-1, attention.head_dim)
-            query, key = (_rotate(project(normed).view(shape), cos[0], sin[0]) for project in (attention.q_proj, attention.k_proj))
+            query, key = (
+                _rotate(project(normed).view(shape), cos[0], sin[0]) for project in (attention.q_proj, attention.k_proj)
+            )
             self.keys[index, loop, position] = key
             self.values[index, loop, position] = attention.v_proj(normed).view(shape)
             planes = [min(loop, self.exits[other]) for other in range(position)] + [loop]

@@ -114,7 +114,9 @@ def test_second_turn_continues_the_cache(after_exit):
     for _ in range(CASES // 2):
         model = random_model(rng)
         config = random_config(rng, after_exit, model.num_loops)
-        prompt, addition = ([rng.randrange(1, model.config.vocab_size) for _ in range(n)] for n in (5, rng.randrange(4)))
+        prompt, addition = (
+            [rng.randrange(1, model.config.vocab_size) for _ in range(n)] for n in (5, rng.randrange(4))
+        )
         first = generate(model, [prompt], config)
         whole = [*first.sequences[0].tolist(), *addition]
         second = generate(model, [whole], config, past_key_values=first.past_key_values)
@@ -134,7 +136,7 @@ def test_second_turn_of_a_padded_batch():
     model, config = tiny_model(seed=3, total_ut_steps=4), ExitConfig(q=0.5)
     prompts = [[5, 6, 7, 8, 9, 10], [11, 12]]
     first = generate(model, prompts, config)
-    ids, mask = padded(prompts)
+    _, mask = padded(prompts)
     addition = torch.tensor([[20, 21, 22], [23, 24, 25]])
     whole = torch.cat([first.sequences, addition], 1)
     whole_mask = torch.cat([mask, torch.ones(2, NEW + 3, dtype=mask.dtype)], 1)

@@ -109,7 +109,5 @@ def test_one_by_one_matches(golden, model, decoder, q):
 
 def test_config_use_cache_is_ignored(golden):
     assert golden.model.config.use_cache is False
-    outputs = golden.model.generate(
-        prompts(golden)[0], max_new_tokens=4, do_sample=False, return_dict_in_generate=True
-    )
+    outputs = golden.model.generate(prompts(golden)[0], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
     assert isinstance(outputs.past_key_values, DepthCache)

@@ -1,0 +1,149 @@
+"""The command line: `sigma0 generate`, `sigma0 doctor`, `sigma0 export`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from sigma0.doctor import examine
+from sigma0.export import export as write_folder
+from sigma0.loading import load
+from sigma0.rendering import print_report, print_stream, quiet_transformers
+from sigma0.settings import ExitConfig, explain
+from sigma0.text import stream
+
+app = typer.Typer(
+    help="Looped language models with a depth of its own for each token.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, highlight=False)
+
+Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns bad input into one line on stderr and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        message = explain(error) if isinstance(error, ValidationError) else str(error)
+        errors.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) -> ExitConfig | None:
+    """The options that were given, over the checkpoint's own settings where no mode was named.
+
+    Args:
+        options: Fields of `ExitConfig`, None where not given.
+        default: The checkpoint's settings, once they are known.
+
+    Raises:
+        ValueError: For bad values.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if "mode" in given:
+        return ExitConfig(**given)
+    if not given:
+        return default
+    if default is None:
+        ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
+        return None
+    return ExitConfig(**{**default.to_dict(), **given})
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; `-` reads standard input.")],
+    model: Model = "pocket",
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    exit: Annotated[
+        str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
+    ] = None,
+    q: Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")] = None,
+    eps: Annotated[float | None, typer.Option(help="Threshold of converge and accel.")] = None,
+    theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
+    depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
+    min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
+    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish or drop.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sampling.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt; each token is coloured by the loop that it was read at."""
+    options: dict[str, Any] = {
+        "mode": exit,
+        "q": q,
+        "eps": eps,
+        "theta": theta,
+        "depth": depth,
+        "min_loops": min_loops,
+        "after_exit": after,
+    }
+    with one_line_errors():
+        if temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {temperature}")
+        exit_settings(options)
+        text = sys.stdin.read() if prompt == "-" else prompt
+        if not text:
+            raise ValueError("the prompt is empty")
+        quiet_transformers()
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        tokens = stream(
+            looped,
+            tokenizer,
+            [{"role": "user", "content": text}] if chat else text,
+            exit_config=exit_settings(options, looped.resolve_exit_config(None)),
+            max_new_tokens=max_new_tokens,
+            stop=stop or (),
+            seed=seed,
+            do_sample=temperature > 0,
+            **({"temperature": temperature} if temperature > 0 else {}),
+        )
+        if as_json:
+            for _ in tokens:
+                pass
+            typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
+        else:
+            print_stream(tokens, looped.num_loops)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print versions, devices, and what is installed or off, and why."""
+    report = examine()
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        print_report(report)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    folder: Annotated[str, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Write a folder that other tools load with trust_remote_code=True, through this package."""
+    with one_line_errors():
+        quiet_transformers()
+        target = write_folder(*load(model, device="cpu"), folder)
+    typer.echo(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,100 @@
+"""One layer of Ouro's shared block: attention over a plane, and an MLP, each between two norms."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+from sigma0.cache import DepthCache
+from sigma0.models.ouro_config import OuroConfig
+from sigma0.wave import PassRows
+
+
+class OuroAttention(nn.Module):
+    """Multi-head attention over the plane of one loop."""
+
+    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: DepthCache | None = None,
+        plane: int = 0,
+        rows: PassRows | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of `[B, S, D]`, or of the rows of a pass as `[R, 1, D]`.
+
+        Args:
+            hidden_states: Normed input.
+            position_embeddings: cos and sin, `[B, S, head_dim]`.
+            attention_mask: As the attention function takes it.
+            past_key_values: Planes to write to and read, or None.
+            plane: Index of this layer's plane at this loop, `loop * L + layer_idx`.
+            rows: The rows of a pass, each with its own loop; replaces mask, cache and plane.
+            **kwargs: For the attention function.
+        """
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, H, S, d]
+        keys = self.k_proj(hidden_states).view(shape).transpose(1, 2)
+        values = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        query, keys = apply_rotary_pos_emb(query, keys, *position_embeddings)
+        weights = None
+        if rows is not None:
+            attended = rows.attend(self.layer_idx, query[:, :, 0], keys[:, :, 0], values[:, :, 0], self.scaling)
+        else:
+            if past_key_values is not None:
+                keys, values = past_key_values.update(keys, values, plane)
+            attention: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+                self.config._attn_implementation, eager_attention_forward
+            )
+            dropout = self.attention_dropout if self.training else 0.0
+            attended, weights = attention(
+                self, query, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
+        return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
+
+
+class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+    """Attention and MLP, each between two norms."""
+
+    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = OuroAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """One layer over `[B, S, D]`; `kwargs` go to the attention."""
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.input_layernorm_2(attended)
+        transformed = self.mlp(self.post_attention_layernorm(hidden_states))
+        hidden_states = hidden_states + self.post_attention_layernorm_2(transformed)
+        return hidden_states

@@ -1,0 +1,82 @@
+"""What the command line prints: coloured tokens, the legend, and the doctor's report."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers.utils import logging
+
+from sigma0.doctor import Finding, Report
+from sigma0.text import Generation, TextStream
+
+# From shallow to deep; told apart with red-green colour blindness as well.
+PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
+
+
+def quiet_transformers() -> None:
+    """Keeps loading bars out of the output; warnings stay."""
+    logging.disable_progress_bar()
+
+
+def depth_style(depth: int, total_loops: int) -> str:
+    """Colour of a loop, spread over the palette.
+
+    Args:
+        depth: Loop, from 1.
+        total_loops: T.
+    """
+    if total_loops == 1:
+        return PALETTE[0]
+    return PALETTE[round((depth - 1) / (total_loops - 1) * (len(PALETTE) - 1))]
+
+
+def print_stream(tokens: TextStream, total_loops: int) -> None:
+    """Prints tokens as they come, each in the colour of its depth, then the legend and the savings."""
+    console = Console(highlight=False, soft_wrap=True)
+    for token in tokens:
+        console.print(Text(token.text, style=depth_style(token.depth, total_loops)), end="")
+    console.print()
+    console.print()
+    console.print(legend(tokens.generation))
+    for line in summary(tokens.generation):
+        console.print(line)
+
+
+def legend(generation: Generation) -> Text:
+    """How many tokens were read at each loop, in the loop's colour."""
+    text = Text("tokens by loop  ")
+    for depth in range(1, generation.total_loops + 1):
+        count = sum(token.depth == depth for token in generation.tokens)
+        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, generation.total_loops)}")
+        text.append(" ")
+    return text
+
+
+def summary(generation: Generation) -> list[str]:
+    """The savings under their names, one a line, and why the text ended."""
+    new = len(generation.tokens)
+    lines = [f"new tokens      {new} (ended by {generation.stop_reason}), {generation.total_loops} loops at full depth"]
+    if generation.mean_depth is None:
+        lines.append("savings         none to tell: they count the tokens after the first, and there is one token")
+        return lines
+    lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
+    lines.append(f"depth_saved     {generation.depth_saved:.1%}  notional, from the exit depths alone")
+    lines.append(f"passes_saved    {generation.passes_saved:.1%}  {generation.loop_passes} passes run: latency")
+    lines.append(f"rows_saved      {generation.rows_saved:.1%}  {generation.loop_rows} rows run: arithmetic")
+    return lines
+
+
+def print_report(report: Report) -> None:
+    """Prints the doctor's report, a table for each section."""
+    console = Console(highlight=False)
+    sections: dict[str, tuple[Finding, ...]] = {
+        "versions": report.versions,
+        "devices": report.devices,
+        "features": report.features,
+        "models": report.models,
+    }
+    for title, findings in sections.items():
+        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        for finding in findings:
+            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
+            table.add_row(mark, finding.name, finding.detail)
+        console.print(table)

@@ -1,0 +1,107 @@
+"""From what a decoder did to the output that transformers' users expect."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from sigma0.cache import DepthCache
+from sigma0.decoding import Emission, TokenLoop
+from sigma0.exits import exit_reason
+from sigma0.outputs import DepthGenerateOutput
+from sigma0.settings import ExitMode
+
+
+class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that remember how long each sequence was when it ended."""
+
+    def __init__(self, stopping_criteria: StoppingCriteriaList) -> None:
+        super().__init__(stopping_criteria)
+        self._lengths: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Asks the criteria for ids `[B, S]`; bool `[B]`."""
+        done: Tensor = super().__call__(input_ids, scores, **kwargs)
+        unknown = torch.zeros_like(done, dtype=torch.int64)
+        lengths = unknown if self._lengths is None else self._lengths
+        self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
+        return done
+
+    def lengths(self, sequences: Tensor) -> Tensor:
+        """Ids of each sequence, its end counted in and pads left out, `[B]`."""
+        assert self._lengths is not None
+        return torch.where(self._lengths == 0, sequences.shape[1], self._lengths)
+
+
+def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) -> DepthGenerateOutput:
+    """The rectangular form of a finished token loop.
+
+    Args:
+        loop: The token loop.
+        emitted: The new tokens of each sequence.
+        mode: The exit rule, for the reasons.
+    """
+    sequences = loop.sequences
+    new = max(len(emissions) for emissions in emitted)
+    depths = torch.zeros((len(emitted), new), dtype=torch.int64, device=sequences.device)
+    for row, emissions in zip(depths, emitted, strict=True):
+        row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
+    return DepthGenerateOutput(
+        sequences=sequences,
+        scores=_stacked(loop.scores),
+        logits=_stacked(loop.raw_logits),
+        past_key_values=loop.wave.cache,
+        exit_depths=depths,
+        exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
+        **_counts(loop.wave.cache),
+    )
+
+
+def lockstep_output(
+    outputs: Any, trace: list[tuple[Tensor, Tensor]], recorder: EndRecorder, mode: ExitMode
+) -> DepthGenerateOutput:
+    """Adds depths to what the stock loop returned.
+
+    Args:
+        outputs: A `GenerateDecoderOnlyOutput`.
+        trace: Depth and met `[B]` of each step.
+        recorder: When each sequence ended.
+        mode: The exit rule, for the reasons.
+    """
+    new = len(trace)
+    ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
+    alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
+    met = torch.stack([row for _, row in trace], dim=1)
+    return DepthGenerateOutput(
+        sequences=outputs.sequences,
+        scores=outputs.scores,
+        logits=outputs.logits,
+        past_key_values=outputs.past_key_values,
+        exit_depths=torch.stack([depth for depth, _ in trace], dim=1) * alive,
+        exit_reasons=[
+            [exit_reason(mode, flag) for flag in row[:end]]
+            for row, end in zip(met.tolist(), ends.tolist(), strict=True)
+        ],
+        **_counts(outputs.past_key_values),
+    )
+
+
+def _counts(cache: DepthCache) -> dict[str, int]:
+    """The counts of a cache under the names of `DepthGenerateOutput`."""
+    counts = cache.counts
+    return {
+        "loop_passes": counts.passes,
+        "loop_rows": counts.rows,
+        "prompt_rows": counts.prompt_rows,
+        "head_rows": counts.head_rows,
+    }
+
+
+def _stacked(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
+    """Per-sequence scores as one `[B, V]` for each step, zeros where a sequence had ended."""
+    if rows is None:
+        return None
+    blank = torch.zeros_like(rows[0][0])
+    steps = max(len(row) for row in rows)
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(steps))

@@ -1,0 +1,349 @@
+"""What transformers' generate offers, at adaptive depth."""
+
+import inspect
+import itertools
+import json
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation import GenerationMixin
+from transformers.generation.streamers import BaseStreamer
+
+import sigma0.models.ouro as ouro
+from sigma0 import DepthCache, ExitConfig
+from sigma0.models import OuroForCausalLM
+from tests.reference import tiny_model
+
+CONFIGS = [
+    ExitConfig(mode="full"),
+    ExitConfig(mode="fixed", depth=2),
+    ExitConfig(q=0.6),
+    ExitConfig(mode="converge", eps=0.6),
+    ExitConfig(mode="accel", eps=0.9, patience=1),
+    ExitConfig(mode="margin", theta=0.3),
+    ExitConfig(q=0.6, after_exit="drop"),
+]
+PROMPTS = torch.tensor([[0, 0, 7, 8], [9, 10, 11, 12], [0, 13, 14, 15]])
+MASK = (PROMPTS > 0).long()
+SETTINGS = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
+
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.mode}-{config.after_exit}")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(seed=1, total_ut_steps=4)
+
+
+class Recorder(LogitsProcessor):
+    """Changes nothing, and keeps the shapes that it saw."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, input_ids, scores):
+        self.shapes.append((tuple(input_ids.shape), tuple(scores.shape)))
+        return scores
+
+
+class StopAfter(StoppingCriteria):
+    """Ends row r once it holds 5 + r ids: a criterion bound to the batch, as lm-eval's is."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.shapes.append(tuple(input_ids.shape))
+        return torch.tensor([input_ids.shape[1] >= 5 + row for row in range(len(input_ids))])
+
+
+@each_config
+def test_built_in_processors_agree_with_the_stock_loop(model, config, monkeypatch):
+    settings = SETTINGS | {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
+    settings |= {"bad_words_ids": [[3], [4, 5]], "eos_token_id": [6, 20, 21], "pad_token_id": 0}
+    settings |= {"output_scores": True, "output_logits": True}
+    ours = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **settings)
+    monkeypatch.setattr(OuroForCausalLM, "_sample", GenerationMixin._sample)
+    stock = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **settings)
+    assert torch.equal(ours.sequences, stock.sequences)
+    ended = torch.zeros(len(PROMPTS), dtype=torch.bool)
+    for step, tokens in enumerate(ours.sequences[:, PROMPTS.shape[1] :].T):
+        torch.testing.assert_close(ours.scores[step][~ended], stock.scores[step][~ended], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.logits[step][~ended], stock.logits[step][~ended], rtol=1e-4, atol=1e-4)
+        assert ((ours.exit_depths[:, step] == 0) == ended).all()
+        ended |= torch.isin(tokens, torch.tensor([6, 20, 21]))
+
+
+@each_config
+def test_unknown_processors_and_criteria_see_the_whole_batch(model, config):
+    plain = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **SETTINGS)
+    recorder, stop = Recorder(), StopAfter()
+    watched = model.generate(
+        PROMPTS,
+        attention_mask=MASK,
+        exit_config=config,
+        logits_processor=LogitsProcessorList([recorder]),
+        stopping_criteria=[stop],
+        **SETTINGS,
+    )
+    assert recorder.shapes == [((3, 4 + step), (3, model.config.vocab_size)) for step in range(3)]
+    assert stop.shapes == [(3, 5 + step) for step in range(3)]
+    assert [len(reasons) for reasons in watched.exit_reasons] == [1, 2, 3]
+    for row, length in enumerate((5, 6, 7)):
+        assert torch.equal(watched.sequences[row, :length], plain.sequences[row, :length])
+        assert torch.equal(watched.exit_depths[row, : length - 4], plain.exit_depths[row, : length - 4])
+        assert not watched.exit_depths[row, length - 4 :].any()
+
+
+def test_unknown_processor_with_one_sequence_stays_in_the_wave(model):
+    recorder = Recorder()
+    outputs = model.generate(
+        PROMPTS[1:2], exit_config=ExitConfig(q=0.6), logits_processor=LogitsProcessorList([recorder]), **SETTINGS
+    )
+    assert recorder.shapes[0] == ((1, 4), (1, model.config.vocab_size))
+    assert outputs.loop_passes == int(outputs.exit_depths[0, 1:].sum())
+
+
+@each_config
+def test_sampling_is_reproducible_and_each_sequence_has_its_own_generator(model, config):
+    settings = SETTINGS | {"do_sample": True, "temperature": 1.3, "top_k": 20, "top_p": 0.95, "exit_config": config}
+    torch.manual_seed(5)
+    first = model.generate(PROMPTS[1:2].repeat(3, 1), **settings)
+    torch.manual_seed(5)
+    second = model.generate(PROMPTS[1:2].repeat(3, 1), **settings)
+    assert torch.equal(first.sequences, second.sequences)
+    assert len({tuple(row) for row in first.sequences.tolist()}) == 3
+    torch.manual_seed(5)
+    alone = model.generate(PROMPTS[1:2], **settings)
+    assert torch.equal(alone.sequences[0], first.sequences[0])
+
+
+def test_sampling_follows_the_distribution(model):
+    """Frequencies of the first token against softmax(logits / temperature) at the exit, by a chi-square bound."""
+    config, draws = ExitConfig(q=0.6), 4000
+    ids = torch.tensor([[7, 8, 9]])
+    with torch.no_grad():
+        logits = model(ids, exit_config=config).logits[0, -1]
+    expected = torch.softmax(logits / 0.7, -1) * draws
+    torch.manual_seed(0)
+    outputs = model.generate(
+        ids, do_sample=True, temperature=0.7, top_k=0, max_new_tokens=1, num_return_sequences=draws, exit_config=config
+    )
+    counts = torch.bincount(outputs[:, 3], minlength=len(expected))
+    likely = expected >= 5
+    statistic = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
+    degrees = int(likely.sum()) - 1
+    assert degrees >= 5
+    assert statistic < degrees + 5 * (2 * degrees) ** 0.5
+
+
+def test_num_return_sequences(model):
+    outputs = model.generate(
+        PROMPTS,
+        attention_mask=MASK,
+        num_return_sequences=2,
+        exit_config=ExitConfig(q=0.6),
+        **SETTINGS | {"do_sample": True},
+    )
+    assert outputs.sequences.shape == (6, 14)
+    assert outputs.exit_depths.shape == (6, 10)
+
+
+class Collector(BaseStreamer):
+    def __init__(self):
+        self.values, self.ended = [], False
+
+    def put(self, value):
+        self.values.append(value.tolist())
+
+    def end(self):
+        self.ended = True
+
+
+def test_streamer_of_one_sequence(model):
+    streamer = Collector()
+    outputs = model.generate(PROMPTS[1:2], streamer=streamer, exit_config=ExitConfig(q=0.6), **SETTINGS)
+    assert streamer.ended
+    assert streamer.values == [PROMPTS[1:2].tolist(), *([token] for token in outputs.sequences[0, 4:].tolist())]
+
+
+def test_streamer_of_a_batch_gets_whole_steps(model):
+    streamer = Collector()
+    outputs = model.generate(PROMPTS, attention_mask=MASK, streamer=streamer, exit_config=ExitConfig(q=0.6), **SETTINGS)
+    assert streamer.values[1:] == outputs.sequences[:, 4:].T.tolist()
+
+
+@each_config
+def test_eos_ends_each_sequence_by_itself(model, config):
+    free = model.generate(PROMPTS, attention_mask=MASK, exit_config=config, **SETTINGS)
+    new = free.sequences[:, 4:].tolist()
+    eos = new[1][4]
+    outputs = model.generate(
+        PROMPTS, attention_mask=MASK, exit_config=config, eos_token_id=eos, pad_token_id=0, **SETTINGS
+    )
+    ends = [row.index(eos) + 1 if eos in row else len(row) for row in new]
+    assert outputs.sequences.shape[1] == 4 + max(ends)
+    for row, end in enumerate(ends):
+        assert outputs.sequences[row, 4 : 4 + end].tolist() == new[row][:end]
+        assert not outputs.sequences[row, 4 + end :].any()
+        assert torch.equal(outputs.exit_depths[row, :end], free.exit_depths[row, :end])
+        assert not outputs.exit_depths[row, end:].any()
+        assert len(outputs.exit_reasons[row]) == end
+    assert outputs.loop_passes == max(int(row[1:].sum()) for row in outputs.exit_depths)
+
+
+def test_prompt_as_embeddings(model):
+    settings = {key: value for key, value in SETTINGS.items() if key != "return_dict_in_generate"}
+    embeds = model.get_input_embeddings()(PROMPTS[1:2])
+    from_embeds = model.generate(inputs_embeds=embeds, exit_config=ExitConfig(q=0.6), **settings)
+    from_ids = model.generate(PROMPTS[1:2], exit_config=ExitConfig(q=0.6), **settings)
+    assert torch.equal(from_embeds, from_ids[:, 4:])
+
+
+def test_beam_search_at_full_depth_finds_the_best_pair():
+    model = tiny_model(seed=2, vocab_size=11)
+    prompt = torch.tensor([[3, 4, 5]])
+    outputs = model.generate(prompt, num_beams=11, max_new_tokens=2, length_penalty=0.0, exit_config={"mode": "full"})
+    pairs = torch.tensor(list(itertools.product(range(11), repeat=2)))
+    with torch.no_grad():
+        logits = model(torch.cat([prompt.expand(121, -1), pairs], 1), exit_config={"mode": "full"}).logits
+    scores = torch.log_softmax(logits[:, 2:4], -1).gather(2, pairs[:, :, None]).sum((1, 2))
+    assert outputs[0, 3:].tolist() == pairs[scores.argmax()].tolist()
+
+
+@pytest.mark.parametrize("config", [ExitConfig(mode="full"), ExitConfig(q=1.0)])
+def test_assisted_generation_equals_greedy_at_full_depth(model, config):
+    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
+    assistant = tiny_model(seed=9)
+    settings = {"max_new_tokens": 10, "do_sample": False, "exit_config": config}
+    assert torch.equal(model.generate(PROMPTS[1:2], assistant_model=assistant, **settings), greedy)
+    assert torch.equal(model.generate(PROMPTS[1:2], prompt_lookup_num_tokens=2, **settings), greedy)
+
+
+def test_a_looped_assistant_with_early_exits_does_not_change_the_text(model):
+    assistant = tiny_model(seed=9, total_ut_steps=5)
+    assistant.generation_config.exit_config = {"q": 0.4}
+    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
+    helped = model.generate(
+        PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"}, assistant_model=assistant
+    )
+    assert torch.equal(helped, greedy)
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config.mode != "full"], ids=lambda c: c.mode)
+def test_beam_and_assisted_are_refused_elsewhere(model, config):
+    with pytest.raises(ValueError, match="beam search works at full depth only"):
+        model.generate(PROMPTS, attention_mask=MASK, num_beams=2, max_new_tokens=3, exit_config=config)
+    with pytest.raises(ValueError, match="assisted generation works at full depth only"):
+        model.generate(PROMPTS[1:2], prompt_lookup_num_tokens=2, max_new_tokens=3, exit_config=config)
+
+
+def test_refusals_name_the_way_out(model):
+    with pytest.raises(ValueError, match="DynamicCache"):
+        model.generate(PROMPTS[1:2], past_key_values=DynamicCache(), max_new_tokens=3)
+    with pytest.raises(ValueError, match="DynamicCache"):
+        model(PROMPTS[1:2], past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation='static'"):
+        model.generate(PROMPTS[1:2], cache_implementation="static", max_new_tokens=3)
+    with pytest.raises(ValueError, match="output_loop_states"):
+        model.generate(PROMPTS[1:2], output_hidden_states=True, return_dict_in_generate=True, max_new_tokens=3)
+    with pytest.raises(ValueError, match="assistant_early_exit"):
+        model.generate(PROMPTS[1:2], assistant_early_exit=1, max_new_tokens=3)
+    with pytest.raises(ValueError, match="exceeds the model's 4 loops"):
+        model.generate(PROMPTS[1:2], exit_config={"mode": "fixed", "depth": 5}, max_new_tokens=3)
+    with pytest.raises(ValueError, match="threshold"):
+        model.generate(PROMPTS[1:2], exit_config={"threshold": 0.5}, max_new_tokens=3)
+
+
+def test_continuous_batching_is_refused(model):
+    assert not hasattr(model, "init_continuous_batching")
+    with pytest.raises(ValueError, match="one K/V plane for all loops"):
+        model.generate_batch(inputs=[[1, 2, 3]])
+    with pytest.raises((ValueError, AttributeError), match=r"K/V plane for all loops|init_continuous_batching"):
+        model.generate(PROMPTS[1:2], cache_implementation="paged", max_new_tokens=3)
+
+
+def test_exit_config_comes_from_the_call_then_the_generation_config_then_the_checkpoint(model):
+    assert model.resolve_exit_config(None) == ExitConfig(q=1.0)
+    stepped = tiny_model(seed=0, early_exit_step=1)
+    assert stepped.resolve_exit_config(None) == ExitConfig(mode="fixed", depth=2)
+    threshold = tiny_model(seed=0, early_exit_threshold=0.25)
+    assert threshold.resolve_exit_config(None) == ExitConfig(q=0.25)
+    threshold.generation_config.exit_config = {"mode": "margin", "theta": 0.5}
+    assert threshold.resolve_exit_config(None) == ExitConfig(mode="margin", theta=0.5)
+    assert threshold.resolve_exit_config({"q": 0.75}) == ExitConfig(q=0.75)
+
+
+def test_stored_exit_config_steers_generate_and_forward(tmp_path):
+    model = tiny_model(seed=1, total_ut_steps=4)
+    expected = model.generate(PROMPTS[1:2], exit_config={"mode": "fixed", "depth": 3}, **SETTINGS)
+    model.generation_config.exit_config = ExitConfig(mode="fixed", depth=3)
+    assert model.generate(PROMPTS[1:2], **SETTINGS).exit_depths.unique().tolist() == [3]
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "generation_config.json").read_text())["exit_config"]
+    assert ExitConfig.parse(stored) == ExitConfig(mode="fixed", depth=3)
+    loaded = OuroForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    outputs = loaded.generate(PROMPTS[1:2], **SETTINGS)
+    assert torch.equal(outputs.sequences, expected.sequences)
+    assert outputs.exit_depths.unique().tolist() == [3]
+    with torch.no_grad():
+        assert loaded(PROMPTS[1:2]).exit_depths.unique().tolist() == [3]
+    given = GenerationConfig(max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    given.exit_config = {"mode": "fixed", "depth": 1}
+    assert loaded.generate(PROMPTS[1:2], generation_config=given).exit_depths.unique().tolist() == [1]
+
+
+def test_long_prompts_run_in_chunks(model, monkeypatch):
+    ids = torch.randint(1, 61, (2, 23), generator=torch.Generator().manual_seed(0))
+    ids[0, :4] = 0
+    mask = (ids > 0).long()
+    mask[1] = 1
+    config = ExitConfig(q=0.6)
+    whole = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
+    monkeypatch.setattr(ouro, "PROMPT_CHUNK", 4)
+    chunked = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
+    stock_chunks = model.generate(ids, attention_mask=mask, exit_config=config, prefill_chunk_size=5, **SETTINGS)
+    for outputs in (chunked, stock_chunks):
+        assert torch.equal(outputs.sequences, whole.sequences)
+        assert torch.equal(outputs.exit_depths, whole.exit_depths)
+        assert outputs.prompt_rows == whole.prompt_rows == 4 * int(mask.sum())
+
+
+def test_capacity_is_exact_where_the_length_is_known(model):
+    outputs = model.generate(PROMPTS, attention_mask=MASK, exit_config={"q": 0.6}, **SETTINGS)
+    assert outputs.past_key_values.planes[0].keys.shape[3] == PROMPTS.shape[1] + 10 - 1
+
+
+def test_someone_elses_loop_gets_finish_and_drop(model):
+    """A plain forward of one token behind a DepthCache, outside of generate."""
+    for after_exit in ("finish", "drop"):
+        config = ExitConfig(q=0.6, after_exit=after_exit)
+        expected = model.generate(PROMPTS[1:2], exit_config=config, **SETTINGS)
+        cache, ids, depths = DepthCache(2, 4), PROMPTS[1:2], []
+        tokens = []
+        with torch.no_grad():
+            for _ in range(10):
+                outputs = model(ids, past_key_values=cache, exit_config=config)
+                ids = outputs.logits[:, -1:].argmax(-1)
+                tokens.append(int(ids))
+                depths.append(int(outputs.exit_depths[0, -1]))
+        assert tokens == expected.sequences[0, 4:].tolist()
+        assert depths == expected.exit_depths[0].tolist()
+        assert (cache.counts.passes, cache.counts.rows) == (expected.loop_passes, expected.loop_rows)
+
+
+def test_private_hooks_have_the_signatures_that_we_override():
+    """These belong to transformers and may move: a change must fail here, not in the text."""
+    expected = {
+        "_sample": "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs",
+        "_prefill": "input_ids generation_config model_kwargs is_first_iteration",
+        "_prepare_generation_config": "generation_config kwargs",
+        "_prepare_cache_for_generation": "generation_config model_kwargs generation_mode batch_size max_cache_length",
+        "_beam_search": "input_ids logits_processor stopping_criteria generation_config synced_gpus model_kwargs",
+    }
+    for name, parameters in expected.items():
+        found = list(inspect.signature(getattr(GenerationMixin, name)).parameters)
+        assert found == ["self", *parameters.split()], name
+    first = list(inspect.signature(GenerationMixin.adjust_generation_fn).parameters)[:2]
+    assert first == ["self", "generation_config"]
