@@ -182,10 +182,11 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         alone = input_ids.shape[0] == 1
         known = rows_are_independent(logits_processor, stopping_criteria)
         if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
-            lockstep: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
+            stepped: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
-            return lockstep
+            return stepped
+        loop: TokenLoop
         loop, first = self.open_token_loop(
             input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -31,7 +31,7 @@ def resolve_model(name: str) -> str:
     if name in shipped_models():
         return str(CHECKPOINTS / name)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
         if not (path / "tokenizer.json").is_file():
@@ -88,7 +88,8 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, trust_remote_code=False)
         # not AutoTokenizer: it would replace the pre-tokenizer stored in tokenizer.json
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-    except (OSError, HFValidationError) as error:
-        raise ValueError(f"{name!r} could not be loaded: {str(error).strip().splitlines()[0]}") from error
+    except (OSError, HFValidationError, StrictDataclassError) as error:
+        told = str(error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error)
+        raise ValueError(f"{name!r} could not be loaded: {told.strip().splitlines()[0]}") from error
     tokenizer.padding_side = "left"
     return model.to(target).eval(), tokenizer

@@ -6,16 +6,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import json
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import sigma0  # noqa: F401  (registers the model family)
+import sigma0
 from tests.reference import tiny_model
 
 GOLDEN = Path(__file__).parent / "golden"
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("deterministic")
 
 
 class Golden:
@@ -42,6 +45,12 @@ class Golden:
 @pytest.fixture(scope="session", params=["ouro-mha", "ouro-gqa"])
 def golden(request, tmp_path_factory):
     return Golden(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def pocket():
+    """The shipped model and its tokenizer."""
+    return sigma0.load("pocket", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -59,12 +59,13 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
         kwargs["use_safetensors"] = True
+        checked = ["missing_keys", "unexpected_keys"]
+        if not kwargs.get("ignore_mismatched_sizes"):
+            # transformers' own error names no tensor, so it is held back and ours is raised
+            checked.append("mismatched_keys")
+            kwargs["ignore_mismatched_sizes"] = True
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        wrong = {
-            name: sorted(str(tensor) for tensor in info[name])
-            for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
-            if info.get(name)
-        }
+        wrong = {name: sorted(str(tensor) for tensor in info[name]) for name in checked if info.get(name)}
         if wrong:
             told = "; ".join(f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items())
             raise ValueError(f"the checkpoint does not fit {cls.__name__}: {told}")
@@ -73,6 +74,8 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 class OuroModel(OuroPreTrainedModel):
     """Embeddings, the shared block, its norm and the exit gate."""
+
+    _keys_to_ignore_on_load_unexpected = ["lm_head"]  # noqa: RUF012
 
     def __init__(self, config: OuroConfig) -> None:
         super().__init__(config)

@@ -1,0 +1,212 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0 import DepthCache, ExitConfig
+from sigma0.ops import PlaneGroup, plane_attention
+from tests.reference import tiny_model
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+
+
+def filled(model, ids=IDS, config=None, **kwargs):
+    cache = model.new_cache(**kwargs)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, exit_config=config)
+    return cache
+
+
+def snapshot(cache):
+    return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+
+
+def test_planes_are_indexed_by_loop_then_layer(tiny):
+    cache = filled(tiny)
+    assert len(cache) == 6
+    for loop in range(3):
+        for layer in range(2):
+            assert torch.equal(cache.layers[loop * 2 + layer].keys, cache.planes[layer].keys[loop, :, :, :4])
+
+
+def test_growth_doubles_and_keeps_what_is_there(tiny):
+    cache = filled(tiny)
+    before, capacities = snapshot(cache), []
+    with torch.no_grad():
+        for token in range(20):
+            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
+            capacities.append(cache.planes[0].keys.shape[3])
+    assert sorted(set(capacities)) == [8, 16, 32]
+    assert cache.get_seq_length() == 24
+    for layer, (keys, values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys[:, :, :4], keys)
+        assert torch.equal(layer.values[:, :, :4], values)
+
+
+def test_known_capacity_is_allocated_once(tiny):
+    cache = filled(tiny, capacity=9)
+    storage = cache.planes[0].keys.data_ptr()
+    with torch.no_grad():
+        for token in range(5):
+            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
+    assert cache.planes[0].keys.shape[3] == 9
+    assert cache.planes[0].keys.data_ptr() == storage
+
+
+def test_fixed_keeps_no_deeper_planes(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    assert cache.planes[0].keys.shape[0] == 2
+
+
+@pytest.mark.parametrize("config", [{"mode": "full"}, {"q": 0.5}, {"mode": "fixed", "depth": 1}])
+def test_a_fixed_cache_is_not_continued_at_another_depth(tiny, config):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    with pytest.raises(ValueError, match="filled 2 loops deep"), torch.no_grad():
+        tiny(IDS[:, :1], past_key_values=cache, exit_config=config)
+    with pytest.raises(ValueError, match="filled 2 loops deep"), torch.no_grad():
+        tiny(IDS, past_key_values=cache, exit_config=config)
+
+
+def test_fixed_at_full_depth_may_continue_as_full(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 3})
+    with torch.no_grad():
+        assert tiny(IDS[:, :1], past_key_values=cache, exit_config={"mode": "full"}).logits.shape == (2, 1, 61)
+
+
+def test_crop_takes_columns_and_their_waiting_tokens():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    before = snapshot(cache)
+    with torch.no_grad():
+        for token in (3, 4):
+            model(torch.full((2, 1), token), past_key_values=cache, exit_config=config)
+    assert sorted(set(cache.frontier.columns.tolist())) == [4, 5]
+    cache.crop(-1)
+    assert (cache.length, set(cache.frontier.columns.tolist())) == (5, {4})
+    cache.crop(-1)
+    assert (cache.length, cache.frontier) == (4, None)
+    for layer, (keys, _) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+    with torch.no_grad():
+        again = model(torch.full((2, 1), 3), past_key_values=cache, exit_config=config).logits
+        fresh = model(torch.full((2, 1), 3), past_key_values=filled(model), exit_config=config).logits
+    torch.testing.assert_close(again, fresh)
+
+
+@pytest.mark.parametrize("wrong", [1, -5])
+def test_crop_beyond_the_cache_is_refused(tiny, wrong):
+    with pytest.raises(ValueError, match=f"-4 to 0, got {wrong}"):
+        filled(tiny).crop(wrong)
+
+
+def test_batch_operations(tiny):
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    cache = tiny.new_cache()
+    with torch.no_grad():
+        tiny(IDS, attention_mask=mask, past_key_values=cache)
+    before = snapshot(cache)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([3, 0, 1, 2]))
+    cache.batch_select_indices(torch.tensor([0, 1]))
+    for layer, (keys, _) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys[[1, 0]])
+    assert cache.seen(4).tolist() == [[True] * 4, [False, True, True, True]]
+
+
+def test_reordering_waiting_tokens_is_refused():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=config)
+    with pytest.raises(ValueError, match="wait for their deeper loops"):
+        cache.reorder_cache(torch.tensor([1, 0]))
+
+
+def test_reset_forgets_everything(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    cache.reset()
+    assert (cache.length, cache.depth, cache.planes[0].keys) == (0, None, None)
+    with torch.no_grad():
+        tiny(IDS, past_key_values=cache, exit_config={"mode": "full"})
+    assert cache.length == 4
+
+
+def test_drop_copies_the_exit_plane_down():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(q=0.4, after_exit="drop")
+    outputs = model.generate(IDS, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True)
+    cache, depths = outputs.past_key_values, outputs.exit_depths
+    assert (depths[:, 1:] < 5).any()
+    for row in range(2):
+        for index in range(1, 6):
+            column, depth = 3 + index, int(depths[row, index])
+            for planes in cache.planes:
+                for loop in range(depth, 5):
+                    assert torch.equal(planes.keys[loop, row, :, column], planes.keys[depth - 1, row, :, column])
+                    assert torch.equal(planes.values[loop, row, :, column], planes.values[depth - 1, row, :, column])
+
+
+def test_drop_after_finish_completes_what_waits():
+    """A cache left by `finish` keeps its exact planes when the next token is decoded with `drop`."""
+    model = tiny_model(seed=0, total_ut_steps=5)
+    finish = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=finish)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=finish)
+        assert cache.frontier is not None
+        model(IDS[:, 1:2], past_key_values=cache, exit_config=ExitConfig(mode="margin", theta=0.01, after_exit="drop"))
+        whole = filled(model, torch.cat([IDS, IDS[:, :1]], 1))
+    for ours, exact in zip(cache.layers, whole.layers, strict=True):
+        torch.testing.assert_close(ours.keys[:, :, :5], exact.keys, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 4),
+    kv_heads=st.sampled_from([1, 3]),
+    repeats=st.sampled_from([1, 2]),
+    loops=st.integers(1, 4),
+)
+def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loops):
+    """Any subset of sequences at any loops with ragged columns, against float64 softmax for each row."""
+    generator = torch.Generator().manual_seed(seed)
+    capacity, head_dim = 7, 5
+    keys, values = (torch.randn(loops, batch, kv_heads, capacity, head_dim, generator=generator) for _ in range(2))
+    rng = np.random.default_rng(seed)
+    groups, rows = [], []
+    for loop in reversed(range(loops)):
+        sequences = np.sort(rng.choice(batch, size=rng.integers(1, batch + 1), replace=False))
+        columns = rng.integers(0, capacity, size=len(sequences))
+        length = int(columns.max()) + 1
+        mask = torch.arange(length) <= torch.from_numpy(columns)[:, None]
+        everyone = len(sequences) == batch
+        groups.append(
+            PlaneGroup(
+                loop,
+                len(rows),
+                len(rows) + len(sequences),
+                None if everyone else torch.from_numpy(sequences),
+                length,
+                None if bool(mask.all()) else mask[:, None, None],
+            )
+        )
+        rows += [(loop, int(sequence), int(column)) for sequence, column in zip(sequences, columns, strict=True)]
+    query = torch.randn(len(rows), kv_heads * repeats, head_dim, generator=generator)
+    attended = plane_attention(query, keys, values, tuple(groups), 0.3)
+    for index, (loop, sequence, column) in enumerate(rows):
+        for head in range(kv_heads * repeats):
+            plane = slice(None, column + 1)
+            seen = keys[loop, sequence, head // repeats, plane].double()
+            weights = (seen @ query[index, head].double() * 0.3).softmax(0)
+            expected = weights @ values[loop, sequence, head // repeats, plane].double()
+            torch.testing.assert_close(attended[index, head].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_caches_are_made_for_the_model(tiny):
+    cache = tiny.new_cache(capacity=3)
+    assert isinstance(cache, DepthCache)
+    assert (cache.num_layers, cache.total_loops, cache.capacity) == (2, 3, 3)

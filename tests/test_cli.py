@@ -1,0 +1,116 @@
+"""The command line as a user runs it."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.cli import app
+from sigma0.rendering import PALETTE, depth_style
+
+STORY = "Mary went to the kitchen. Where is Mary?"
+
+
+def run(*arguments, **kwargs):
+    return CliRunner().invoke(app, list(arguments), **kwargs)
+
+
+def test_generate_prints_text_legend_and_the_three_savings(pocket):
+    result = run("generate", STORY, "--max-new-tokens", "8", "--q", "0.4", "--dtype", "float32")
+    expected = sigma0.generate(*pocket, STORY, max_new_tokens=8, exit_config={"q": 0.4})
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(expected.text)
+    assert re.search(rf"depth_saved\s+{expected.depth_saved:.1%}", result.stdout)
+    assert re.search(rf"passes_saved\s+{expected.passes_saved:.1%}.*{expected.loop_passes} passes", result.stdout)
+    assert re.search(rf"rows_saved\s+{expected.rows_saved:.1%}.*{expected.loop_rows} rows", result.stdout)
+    for depth in range(1, expected.total_loops + 1):
+        assert f" {depth}: {sum(token.depth == depth for token in expected.tokens)} " in result.stdout
+
+
+def test_generate_json(pocket):
+    result = run("generate", STORY, "--max-new-tokens", "5", "--exit", "fixed", "--depth", "2", "--json")
+    found = json.loads(result.stdout)
+    expected = sigma0.generate(*pocket, STORY, max_new_tokens=5, exit_config={"mode": "fixed", "depth": 2})
+    assert found == {"model": "pocket", **json.loads(json.dumps(expected.to_dict()))}
+
+
+def test_generate_reads_standard_input_and_chats(pocket):
+    result = run("generate", "-", "--chat", "--max-new-tokens", "4", "--json", input=STORY)
+    messages = [{"role": "user", "content": STORY}]
+    assert json.loads(result.stdout)["text"] == sigma0.generate(*pocket, messages, max_new_tokens=4).text
+
+
+def test_sampling_repeats_with_a_seed():
+    settings = ("generate", STORY, "--max-new-tokens", "6", "--temperature", "2", "--json")
+    texts = [json.loads(run(*settings, "--seed", seed).stdout)["text"] for seed in ("1", "1", "2", "3")]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+def test_options_keep_the_checkpoints_other_settings(pocket):
+    """--after alone leaves mode and threshold as the checkpoint has them."""
+    result = run("generate", STORY, "--max-new-tokens", "6", "--after", "drop", "--json")
+    stored = pocket[0].resolve_exit_config(None)
+    expected = sigma0.generate(
+        *pocket, STORY, max_new_tokens=6, exit_config=stored.model_copy(update={"after_exit": "drop"})
+    )
+    assert json.loads(result.stdout)["loop_rows"] == expected.loop_rows
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["x", "--model", "nothing"], "no such model: 'nothing'"),
+        (["x", "--q", "1.5"], "q: must lie in (0, 1], got 1.5"),
+        (["x", "--q", "0"], "q: must lie in (0, 1], got 0.0"),
+        ([""], "the prompt is empty"),
+        (["x", "--max-new-tokens", "5000"], "exceed the model's context of 2048"),
+        (["x", "--exit", "sometimes"], "mode: Input should be 'full'"),
+        (["x", "--exit", "fixed"], "needs depth=k"),
+        (["x", "--depth", "2"], "depth=2 has no meaning"),
+        (["x", "--exit", "fixed", "--depth", "99"], "exceeds the model's"),
+        (["x", "--after", "verify"], "not available yet"),
+        (["x", "--temperature", "-1"], "temperature must be at least 0, got -1"),
+        (["x", "--dtype", "int4"], "dtype must be one of"),
+        (["x", "--device", "toaster"], "device 'toaster' cannot be used"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    result = run("generate", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_export_and_generate_from_the_folder(tmp_path):
+    folder = tmp_path / "out"
+    assert run("export", "pocket", str(folder)).exit_code == 0
+    assert run("generate", STORY, "--model", str(folder), "--max-new-tokens", "3").exit_code == 0
+    again = run("export", "pocket", str(folder))
+    assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
+
+
+def test_doctor_tells_versions_and_reasons():
+    result = run("doctor", "--json")
+    report = json.loads(result.stdout)
+    versions = {finding["name"]: finding for finding in report["versions"]}
+    assert versions["sigma0-lm"]["detail"] == sigma0.__version__
+    assert versions["transformers"]["ok"]
+    assert [finding["name"] for finding in report["models"]] == list(sigma0.shipped_models())
+    for section in report.values():
+        assert all(finding["ok"] or len(finding["detail"]) > 10 for finding in section), "what is off says why"
+    table = run("doctor").stdout
+    assert "transformers" in table
+    assert "pocket" in table
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 6, 8, 12])
+def test_colours_run_from_shallow_to_deep(total):
+    styles = [depth_style(depth, total) for depth in range(1, total + 1)]
+    places = [PALETTE.index(style) for style in styles]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert total == 1 or places[-1] == len(PALETTE) - 1

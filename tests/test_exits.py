@@ -1,0 +1,131 @@
+"""The exit rules loop by loop, against the plain-Python decisions of the reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0 import ExitConfig
+from sigma0.exits import ExitRule, ExitState, exit_reason, select_exits
+from tests.reference import decide
+
+ROWS, WIDTH, VOCABULARY = 9, 7, 11
+MODES = ["qexit", "converge", "accel", "margin"]
+
+
+def trajectory(seed: int, total: int):
+    """Random loop states that shrink their steps now and then, float64 [T, N, D] with gates and logits."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randn(total, ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    steps *= torch.rand(total, ROWS, 1, generator=generator, dtype=torch.float64).cumprod(0)
+    states = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) + steps.cumsum(0)
+    gates = torch.randn(total, ROWS, generator=generator, dtype=torch.float64)
+    logits = 3 * torch.randn(total, ROWS, VOCABULARY, generator=generator, dtype=torch.float64)
+    return states, gates, logits
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scale", ["states", "steps"])
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    total=st.integers(1, 8),
+    threshold=st.floats(0.02, 0.98),
+    patience=st.integers(1, 3),
+    min_loops=st.integers(1, 9),
+)
+def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold, patience, min_loops):
+    config = ExitConfig(
+        mode=mode,
+        q=threshold,
+        eps=threshold,
+        theta=threshold,
+        patience=patience,
+        min_loops=min_loops,
+        accel_scale=scale,
+    )
+    states, gates, logits = trajectory(seed, total)
+    rule = ExitRule(config, total)
+    chosen = select_exits(
+        rule, states[:, None].float(), gates[:, None].float(), lambda hidden: _head(hidden, states, logits)
+    )
+    for row in range(ROWS):
+        expected = decide(config, states[:, row], gates[:, row], logits[:, row], total)
+        if expected.margin < 1e-5:
+            continue
+        assert int(chosen.depths[0, row]) == (expected.depth if expected.met else total)
+        assert bool(chosen.met[0, row]) == expected.met
+        assert torch.equal(chosen.hidden[0, row], states[int(chosen.depths[0, row]) - 1, row].float())
+
+
+def _head(hidden, states, logits):
+    """The prepared logits of whichever loop `hidden` is."""
+    for loop in range(len(states)):
+        if torch.equal(hidden, states[loop].float()):
+            return logits[loop].float()
+    raise AssertionError("an unknown state")
+
+
+def test_accel_holds_its_fire_on_drift_and_fires_on_a_geometric_approach():
+    """The reason for our scale: the older one does the opposite on both."""
+    direction = torch.tensor([[1.0, 0.0]])
+    drift = torch.stack([direction * loop for loop in range(1, 9)])
+    approach = torch.stack([direction * (1 - 0.5**loop) for loop in range(1, 9)])
+    gates = torch.zeros(8, 1, 1)
+
+    def met(states, scale):
+        rule = ExitRule(ExitConfig(mode="accel", eps=0.1, accel_scale=scale), 8)
+        return bool(select_exits(rule, states[:, None], gates, lambda hidden: hidden).met)
+
+    assert met(approach, "states")
+    assert not met(drift, "states")
+    assert not met(approach, "steps")
+    assert met(drift, "steps")
+
+
+def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
+    states = torch.stack([torch.tensor([[1 - 0.1**loop, 0.0]]) for loop in range(1, 5)])
+    rule = ExitRule(ExitConfig(mode="accel", eps=0.5, patience=2), 4)
+    chosen = select_exits(rule, states[:, None], torch.zeros(4, 1, 1), lambda hidden: hidden)
+    assert (int(chosen.depths), bool(chosen.met)) == (4, True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_state_rows_can_be_picked_and_joined(mode):
+    """Deciding rows together or apart is the same."""
+    states, gates, logits = (tensor.float() for tensor in trajectory(3, 5))
+    rule = ExitRule(ExitConfig(mode=mode, q=0.7, eps=0.4, theta=0.3), 5)
+
+    def step(state: ExitState, loop: int, rows: torch.Tensor):
+        return rule.observe(
+            state, torch.full((len(rows),), loop), states[loop - 1][rows], gates[loop - 1][rows], logits[loop - 1][rows]
+        )
+
+    everyone = torch.arange(ROWS)
+    together, first, second = rule.start(states[0]), rule.start(states[0][:4]), rule.start(states[0][4:])
+    for loop in range(1, 6):
+        together, met = step(together, loop, everyone)
+        first, met_first = step(first, loop, everyone[:4])
+        second, met_second = step(second, loop, everyone[4:])
+        assert torch.equal(met, torch.cat([met_first, met_second]))
+    joined = first.concatenate(second).select(torch.tensor([8, 0]))
+    picked = together.select(torch.tensor([8, 0]))
+    for name, value in vars(picked).items():
+        assert (value is None) == (getattr(joined, name) is None)
+        assert value is None or torch.equal(value, getattr(joined, name))
+
+
+def test_reasons():
+    assert exit_reason("full", False) == exit_reason("fixed", False) == "fixed"
+    assert [exit_reason(mode, True) for mode in MODES] == [
+        "threshold_met",
+        "fixed_point",
+        "accel_fixed_point",
+        "confident",
+    ]
+    assert {exit_reason(mode, False) for mode in MODES} == {"max_depth"}
+
+
+def test_a_depth_above_the_loops_is_refused():
+    with pytest.raises(ValueError, match="depth=7 exceeds the model's 6 loops"):
+        ExitRule(ExitConfig(mode="fixed", depth=7), 6)

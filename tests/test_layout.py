@@ -1,0 +1,131 @@
+"""The shape of the package: import direction, listed packages, what the wheel puts where."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+# A module may import modules of its own or an earlier level.
+LEVELS = [
+    {"sigma0.kernels"},
+    {"sigma0.ops"},
+    {"sigma0.settings", "sigma0.cache", "sigma0.exits", "sigma0.savings", "sigma0.outputs"},
+    {"sigma0.wave"},
+    {"sigma0.decoding"},
+    {"sigma0.results"},
+    {"sigma0.generation"},
+    {"sigma0.models"},
+    {"sigma0.loading", "sigma0.text", "sigma0.export"},
+    {"sigma0"},
+    {"sigma0.serve", "sigma0.bench", "sigma0.doctor"},
+    {"sigma0.rendering"},
+    {"sigma0.cli"},
+]
+
+
+def sources():
+    yield from sorted((ROOT / "sigma0").glob("**/*.py"))
+    for folder in ("kernels", "serve", "bench"):
+        yield from (ROOT / "sigma0" / path.relative_to(ROOT) for path in sorted((ROOT / folder).glob("**/*.py")))
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] in ("__init__", "__main__") else parts)
+
+
+def level(name):
+    matching = [
+        (len(entry), index)
+        for index, entries in enumerate(LEVELS)
+        for entry in entries
+        if name == entry or (entry != "sigma0" and name.startswith(entry + "."))
+    ]
+    assert matching, f"{name} stands in no level: add it where it belongs"
+    return max(matching)[1]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+
+
+@pytest.mark.parametrize("path", sorted(set(sources())), ids=lambda path: module_name(path))
+def test_imports_run_one_way(path):
+    name = module_name(path)
+    for target in imported(path):
+        if target.split(".")[0] == "sigma0":
+            assert level(target) <= level(name), f"{name} imports {target}"
+        assert target.split(".")[0] not in ("kernels", "serve", "bench"), f"{name} imports {target} past the package"
+    if name.startswith("sigma0.kernels"):
+        assert {target.split(".")[0] for target in imported(path)} <= {"torch", "triton", "importlib", "sigma0"}
+    if name == "sigma0.serve.scheduler":
+        assert "torch" not in {target.split(".")[0] for target in imported(path)}
+
+
+def test_files_stay_short():
+    for path in set(sources()):
+        assert len(path.read_text().splitlines()) <= 500, path
+
+
+def test_symlinks_are_relative_and_have_no_init():
+    for name in ("kernels", "serve", "bench"):
+        link = ROOT / "sigma0" / name
+        assert link.is_symlink()
+        assert not link.readlink().is_absolute()
+        assert not (link / "__init__.py").exists()
+        assert (link / "README.md").is_file()
+
+
+def package_folders():
+    """Every folder of the package that holds Python or data."""
+    found = {"sigma0"}
+    for base in [ROOT / "sigma0", *(ROOT / "sigma0" / name for name in ("kernels", "serve", "bench"))]:
+        for path in base.glob("**/*"):
+            folder = path.parent
+            if path.is_file() and "__pycache__" not in path.parts:
+                found.add(".".join(folder.relative_to(ROOT).parts))
+    return found
+
+
+def test_every_package_is_listed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(package_folders() - {"sigma0.bench.results"})
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_sigma0_and_nothing_else(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"sigma0"}
+    for name in (
+        "sigma0/py.typed",
+        "sigma0/kernels/README.md",
+        "sigma0/serve/README.md",
+        "sigma0/bench/README.md",
+        "sigma0/bench/pocket/world.py",
+        "sigma0/checkpoints/pocket/config.json",
+        "sigma0/checkpoints/pocket/generation_config.json",
+        "sigma0/checkpoints/pocket/model.safetensors",
+        "sigma0/checkpoints/pocket/tokenizer.json",
+        "sigma0/checkpoints/pocket/tokenizer_config.json",
+        "sigma0/models/ouro.py",
+    ):
+        assert name in names, name
+    shipped = sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "checkpoints/pocket" in info.filename)
+    assert shipped <= 8 * 2**20

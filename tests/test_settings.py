@@ -1,0 +1,61 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sigma0 import ExitConfig
+from sigma0.settings import explain
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"q": 0.0}, r"q: must lie in \(0, 1\], got 0.0"),
+        ({"q": 1.01}, "got 1.01"),
+        ({"q": float("nan")}, "got nan"),
+        ({"theta": -1}, r"theta: must lie in \(0, 1\], got -1.0"),
+        ({"eps": 0}, "eps: must be a finite number above 0, got 0.0"),
+        ({"eps": float("inf")}, "got inf"),
+        ({"patience": 0}, "patience: must be at least 1, got 0"),
+        ({"min_loops": 0}, "min_loops: must be at least 1, got 0"),
+        ({"mode": "fixed"}, "needs depth=k"),
+        ({"mode": "fixed", "depth": 0}, "depth: must be at least 1, got 0"),
+        ({"depth": 3}, "depth=3 has no meaning for mode 'qexit'"),
+        ({"mode": "never"}, "mode: Input should be 'full'"),
+        ({"after_exit": "verify"}, "not available yet"),
+        ({"threshold": 0.5}, "threshold: Extra inputs are not permitted"),
+    ],
+)
+def test_bad_values_are_named(wrong, message):
+    with pytest.raises(ValidationError) as caught:
+        ExitConfig.parse(wrong)
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in explain(caught.value)
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(explain(caught.value))
+
+
+def test_only_mappings_and_configs_are_parsed():
+    with pytest.raises(ValueError, match="got str"):
+        ExitConfig.parse("qexit")
+
+
+def test_configs_are_frozen():
+    with pytest.raises(ValidationError):
+        ExitConfig().q = 0.1
+
+
+@given(
+    st.builds(
+        ExitConfig,
+        mode=st.sampled_from(["full", "qexit", "converge", "accel", "margin"]),
+        q=st.floats(0.01, 1.0),
+        eps=st.floats(1e-4, 10),
+        theta=st.floats(0.01, 1.0),
+        patience=st.integers(1, 5),
+        min_loops=st.integers(1, 9),
+        after_exit=st.sampled_from(["finish", "drop"]),
+    )
+)
+def test_dict_round_trip(config):
+    assert ExitConfig.parse(config.to_dict()) == config

@@ -1,0 +1,174 @@
+"""generate and stream on the shipped model."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
+
+import sigma0
+from sigma0 import ExitConfig
+from tests.reference import finish_rows
+
+STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
+MESSAGES = [{"role": "user", "content": STORY}]
+
+
+def test_generation_agrees_with_model_generate(pocket):
+    model, tokenizer = pocket
+    config = ExitConfig(q=0.4)
+    ids = tokenizer(STORY, return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False, exit_config=config, return_dict_in_generate=True)
+    generation = sigma0.generate(model, tokenizer, STORY, exit_config=config, max_new_tokens=12)
+    tokens = generation.tokens
+    assert [token.id for token in tokens] == expected.sequences[0, ids.shape[1] :].tolist()
+    assert [token.depth for token in tokens] == expected.exit_depths[0].tolist()
+    assert [token.reason for token in tokens] == expected.exit_reasons[0]
+    assert (generation.loop_passes, generation.loop_rows) == (expected.loop_passes, expected.loop_rows)
+    assert generation.text == tokenizer.decode(expected.sequences[0, ids.shape[1] :], skip_special_tokens=True)
+    assert generation.prompt_tokens == ids.shape[1]
+
+
+@pytest.mark.parametrize("after_exit", ["finish", "drop"])
+def test_savings_follow_from_the_tokens(pocket, after_exit):
+    config = ExitConfig(mode="margin", theta=0.6, after_exit=after_exit)
+    generation = sigma0.generate(*pocket, MESSAGES, exit_config=config, max_new_tokens=16)
+    depths = [token.depth for token in generation.tokens]
+    total, later = pocket[0].num_loops, depths[1:]
+    assert later, "the test needs more than one token"
+    assert generation.mean_depth == pytest.approx(sum(later) / len(later))
+    assert generation.depth_saved == pytest.approx(1 - sum(later) / (total * len(later)))
+    assert generation.passes_saved == pytest.approx(generation.depth_saved)
+    rows = finish_rows(depths, total) if after_exit == "finish" else sum(later)
+    assert generation.rows_saved == pytest.approx(1 - rows / (total * len(later)))
+
+
+def test_messages_go_through_the_chat_template_and_strings_do_not(pocket):
+    model, tokenizer = pocket
+    chat = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    by_messages = sigma0.generate(model, tokenizer, MESSAGES, max_new_tokens=4)
+    by_hand = sigma0.generate(model, tokenizer, chat, max_new_tokens=4)
+    plain = sigma0.generate(model, tokenizer, STORY, max_new_tokens=4)
+    assert by_messages == by_hand
+    assert plain.prompt_tokens == len(tokenizer(STORY).input_ids) < by_messages.prompt_tokens
+
+
+def test_stream_yields_while_generating(pocket):
+    stream = sigma0.stream(*pocket, STORY, max_new_tokens=6, exit_config={"q": 0.4})
+    first = next(stream)
+    assert stream._loop.lengths[0] == len(pocket[1](STORY).input_ids) + 1
+    with pytest.raises(ValueError, match="not finished"):
+        _ = stream.generation
+    tokens = [first, *stream]
+    assert tuple(tokens) == stream.generation.tokens
+    assert stream.generation == sigma0.generate(*pocket, STORY, max_new_tokens=6, exit_config={"q": 0.4})
+
+
+class Force:
+    """A logits processor that dictates the ids."""
+
+    def __init__(self, ids):
+        self.ids = list(ids)
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.ids.pop(0)] = 0.0
+        return forced
+
+
+def forced(pocket, text, **kwargs):
+    ids = pocket[1](text).input_ids
+    kwargs = {"max_new_tokens": len(ids)} | kwargs
+    return sigma0.generate(*pocket, "x", logits_processor=[Force([*ids, *[5] * 50])], **kwargs)
+
+
+@pytest.mark.parametrize("text", ["naïve café", "日本語と🙂🚀", "a\u0301 b\n\n  c\t", "👩‍👩‍👧 done", "Ω≈ç√ 12345"])
+def test_characters_split_over_tokens_come_out_whole(pocket, text):
+    generation = forced(pocket, text)
+    assert generation.text == text
+    assert all("\ufffd" not in token.text for token in generation.tokens)
+
+
+def test_an_unfinished_character_shows_at_the_end(pocket):
+    ids = pocket[1]("🙂").input_ids
+    generation = forced(pocket, "🙂", max_new_tokens=len(ids) - 1)
+    assert generation.text == pocket[1].decode(ids[:-1])
+    assert "\ufffd" in generation.text
+
+
+def test_stop_reasons(pocket):
+    model, tokenizer = pocket
+    assert forced(pocket, "one two").stop_reason == "length"
+    stopped = forced(pocket, "one two three four", stop=["two"])
+    assert stopped.stop_reason == "stop"
+    assert stopped.text.endswith("two")
+    ended = sigma0.generate(model, tokenizer, "x", logits_processor=[Force([5, 6, 2, 7])], max_new_tokens=9)
+    assert (ended.stop_reason, len(ended.tokens), ended.tokens[-1].text) == ("eos", 3, "")
+
+    class AfterTwo(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([input_ids.shape[1] >= 1 + 2])
+
+    criterion = sigma0.generate(model, tokenizer, "x", stopping_criteria=[AfterTwo()], max_new_tokens=9)
+    assert len(tokenizer("x").input_ids) == 1
+    assert (criterion.stop_reason, len(criterion.tokens)) == ("stop", 2)
+
+
+def test_seed_makes_sampling_repeat_and_leaves_the_global_generator_alone(pocket):
+    settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 10}
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = sigma0.generate(*pocket, STORY, seed=3, **settings)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sigma0.generate(*pocket, STORY, seed=3, **settings) == first
+    others = {sigma0.generate(*pocket, STORY, seed=seed, **settings).text for seed in range(8)}
+    assert len(others) > 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": []}, "the prompt is empty"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": 4000}, "4000 new ones exceed the model's context of 2048"),
+        ({"num_beams": 3}, "num_beams cannot be used here"),
+        ({"stop": "word"}, "list of strings, got the string 'word'"),
+        ({"exit_config": {"q": 2}}, "got 2.0"),
+        ({"temprature": 2}, "temprature"),
+    ],
+)
+def test_bad_arguments_are_named(pocket, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sigma0.generate(*pocket, **{"prompt": "x", **arguments})
+
+
+def test_other_models_and_templateless_tokenizers_are_refused(pocket):
+    shape = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    llama = LlamaForCausalLM(LlamaConfig(**shape))
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not a looped model"):
+        sigma0.generate(llama, pocket[1], "x")
+    plain = AutoTokenizer.from_pretrained(pocket[1].name_or_path)
+    plain.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        sigma0.generate(pocket[0], plain, MESSAGES)
+
+
+def test_pipeline(pocket):
+    model, tokenizer = pocket
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    expected = sigma0.generate(model, tokenizer, STORY, max_new_tokens=8).text
+    (result,) = generator(STORY, max_new_tokens=8, do_sample=False, return_full_text=False)
+    assert result["generated_text"] == expected
+    (chat,) = generator(MESSAGES, max_new_tokens=8, do_sample=False)
+    assert chat["generated_text"][-1]["content"] == sigma0.generate(model, tokenizer, MESSAGES, max_new_tokens=8).text
+    batch = generator([STORY, "John"], max_new_tokens=4, do_sample=False, batch_size=2, return_full_text=False)
+    assert [row[0]["generated_text"] for row in batch] == [
+        sigma0.generate(model, tokenizer, prompt, max_new_tokens=4).text for prompt in (STORY, "John")
+    ]
+    rich = generator(STORY, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, return_full_text=False)
+    assert rich[0]["generated_text"] == sigma0.generate(model, tokenizer, STORY, max_new_tokens=4).text
