@@ -140,11 +140,12 @@ def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
         model.model.early_exit_gate.weight.normal_(std=0.05)
-    return model.to(resolve_device(device), getattr(torch, dtype)).eval()
+    model.to(resolve_device(device), getattr(torch, dtype)).eval()
+    return model
 
 
 def middle_exit(model: OuroForCausalLM, ids: Tensor) -> ExitConfig:
-    """A gate threshold at which the tokens of `ids` `[1, S]` stop half-way on average, for weights that mean nothing."""
+    """A gate threshold at which the tokens of `ids` `[1, S]` stop half-way on average: random gates mean nothing."""
     with torch.no_grad():
         gates = model(ids, output_loop_states=True, use_cache=False).gate_logits[:, 0]  # [T, S]
     cumulative = exit_probabilities(gates).cumsum(0)

@@ -156,11 +156,17 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         self._cache.reserve_layer(self._layer, key_states, key_states.shape[2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H_kv, S, d]` behind the committed columns; returns all columns of the plane."""
+        """Writes `[B, H_kv, S, d]` behind the committed columns; returns all columns of the plane.
+
+        The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
+        """
         start, stop = self._cache.length, self._cache.length + key_states.shape[2]
-        keys, values = self._cache.reserve_layer(self._layer, key_states, stop)
-        keys[self._loop, :, :, start:stop] = key_states
-        values[self._loop, :, :, start:stop] = value_states
+        keys, values = self._cache.reserve_layer(self._layer, key_states.detach(), stop)
+        keys[self._loop, :, :, start:stop] = key_states.detach()
+        values[self._loop, :, :, start:stop] = value_states.detach()
+        if key_states.requires_grad or value_states.requires_grad:
+            past_keys, past_values = (tensor[self._loop, :, :, :start] for tensor in (keys, values))
+            return torch.cat([past_keys, key_states], dim=2), torch.cat([past_values, value_states], dim=2)
         return keys[self._loop, :, :, :stop], values[self._loop, :, :, :stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -70,6 +70,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """An empty cache for this model, with room for `capacity` tokens where that is known."""
         return DepthCache(self.num_block_layers, self.num_loops, capacity)
 
+    @torch.no_grad()
     def decode_step(
         self: Any,
         input_ids: Tensor,
@@ -78,6 +79,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         exit_config: ExitConfig,
     ) -> LoopedCausalLMOutput:
         """One new token for every sequence, in lockstep: passes run until the deepest of them has stopped.
+
+        Gives no gradients: decoding is inference.
 
         Args:
             input_ids: `[B, 1]`.

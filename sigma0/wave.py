@@ -292,6 +292,7 @@ def _copied(planes: Tensor, stopped: Frontier, source: Ints, target: Ints) -> Te
     return planes
 
 
+@torch.no_grad()
 def complete(model: LoopedModel, cache: DepthCache) -> None:
     """Runs every waiting token to full depth, ahead of a forward of several tokens; counted as prompt rows.
 

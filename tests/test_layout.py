@@ -26,8 +26,9 @@ LEVELS = [
     {"sigma0.models"},
     {"sigma0.loading", "sigma0.text", "sigma0.export"},
     {"sigma0"},
-    {"sigma0.serve", "sigma0.bench", "sigma0.doctor"},
+    {"sigma0.doctor"},
     {"sigma0.rendering"},
+    {"sigma0.serve", "sigma0.bench"},
     {"sigma0.cli"},
 ]
 

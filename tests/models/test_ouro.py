@@ -246,6 +246,23 @@ def test_gradients_reach_every_parameter_and_checkpointing_keeps_them():
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_gradients_through_a_cached_forward():
+    """A training loop of one's own, with the cache on by default, and one that continues a text."""
+    plain, cached = tiny_model(seed=6), tiny_model(seed=6)
+    plain(IDS, use_cache=False, exit_config={"mode": "full"}).logits.square().sum().backward()
+    outputs = cached(IDS, exit_config={"mode": "full"})
+    outputs.logits.square().sum().backward()
+    for (name, one), other in zip(plain.named_parameters(), cached.parameters(), strict=True):
+        if "early_exit_gate" not in name:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+    assert all(layer.keys.grad_fn is None for layer in outputs.past_key_values.layers)
+    later = cached(IDS, past_key_values=outputs.past_key_values, exit_config={"mode": "full"}).logits
+    later.sum().backward()
+    assert not cached(
+        IDS[:, :1], past_key_values=outputs.past_key_values, exit_config={"mode": "full"}
+    ).logits.requires_grad
+
+
 def test_loss_gradient_against_finite_differences():
     model = tiny_model(seed=6).double()
     weight = model.model.layers[0].self_attn.q_proj.weight
