@@ -4,7 +4,7 @@ Loop states of one token are h_1 ... h_T, after the loop's norm; D_t = h_t - h_{
 h_1 is left out. A rule is *met* at the first loop t where (arXiv 2510.25741 section 3 for `qexit`, arXiv 2509.23314 for
 `accel`):
 
-    qexit     sum_{j<=t} l_j * prod_{i<j} (1 - l_i) >= q          with l_j = sigmoid(gate(h_j))
+    qexit     sum_{j<=t} l_j * prod_{i<j} (1 - l_i) >= q          with l_j = sigmoid(gate(h_j)); never met at q = 1
     converge  |D_t| / |h_{t-1}| < eps                             from t = 2
     accel     |D_t - D_{t-1}| / |h_{t-1}| < eps and |D_t| <= 0.9 |D_{t-1}|, on `patience` loops running, from t = 3
     margin    p_(1) - p_(2) >= theta                              with p = softmax(head(h_t))
@@ -150,7 +150,9 @@ class ExitRule:
         hazard = torch.sigmoid(gate_logits.float())  # [R]
         cumulative = state.cumulative + hazard * state.survival
         state = replace(state, survival=state.survival * (1.0 - hazard), cumulative=cumulative)
-        return state, cumulative >= self.config.q
+        # below T the sum stays under 1, but in float32 it may round to it: q = 1 means every loop
+        met = cumulative >= self.config.q
+        return state, met if self.config.q < 1.0 else torch.zeros_like(met)
 
     def _observe_step(self, state: ExitState, loop: Tensor, hidden: Tensor) -> tuple[ExitState, Tensor]:
         assert state.hidden is not None

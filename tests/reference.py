@@ -58,7 +58,7 @@ def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, to
             cumulative += hazard * survival
             survival *= 1 - hazard
             margin = min(margin, abs(cumulative - config.q))
-            holds = cumulative >= config.q
+            holds = cumulative >= config.q and config.q < 1
         elif config.mode == "margin":
             top = torch.softmax(logits[loop - 1], -1).sort(descending=True).values
             margin = min(margin, abs(float(top[0] - top[1]) - config.theta))

@@ -115,6 +115,14 @@ def test_state_rows_can_be_picked_and_joined(mode):
         assert value is None or torch.equal(value, getattr(joined, name))
 
 
+def test_q_of_one_runs_every_loop_even_where_the_sum_rounds_to_one():
+    gates = torch.full((4, 1, 1), 40.0)
+    assert float(torch.sigmoid(gates[0])) == 1.0
+    rule = ExitRule(ExitConfig(q=1.0), 4)
+    chosen = select_exits(rule, torch.zeros(4, 1, 1, 2), gates, lambda hidden: hidden)
+    assert (int(chosen.depths), bool(chosen.met)) == (4, False)
+
+
 def test_reasons():
     assert exit_reason("full", False) == exit_reason("fixed", False) == "fixed"
     assert [exit_reason(mode, True) for mode in MODES] == [

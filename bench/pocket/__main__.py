@@ -1,0 +1,87 @@
+"""Command line: `python -m sigma0.bench.pocket train` and `python -m sigma0.bench.pocket eval`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sigma0.bench.pocket.evaluate import as_json, as_table, evaluate, exit_threshold, summarize
+from sigma0.bench.pocket.finish import finish
+from sigma0.bench.pocket.gate import Threshold
+from sigma0.bench.pocket.recipe import Recipe
+from sigma0.bench.pocket.tokenizer import build_tokenizer, load_tokenizer
+from sigma0.bench.pocket.train import Report, train
+from sigma0.models.ouro import OuroForCausalLM
+
+app = typer.Typer(help="The recipe of the shipped model `pocket`.", no_args_is_help=True)
+_SMOOTH = 0.95
+
+
+@app.command("train")
+def train_command(
+    out: Annotated[Path, typer.Option(help="Run folder; a run found here is continued.")],
+    steps: Annotated[int, typer.Option(help="Optimizer steps in all.")] = Recipe.steps,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = Recipe.seed,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
+) -> None:
+    """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
+    console = Console()
+    recipe = Recipe(steps=steps, seed=seed)
+    tokenizer = build_tokenizer()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
+        task = progress.add_task("", total=steps)
+        smooth: list[float] = []
+
+        def show(report: Report) -> None:
+            now = [report.loss, *report.answers]
+            if len(smooth) != len(now):  # the warm-up runs fewer loops
+                smooth.clear()
+            smooth[:] = [_SMOOTH * old + (1 - _SMOOTH) * new for old, new in zip(smooth or now, now, strict=True)]
+            loops = " ".join(f"{100 * share:.0f}" for share in smooth[1:])
+            progress.update(task, completed=report.step + 1, description=f"loss {smooth[0]:.3f}  answers % {loops}")
+
+        model = train(recipe, tokenizer, out, minutes, on_step=show)
+    if model is None:
+        console.print(f"Time is up; run again to continue in {out}.")
+        return
+    chosen, tried = finish(model, tokenizer, recipe, out / "final")
+    console.print(_threshold_table(chosen, tried))
+    console.print(f"Model written to {out / 'final'}.")
+
+
+@app.command("eval")
+def eval_command(
+    folder: Annotated[Path, typer.Argument(help="Model folder.")],
+    n: Annotated[int, typer.Option(help="Stories, one question each.")] = 2000,
+    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
+    torch.set_num_threads(1)
+    model = OuroForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    q = exit_threshold(folder)
+    groups = summarize(evaluate(model, load_tokenizer(folder), q, n, split, seed))
+    if json:
+        typer.echo(as_json(groups, split=split, seed=seed, n=n, q=q))
+    else:
+        Console().print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, q {q:g})"))
+
+
+def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:
+    table = Table(title="Exit thresholds on the calibration split")
+    for column in ("q", "mean depth", "answers as at full depth, %", ""):
+        table.add_column(column, justify="right")
+    for each in tried:
+        mark = "chosen" if each == chosen else ""
+        table.add_row(f"{each.q:g}", f"{each.mean_depth:.2f}", f"{100 * each.fidelity:.2f}", mark)
+    return table
+
+
+if __name__ == "__main__":
+    app()

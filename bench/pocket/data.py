@@ -1,0 +1,159 @@
+"""From scenes to training batches: token ids and the weight each next token has in the loss."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.items import Item, Scene
+from sigma0.bench.pocket.tokenizer import EOS, PAD
+from sigma0.bench.pocket.world import draw
+
+_ASSISTANT = "assistant\n"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One right-padded batch.
+
+    Attributes:
+        ids: Token ids, int64 [B, S].
+        answer: True where the token at this place belongs to an answer or is the eos that ends it, bool [B, S].
+        real: True where the token is not padding, bool [B, S].
+    """
+
+    ids: torch.Tensor
+    answer: torch.Tensor
+    real: torch.Tensor
+
+    def answer_numbers(self) -> torch.Tensor:
+        """The answer, counted from 0 over the batch, that each answer token belongs to, int64 [N] in reading order."""
+        marks = self.answer[:, 1:]
+        first = marks & ~self.answer[:, :-1]
+        return first.flatten().cumsum(0)[marks.flatten()] - 1
+
+
+def whole_answers(right: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Which answers are right to the last token.
+
+    Args:
+        right: Which answer tokens are right, bool [L, N] for any number L of readouts.
+        numbers: The answer each token belongs to, int64 [N], ascending from 0.
+
+    Returns:
+        bool [L, A] over the A answers.
+    """
+    wrong = torch.zeros(right.shape[0], int(numbers[-1]) + 1, dtype=torch.int64)
+    return wrong.index_add_(1, numbers, (~right).long()) == 0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One text as ids, with a mark on the tokens of its answers (the eos included)."""
+
+    ids: list[int]
+    answer: list[bool]
+
+
+def plain_text(items: Sequence[Item]) -> str:
+    """Story, then question and answer in turn; an eos ends each answer.
+
+    The first prompt (`Item.prompt`) is continued exactly as a user's prompt would be.
+    """
+    turns = " ".join(f"{item.question} {item.answer}{EOS}" for item in items)
+    return f"{items[0].story} {turns}"
+
+
+def chat_messages(items: Sequence[Item]) -> list[dict[str, str]]:
+    """The same as chat turns: story and first question in the first user turn, one more question in each later one."""
+    messages = []
+    for number, item in enumerate(items):
+        messages.append({"role": "user", "content": item.prompt if number == 0 else item.question})
+        messages.append({"role": "assistant", "content": item.answer})
+    return messages
+
+
+def chat_text(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> str:
+    """Render `chat_messages` with the tokenizer's own template."""
+    text = tokenizer.apply_chat_template(chat_messages(items), tokenize=False)
+    if not isinstance(text, str):
+        raise ValueError(f"the chat template gave a {type(text).__name__}, not text")
+    return text
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool) -> Encoded:
+    """Encode the text of some items about one story and mark the tokens of their answers."""
+    text = chat_text(tokenizer, items) if chat else plain_text(items)
+    spans = _answer_spans(text, items, _ASSISTANT if chat else "")
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    marks = []
+    span = 0
+    for start, end in encoding.offsets:
+        while span < len(spans) and start >= spans[span][1]:
+            span += 1
+        marks.append(span < len(spans) and end > spans[span][0])
+    return Encoded(encoding.ids, marks)
+
+
+def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int) -> Encoded:
+    """Encode as many of the scene's questions, in order, as fit into `length` tokens.
+
+    Raises:
+        ValueError: If not even the first question fits.
+    """
+    whole = encode(tokenizer, scene.items, chat)
+    ends = [place + 1 for place, answer in enumerate(whole.answer) if answer and not _next(whole.answer, place)]
+    cut = max((end for end in ends if end <= length), default=0)
+    if cut == 0:
+        raise ValueError(f"a story and its first question do not fit into {length} tokens: {scene.story!r}")
+    return Encoded(whole.ids[:cut], whole.answer[:cut])
+
+
+def train_batch(
+    tokenizer: PreTrainedTokenizerFast, seed: int, step: int, size: int, length: int, chat: float, hardest: int = 6
+) -> Batch:
+    """Make the batch of one training step; a function of its arguments alone, so resuming needs no reader state.
+
+    Args:
+        tokenizer: The micro-world's tokenizer.
+        seed: Seed of the sequence of scenes.
+        step: Number of the step from 0; it uses scenes step * size to (step + 1) * size - 1.
+        size: Scenes in a batch.
+        length: Most tokens in a row.
+        chat: Share of rows in chat form; the others are plain text.
+        hardest: The highest difficulty drawn.
+    """
+    rows = []
+    for place in range(size):
+        scene = draw("train", seed, step * size + place, hardest=hardest)
+        rows.append(fit(tokenizer, scene, place < round(size * chat), length))
+    return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
+
+
+def collate(rows: Sequence[Encoded], pad: int) -> Batch:
+    """Pad rows on the right to the longest one."""
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
+    answer = torch.zeros((len(rows), width), dtype=torch.bool)
+    real = torch.zeros((len(rows), width), dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids[number, : len(row.ids)] = torch.tensor(row.ids)
+        answer[number, : len(row.ids)] = torch.tensor(row.answer)
+        real[number, : len(row.ids)] = True
+    return Batch(ids, answer, real)
+
+
+def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[int, int]]:
+    spans = []
+    cursor = 0
+    for item in items:
+        cursor = text.index(item.question, cursor) + len(item.question)
+        start = text.index(f"{before}{item.answer}{EOS}", cursor) + len(before)
+        cursor = start + len(item.answer) + len(EOS)
+        spans.append((start, cursor))
+    return spans
+
+
+def _next(marks: Sequence[bool], place: int) -> bool:
+    return place + 1 < len(marks) and marks[place + 1]

@@ -1,0 +1,165 @@
+"""Exact-answer accuracy on held-out stories, by family, hops, difficulty and loop readout.
+
+Read greedily from loop k, an answer is right under teacher forcing exactly if free generation at depth k gives it:
+the tokens before the first wrong one are the same in both, and loop k reads no deeper loop of any token. So one
+forward pass measures what the model would write.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
+from sigma0.bench.pocket.gate import exit_depths
+from sigma0.bench.pocket.items import Item
+from sigma0.bench.pocket.tokenizer import PAD
+from sigma0.bench.pocket.world import draw
+from sigma0.models.ouro import OuroForCausalLM
+
+_ROWS = 50
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question asked.
+
+    Attributes:
+        item: The question.
+        chat: Whether it was asked as a chat turn, not as plain text.
+        right: Whether the whole answer, eos included, is right when read at loop 1, ..., T.
+        exit_right: Whether it is right when each token is read where the exit rule stops.
+        exit_depth: Mean loop at which the rule stops over the answer's tokens.
+    """
+
+    item: Item
+    chat: bool
+    right: tuple[bool, ...]
+    exit_right: bool
+    exit_depth: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Accuracy of a group of questions with 95 % Wilson intervals; `loops` holds loop 1, ..., T."""
+
+    n: int
+    loops: tuple[float, ...]
+    intervals: tuple[tuple[float, float], ...]
+    exit: float
+    exit_interval: tuple[float, float]
+    exit_depth: float
+
+
+def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval of a share (E. B. Wilson, 1927); 95 % by default.
+
+    Raises:
+        ValueError: If n is below 1 or right is not between 0 and n.
+    """
+    if n < 1 or not 0 <= right <= n:
+        raise ValueError(f"{right!r} right of {n!r} is no share")
+    share = right / n
+    centre = share + z * z / (2 * n)
+    reach = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
+
+
+def exit_threshold(folder: Path) -> float:
+    """Read q from `exit_config` in a model folder's generation_config.json.
+
+    Raises:
+        ValueError: If the file names no qexit rule.
+    """
+    config = json.loads((folder / "generation_config.json").read_text()).get("exit_config") or {}
+    if config.get("mode") != "qexit":
+        raise ValueError(f"{folder}/generation_config.json has no qexit rule but {config!r}")
+    return float(config["q"])
+
+
+def evaluate(
+    model: OuroForCausalLM, tokenizer: PreTrainedTokenizerFast, q: float, n: int, split: str = "test", seed: int = 0
+) -> list[Outcome]:
+    """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat."""
+    pad = tokenizer.convert_tokens_to_ids(PAD)
+    outcomes: list[Outcome] = []
+    for start in range(0, n, _ROWS):
+        asked = [(draw(split, seed, k, questions=1).items[0], k % 2 == 1) for k in range(start, min(start + _ROWS, n))]
+        batch = collate([encode(tokenizer, [item], chat) for item, chat in asked], pad)
+        outcomes += _outcomes(model, batch, asked, q)
+    return outcomes
+
+
+def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Group]]:
+    """Group outcomes by family, hops, difficulty and form, and all together."""
+    keys: dict[str, Callable[[Outcome], str]] = {
+        "family": lambda o: o.item.family,
+        "hops": lambda o: str(o.item.hops),
+        "difficulty": lambda o: str(o.item.difficulty),
+        "form": lambda o: "chat" if o.chat else "plain",
+        "all": lambda o: "all",
+    }
+    groups = {}
+    for name, key in keys.items():
+        values = sorted({key(outcome) for outcome in outcomes})
+        groups[name] = {value: _group([o for o in outcomes if key(o) == value]) for value in values}
+    return groups
+
+
+def as_json(groups: Mapping[str, Mapping[str, Group]], **about: object) -> str:
+    """The figures as JSON, with what they are about beside them."""
+    figures = {name: {value: asdict(group) for value, group in part.items()} for name, part in groups.items()}
+    return json.dumps({**about, "groups": figures}, indent=1)
+
+
+def as_table(groups: Mapping[str, Mapping[str, Group]], title: str) -> Table:
+    """The figures as a table: percent right by loop, the interval at full depth, and what the exit rule does."""
+    loops = len(groups["all"]["all"].loops)
+    table = Table(title=title)
+    for column in ("", "n", *(f"loop {loop}" for loop in range(1, loops + 1)), "95 % interval", "at exit", "depth"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, part in groups.items():
+        for value, group in part.items():
+            low, high = group.intervals[-1]
+            shares = [f"{100 * share:.1f}" for share in group.loops]
+            interval = f"{100 * low:.1f} to {100 * high:.1f}"
+            label = value if name in ("all", "family", "form") else f"{name} {value}"
+            table.add_row(label, str(group.n), *shares, interval, f"{100 * group.exit:.1f}", f"{group.exit_depth:.2f}")
+        table.add_section()
+    return table
+
+
+def _group(outcomes: Sequence[Outcome]) -> Group:
+    n = len(outcomes)
+    by_loop = [sum(column) for column in zip(*(outcome.right for outcome in outcomes), strict=True)]
+    exits = sum(outcome.exit_right for outcome in outcomes)
+    return Group(
+        n=n,
+        loops=tuple(right / n for right in by_loop),
+        intervals=tuple(wilson(right, n) for right in by_loop),
+        exit=exits / n,
+        exit_interval=wilson(exits, n),
+        exit_depth=sum(outcome.exit_depth for outcome in outcomes) / n,
+    )
+
+
+@torch.no_grad()
+def _outcomes(model: OuroForCausalLM, batch: Batch, asked: Sequence[tuple[Item, bool]], q: float) -> Iterable[Outcome]:
+    output = model.model(input_ids=batch.ids, use_cache=False)
+    marks = batch.answer[:, 1:]
+    tokens = model.lm_head(output.loop_states[:, :, :-1][:, marks]).argmax(-1)  # [T, N]
+    right = tokens == batch.ids[:, 1:][marks]
+    depths = exit_depths(output.gate_logits[:, :, :-1][:, marks], q)  # [N]
+    numbers = batch.answer_numbers()
+    by_loop = whole_answers(right, numbers).T.tolist()
+    at_exit = whole_answers(right.gather(0, depths[None] - 1), numbers)[0].tolist()
+    total = torch.zeros(len(asked)).index_add_(0, numbers, depths.float())
+    mean_depths = (total / numbers.bincount()).tolist()
+    for (item, chat), loops, done, depth in zip(asked, by_loop, at_exit, mean_depths, strict=True):
+        yield Outcome(item, chat, tuple(loops), done, depth)

@@ -1,0 +1,145 @@
+"""The exit gate: fitted on the frozen backbone, and the threshold chosen on stories of its own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.data import Batch, collate, fit, whole_answers
+from sigma0.bench.pocket.tokenizer import PAD
+from sigma0.bench.pocket.world import draw
+from sigma0.models.ouro import OuroForCausalLM
+
+# Thresholds tried, from eager to patient.
+THRESHOLDS = (
+    *(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985),
+    *(0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999, 0.99995, 0.99999),
+)
+MIN_FIDELITY = 0.99
+FIT_SCENES = 2000
+# Far behind the scenes the backbone was trained on.
+FIT_FIRST = 10_000_000
+CALIBRATION_SCENES = 1000
+_RIDGE = 1e-4
+_ROWS = 50
+
+
+@dataclass(frozen=True)
+class Readouts:
+    """What the answer tokens of some scenes look like at every loop.
+
+    Attributes:
+        states: Normed states from which the token is read, float32 [T, N, D].
+        right: Where the argmax at loop t is the token of the answer, bool [T, N].
+        same: Where the argmax at loop t is that of loop T, bool [T, N].
+        answer: The answer, counted from 0, that each token belongs to, int64 [N].
+    """
+
+    states: torch.Tensor
+    right: torch.Tensor
+    same: torch.Tensor
+    answer: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One exit threshold measured: `fidelity` is the share of answers equal to full depth's, token for token."""
+
+    q: float
+    mean_depth: float
+    fidelity: float
+
+
+def collect(
+    model: OuroForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    split: str,
+    seed: int,
+    first: int,
+    count: int,
+    length: int,
+) -> Readouts:
+    """Run scenes `first` to `first + count - 1` of a split, every other one as chat, and keep their answer tokens."""
+    parts = []
+    answers = 0
+    pad = tokenizer.convert_tokens_to_ids(PAD)
+    for start in range(first, first + count, _ROWS):
+        numbers = range(start, min(start + _ROWS, first + count))
+        batch = collate([fit(tokenizer, draw(split, seed, n), n % 2 == 1, length) for n in numbers], pad)
+        part = _read(model, batch, answers)
+        answers = 1 + int(part.answer[-1])
+        parts.append(part)
+    return Readouts(
+        torch.cat([part.states for part in parts], 1),
+        torch.cat([part.right for part in parts], 1),
+        torch.cat([part.same for part in parts], 1),
+        torch.cat([part.answer for part in parts]),
+    )
+
+
+def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
+    """Fit the gate alone, by logistic regression, and write it into the model.
+
+    Below the last loop the target is "the argmax here equals that of loop T", so the gate learns when more loops
+    change nothing. At loop T, where that would always hold, it is "the token is right".
+
+    Returns:
+        The mean binary cross-entropy after the fit, nats.
+    """
+    goal = torch.cat([readouts.same[:-1], readouts.right[-1:]]).float()  # [T, N]
+    weight = torch.zeros(readouts.states.shape[-1], requires_grad=True)
+    bias = torch.zeros(1, requires_grad=True)
+    solver = torch.optim.LBFGS([weight, bias], max_iter=200, history_size=20, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        solver.zero_grad()
+        loss = functional.binary_cross_entropy_with_logits(readouts.states @ weight + bias, goal)
+        loss = loss + _RIDGE * weight.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    solver.step(closure)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        gate = model.model.early_exit_gate
+        gate.weight.copy_(weight[None])
+        gate.bias.copy_(bias)
+        return functional.binary_cross_entropy_with_logits(readouts.states @ weight + bias, goal).item()
+
+
+def exit_depths(gate_logits: torch.Tensor, q: float) -> torch.Tensor:
+    """Loop at which `qexit` stops: the first whose cumulated exit probability reaches q, else T.
+
+    Args:
+        gate_logits: Logits of the gate after every loop, [T, N].
+        q: The threshold, in (0, 1].
+
+    Returns:
+        Depths from 1 to T, int64 [N].
+    """
+    stay = (1 - gate_logits.sigmoid()).cumprod(0)  # [T, N], S_t
+    met = 1 - stay >= q
+    met[-1] = True
+    return met.int().argmax(0) + 1
+
+
+def choose_threshold(model: OuroForCausalLM, readouts: Readouts) -> tuple[Threshold, list[Threshold]]:
+    """Measure all of `THRESHOLDS`; choose the lowest with a fidelity of at least `MIN_FIDELITY`, or 1.0 if none has."""
+    with torch.no_grad():
+        logits = model.model.early_exit_gate(readouts.states).squeeze(-1)  # [T, N]
+    tried = []
+    for q in (*THRESHOLDS, 1.0):
+        depth = exit_depths(logits, q)
+        same = readouts.same.gather(0, depth[None] - 1)  # [1, N]
+        fidelity = whole_answers(same, readouts.answer).float().mean().item()
+        tried.append(Threshold(q, depth.float().mean().item(), fidelity))
+    return next((each for each in tried if each.fidelity >= MIN_FIDELITY), tried[-1]), tried
+
+
+@torch.no_grad()
+def _read(model: OuroForCausalLM, batch: Batch, answers: int) -> Readouts:
+    states = model.model(input_ids=batch.ids, use_cache=False).loop_states[:, :, :-1]  # [T, B, S - 1, D]
+    marks = batch.answer[:, 1:]
+    kept = states[:, marks]  # [T, N, D]
+    tokens = model.lm_head(kept).argmax(-1)  # [T, N]
+    return Readouts(kept, tokens == batch.ids[:, 1:][marks], tokens == tokens[-1], batch.answer_numbers() + answers)

@@ -1,0 +1,79 @@
+"""What one question of the micro-world is, and which split a story belongs to."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, get_args
+
+Split = Literal["train", "calibration", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+DIFFICULTIES = (1, 2, 3, 4, 5, 6)
+
+# Shares of all stories, in 256ths, by the first byte of the story's digest.
+_TEST_BELOW = 26
+_CALIBRATION_BELOW = 52
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question about one story, with its known answer.
+
+    Attributes:
+        story: The story, short sentences joined by single spaces.
+        question: One question, ends in "?".
+        answer: The whole answer, a short full sentence.
+        key: The one word of the answer that the reader had to find.
+        family: The kind of question, such as "where".
+        hops: How many sentences of the story the answer rests on.
+        difficulty: The dial from 1 to 6 the story was drawn at (length, distractors, hops).
+        derivation: Worked solution: the sentences it rests on in story order, then the conclusion.
+    """
+
+    story: str
+    question: str
+    answer: str
+    key: str
+    family: str
+    hops: int
+    difficulty: int
+    derivation: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.key not in self.answer.rstrip(".").split():
+            raise ValueError(f"key {self.key!r} is not a word of the answer {self.answer!r}")
+        if self.difficulty not in DIFFICULTIES:
+            raise ValueError(f"difficulty {self.difficulty!r} is not one of {DIFFICULTIES}")
+        if self.hops < 1:
+            raise ValueError(f"hops {self.hops!r} is below 1")
+
+    @property
+    def prompt(self) -> str:
+        """The story and the question as plain text, ready to be continued by a space and the answer."""
+        return f"{self.story} {self.question}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One story and several different questions about it."""
+
+    story: str
+    items: tuple[Item, ...]
+
+
+def split_of(story: str) -> Split:
+    """Name the split a story belongs to: about 80 % train, 10 % calibration, 10 % test.
+
+    The split is a function of the story's text alone. So no story can be in two splits, whatever seeds the
+    splits were drawn with and however often a generator happens to draw the same story twice.
+    """
+    byte = blake2b(story.encode(), digest_size=1).digest()[0]
+    if byte < _TEST_BELOW:
+        return "test"
+    return "calibration" if byte < _CALIBRATION_BELOW else "train"
+
+
+def check_split(split: str) -> Split:
+    """Return `split` if it is one of the three, raise ValueError otherwise."""
+    for known in SPLITS:
+        if split == known:
+            return known
+    raise ValueError(f"split {split!r} is not one of {SPLITS}")

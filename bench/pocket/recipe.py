@@ -1,0 +1,144 @@
+"""The settings of the shipped model, and the untrained model they describe."""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.data import Batch, collate, train_batch
+from sigma0.bench.pocket.items import DIFFICULTIES
+from sigma0.bench.pocket.notes import note_row
+from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD
+from sigma0.models.ouro import OuroForCausalLM
+from sigma0.models.ouro_config import OuroConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the weights of a run; the defaults made the shipped model.
+
+    Attributes:
+        seed: Seed of the initial weights and of the order of the training scenes.
+        steps: Optimizer steps in all.
+        batch: Rows in a batch.
+        length: Most tokens in a row.
+        note_steps: Steps at the start that train on warm-up notes only (see `notes`).
+        note_batch: Rows in a batch of notes.
+        note_loops: Loops run on notes: fewer suffice there and cost less.
+        chat: Share of rows in chat form.
+        climb: Steps after which the hardest difficulty drawn rises by one, from 1 behind the notes.
+        width: Hidden size.
+        intermediate: Size of the MLP's inner layer.
+        heads: Attention heads (keys and values have as many).
+        loops: Loops at full depth, T.
+        rope_theta: Base of the rotary embedding.
+        post_gain: Initial gain of the two norms behind attention and MLP.
+        init_std: Standard deviation of the initial weights, the embedding (1.0) left out.
+        peak_rate: AdamW's learning rate after the warm-up: embedding, head, norms.
+        block_rate: Muon's learning rate after the warm-up: the matrices of the block.
+        last_rate: Learning rates of the last step, as a share of the peak.
+        warmup: Steps of linear warm-up.
+        decay: Share of the steps, at the end, over which the rates fall linearly.
+        weight_decay: On the matrices of the block and the head.
+        answer_weight: Weight of an answer token in the loss; any other token weighs 1.
+        clip: Largest norm of the gradient.
+    """
+
+    seed: int = 0
+    steps: int = 5200
+    batch: int = 16
+    length: int = 152
+    note_steps: int = 1200
+    note_batch: int = 24
+    note_loops: int = 3
+    chat: float = 0.25
+    climb: int = 300
+    width: int = 128
+    intermediate: int = 256
+    heads: int = 4
+    loops: int = 6
+    rope_theta: float = 10000.0
+    post_gain: float = 0.3
+    init_std: float = 0.02
+    peak_rate: float = 2e-3
+    block_rate: float = 6e-3
+    last_rate: float = 0.02
+    warmup: int = 100
+    decay: float = 0.4
+    weight_decay: float = 0.01
+    answer_weight: float = 20.0
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "length", "width", "intermediate", "heads", "loops", "climb"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)!r} is below 1")
+        if not 0 <= self.chat <= 1:
+            raise ValueError(f"chat {self.chat!r} is not a share between 0 and 1")
+        if self.length > MAX_LENGTH:
+            raise ValueError(f"length {self.length!r} is above {MAX_LENGTH}")
+
+    def rate(self, step: int) -> float:
+        """Share of the peak rates at a step: linear warm-up, level, linear fall."""
+        fall = max(1, round(self.steps * self.decay))
+        left = (self.steps - step) / fall
+        return min(1.0, (step + 1) / self.warmup, self.last_rate + (1 - self.last_rate) * left)
+
+    def train_loops(self, step: int) -> int:
+        """Loops run at a step."""
+        return min(self.note_loops, self.loops) if step < self.note_steps else self.loops
+
+    def train_batch(self, tokenizer: PreTrainedTokenizerFast, step: int) -> Batch:
+        """Make the batch of a step: notes first, then scenes whose hardest difficulty rises."""
+        if step < self.note_steps:
+            first = step * self.note_batch
+            rows = [note_row(tokenizer, self.seed, first + place) for place in range(self.note_batch)]
+            return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
+        past = step - self.note_steps
+        hardest = min(1 + past // self.climb, DIFFICULTIES[-1])
+        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, hardest)
+
+    def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
+        """Settings and a digest of the first data, as one text: equal only if a run would go on in the same way."""
+        batches = [self.train_batch(tokenizer, step).ids.tolist() for step in (0, self.note_steps)]
+        digest = blake2b(json.dumps([tokenizer.get_vocab(), batches], sort_keys=True).encode()).hexdigest()
+        return json.dumps({**asdict(self), "data": digest[:16]}, sort_keys=True)
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM:
+    """Build the untrained model, weights from the recipe's seed.
+
+    The embedding starts at standard deviation 1, with small gains behind attention and MLP: those norms add
+    vectors of unit size to the residual, in which an embedding of the usual size would be lost.
+    """
+    config = OuroConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.width,
+        intermediate_size=recipe.intermediate,
+        num_hidden_layers=1,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        total_ut_steps=recipe.loops,
+        max_position_embeddings=MAX_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    model = OuroForCausalLM(config)
+    draw = torch.Generator().manual_seed(recipe.seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("input_layernorm_2.weight", "post_attention_layernorm_2.weight")):
+                weight.fill_(recipe.post_gain)
+            elif weight.dim() == 2:
+                std = 1.0 if "embed_tokens" in name else recipe.init_std
+                weight.normal_(std=std, generator=draw)
+            elif name.endswith("bias"):
+                weight.zero_()
+            else:
+                weight.fill_(1.0)
+    return model

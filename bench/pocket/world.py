@@ -1,0 +1,50 @@
+"""The micro-world: any scene of any split from three numbers, always the same."""
+
+from collections.abc import Callable
+from random import Random
+
+from sigma0.bench.pocket import moves
+from sigma0.bench.pocket.items import DIFFICULTIES, Scene, check_split, split_of
+
+# One builder for each kind of scene: builder(rng, difficulty, questions). A new kind of story is one more entry.
+KINDS: dict[str, Callable[[Random, int, int], Scene]] = {"moves": moves.build}
+# How often a difficulty is drawn when none is asked for: the middle teaches most, the ends are cheap or rare.
+DIFFICULTY_WEIGHTS = (1, 2, 2, 2, 2, 1)
+
+
+def draw(
+    split: str, seed: int, index: int, difficulty: int | None = None, questions: int = 8, hardest: int = 6
+) -> Scene:
+    """Draw scene number `index` of a split.
+
+    Candidates are drawn until one's own text falls into the split (`items.split_of`), so the splits share no
+    story for any choice of seeds and indices.
+
+    Args:
+        split: "train", "calibration" or "test".
+        seed: Selects one endless sequence of scenes.
+        index: Position in that sequence, from 0.
+        difficulty: Dial from 1 to 6; None draws it by `DIFFICULTY_WEIGHTS`.
+        questions: The most questions to ask about the story.
+        hardest: The highest difficulty that may be drawn when none is asked for.
+
+    Raises:
+        ValueError: On an unknown split or difficulty, a negative index or fewer than one question.
+    """
+    wanted = check_split(split)
+    for asked in (difficulty, hardest):
+        if asked is not None and asked not in DIFFICULTIES:
+            raise ValueError(f"difficulty {asked!r} is not one of {DIFFICULTIES}")
+    if index < 0:
+        raise ValueError(f"index {index!r} is negative")
+    if questions < 1:
+        raise ValueError(f"questions {questions!r} is below 1")
+    rng = Random(f"{wanted}/{seed}/{index}")
+    level = (
+        difficulty if difficulty is not None else rng.choices(DIFFICULTIES[:hardest], DIFFICULTY_WEIGHTS[:hardest])[0]
+    )
+    build = KINDS[rng.choice(sorted(KINDS))]
+    while True:
+        scene = build(rng, level, questions)
+        if split_of(scene.story) == wanted:
+            return scene

@@ -1,0 +1,146 @@
+"""Training: the loss, the checkpoint, resuming to the same bits, refusing other settings."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.pocket.data import collate, train_batch
+from sigma0.bench.pocket.notes import note_row
+from sigma0.bench.pocket.recipe import Recipe, build_model
+from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.bench.pocket.train import LOG, STATE, Report, loop_loss, read_log, train
+
+TINY = Recipe(
+    steps=6,
+    batch=2,
+    width=16,
+    intermediate=24,
+    heads=2,
+    loops=3,
+    warmup=2,
+    climb=2,
+    note_steps=3,
+    note_batch=2,
+    note_loops=2,
+)
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_after(step: int) -> object:
+    def on_step(report: Report) -> None:
+        if report.step == step:
+            raise KilledError
+
+    return on_step
+
+
+def test_resuming_gives_the_bits_of_an_uninterrupted_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    whole = train(TINY, tokenizer, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        # Killed after step 4 with a checkpoint at 4: step 4 is run again.
+        train(TINY, tokenizer, tmp_path / "killed", save_every=2, on_step=killed_after(4))  # type: ignore[arg-type]
+    assert len(list(read_log(tmp_path / "killed" / LOG))) == 5
+    assert train(TINY, tokenizer, tmp_path / "killed", minutes=0.0) is None
+    resumed = train(TINY, tokenizer, tmp_path / "killed")
+    assert whole is not None and resumed is not None
+    for (name, expected), (_, found) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(expected, found), name
+    assert list(read_log(tmp_path / "whole" / LOG)) == list(read_log(tmp_path / "killed" / LOG))
+    saved, again = (load_file(tmp_path / run / STATE) for run in ("whole", "killed"))
+    assert saved.keys() == again.keys() and all(torch.equal(saved[name], again[name]) for name in saved)
+
+
+def test_training_changes_every_weight_but_the_gate(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    before = dict(build_model(TINY, tokenizer).named_parameters())
+    after = train(TINY, tokenizer, tmp_path)
+    assert after is not None
+    for name, weight in after.named_parameters():
+        assert torch.equal(weight, before[name]) == ("early_exit_gate" in name), name
+
+
+@pytest.mark.parametrize("changed", [replace(TINY, steps=7), replace(TINY, seed=1), replace(TINY, peak_rate=1e-3)])
+def test_other_settings_are_refused(tokenizer: PreTrainedTokenizerFast, changed: Recipe, tmp_path: Path) -> None:
+    assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
+    with pytest.raises(ValueError, match="other settings"):
+        train(changed, tokenizer, tmp_path)
+
+
+def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
+    with pytest.raises(ValueError, match="other settings"):
+        train(TINY, build_tokenizer(seed=1), tmp_path)
+
+
+def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = build_model(TINY, tokenizer)
+    batch = train_batch(tokenizer, 0, 0, 3, 152, 0.5)
+    loss, right = loop_loss(model, batch, 20.0)
+    states = model.model(input_ids=batch.ids, use_cache=False).loop_states
+    total, weight = torch.zeros(()), 0.0
+    hits = []
+    for row in range(3):
+        for place in range(1, batch.ids.shape[1]):
+            if not batch.real[row, place]:
+                continue
+            target = batch.ids[row, place]
+            logits = model.lm_head(states[:, row, place - 1])  # [T, V]
+            losses = functional.cross_entropy(logits, target.expand(3), reduction="none")
+            if batch.answer[row, place]:
+                total = total + 20 * (1 * losses[0] + 2 * losses[1] + 3 * losses[2]) / 6
+                hits.append(logits.argmax(-1) == target)
+            else:
+                total = total + losses[2]
+            weight += 20 if batch.answer[row, place] else 1
+    torch.testing.assert_close(loss, total / weight)
+    assert torch.equal(right, torch.stack(hits, 1))
+
+
+def test_initial_weights_are_as_the_recipe_says(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = build_model(replace(TINY, width=64, heads=4, intermediate=96), tokenizer)
+    weights = dict(model.named_parameters())
+    assert weights["model.embed_tokens.weight"].std().item() == pytest.approx(1.0, rel=0.02)
+    assert weights["lm_head.weight"].std().item() == pytest.approx(TINY.init_std, rel=0.02)
+    for name in ("input_layernorm_2", "post_attention_layernorm_2"):
+        assert weights[f"model.layers.0.{name}.weight"].unique().tolist() == pytest.approx([0.3])
+    assert weights["model.layers.0.input_layernorm.weight"].unique().tolist() == [1.0]
+    assert model.config.total_ut_steps == 3 and model.config.num_hidden_layers == 1
+
+
+def test_rate_and_loops_follow_the_step() -> None:
+    recipe = Recipe(steps=1000, warmup=100, decay=0.4, last_rate=0.1, note_steps=300, note_loops=3, loops=6)
+    assert recipe.rate(0) == pytest.approx(0.01)
+    assert recipe.rate(99) == recipe.rate(599) == 1.0
+    assert recipe.rate(800) == pytest.approx(0.1 + 0.9 * 0.5)
+    assert recipe.rate(1000) == pytest.approx(0.1)
+    assert [recipe.train_loops(step) for step in (0, 299, 300, 999)] == [3, 3, 6, 6]
+
+
+def test_data_follow_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
+    notes = TINY.train_batch(tokenizer, 0)
+    assert notes.ids.tolist() == collate([note_row(tokenizer, 0, index) for index in (0, 1)], 0).ids.tolist()
+    scenes = replace(TINY, batch=12)
+    for step, hardest in ((3, 1), (4, 1), (5, 2), (100, 6)):
+        expected = train_batch(tokenizer, 0, step - 3, 12, TINY.length, TINY.chat, hardest)
+        assert torch.equal(scenes.train_batch(tokenizer, step).ids, expected.ids)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("chat", 1.5), ("length", 4096), ("loops", -1)])
+def test_bad_settings_are_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} {value}"):
+        replace(TINY, **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_log_is_json_lines(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    train(replace(TINY, steps=2), tokenizer, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert all(len(line["answers"]) == 2 and line["loss"] > 0 for line in lines)
