@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,8 +99,8 @@ def measure(
     adaptive = looped.resolve_exit_config(None) if model else middle_exit(looped, ids)
     configs = {
         "full": ExitConfig(mode="full"),
-        "finish": adaptive.model_copy(update={"after_exit": "finish"}),
-        "drop": adaptive.model_copy(update={"after_exit": "drop"}),
+        "finish": replace(adaptive, after_exit="finish"),
+        "drop": replace(adaptive, after_exit="drop"),
     }
     seconds: dict[str, list[float]] = {name: [] for name in configs}
     passes: dict[str, int] = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,36 @@ class Frontier:
         return self.select(np.argsort(-self.loops, kind="stable"))
 
 
+@dataclass(frozen=True)
+class SkippedTokens:
+    """Tokens with a column that no loop was run for.
+
+    Attributes:
+        token_ids: Their ids, int64 `[N]`, on the host.
+        sequences: Batch index, `[N]`.
+        columns: Column in the planes, `[N]`.
+        positions: Position for rotary embeddings, `[N]`.
+    """
+
+    token_ids: Ints
+    sequences: Ints
+    columns: Ints
+    positions: Ints
+
+    def select(self, rows: Ints) -> "SkippedTokens":
+        """The tokens with these indices."""
+        return SkippedTokens(self.token_ids[rows], self.sequences[rows], self.columns[rows], self.positions[rows])
+
+    def concatenate(self, other: "SkippedTokens") -> "SkippedTokens":
+        """These tokens, then those of `other`."""
+        return SkippedTokens(
+            np.concatenate([self.token_ids, other.token_ids]),
+            np.concatenate([self.sequences, other.sequences]),
+            np.concatenate([self.columns, other.columns]),
+            np.concatenate([self.positions, other.positions]),
+        )
+
+
 @dataclass
 class PassCounts:
     """What was computed, in applications of the shared block to one token.
@@ -101,8 +132,7 @@ class LayerPlanes:
         if self.keys is None or self.values is None:
             batch, heads, _, head_dim = like.shape
             shape = (planes, batch, heads, max(columns, exact), head_dim)
-            # zeros, not empty: a masked NaN would still poison the weighted sum
-            self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
+            self.keys, self.values = _zeros(like, shape), _zeros(like, shape)
         elif self.keys.shape[3] < columns:
             capacity = exact if columns <= exact else max(columns, 2 * self.keys.shape[3])
             self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
@@ -113,10 +143,51 @@ class LayerPlanes:
             self.keys, self.values = function(self.keys), function(self.values)
 
 
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    # zeros, not empty: a masked NaN would still poison the weighted sum. Never an inference tensor: a cache may be
+    # continued outside of torch.inference_mode
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
 def _grown(planes: Tensor, capacity: int) -> Tensor:
-    larger = planes.new_zeros((*planes.shape[:3], capacity, planes.shape[4]))
+    larger = _zeros(planes, (*planes.shape[:3], capacity, planes.shape[4]))
     larger[:, :, :, : planes.shape[3]] = planes
     return larger
+
+
+class PlaneStore:
+    """The planes of all layers and how far they are filled; what a cache and its layers share.
+
+    Args:
+        num_layers: L.
+        total_loops: T.
+        capacity: Columns known to be needed in the end; 0 where unknown.
+
+    Attributes:
+        planes: The planes of each layer.
+        length: Columns in use.
+        depth: Loops that prompts run (T, or k under `fixed`); None while the store is empty.
+    """
+
+    def __init__(self, num_layers: int, total_loops: int, capacity: int) -> None:
+        self.total_loops = total_loops
+        self.capacity = capacity
+        self.planes = [LayerPlanes() for _ in range(num_layers)]
+        self.length = 0
+        self.depth: int | None = None
+
+    def clear(self) -> None:
+        """Releases the memory and forgets the depth."""
+        self.planes[:] = [LayerPlanes() for _ in self.planes]
+        self.length, self.depth = 0, None
+
+    def reserve_layer(self, layer: int, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer `[planes, B, H_kv, C, d]`, shaped for `like`, with room for `columns`."""
+        planes = self.planes[layer]
+        planes.reserve(like, self.depth or self.total_loops, columns, self.capacity)
+        assert planes.keys is not None and planes.values is not None
+        return planes.keys, planes.values
 
 
 class Plane(CacheLayerMixin):  # type: ignore[misc]
@@ -129,39 +200,39 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     is_croppable = True
     is_compileable = False
 
-    def __init__(self, cache: "DepthCache", layer: int, loop: int) -> None:
-        self._cache = cache
+    def __init__(self, store: PlaneStore, layer: int, loop: int) -> None:
+        self._store = store
         self._layer = layer
         self._loop = loop
 
     @property
     def is_initialized(self) -> bool:
         """Whether anything was written."""
-        return self._cache.planes[self._layer].keys is not None
+        return self._store.planes[self._layer].keys is not None
 
     @property
     def keys(self) -> Tensor | None:
         """Committed keys `[B, H_kv, length, d]`."""
-        keys = self._cache.planes[self._layer].keys
-        return None if keys is None else keys[self._loop, :, :, : self._cache.length]
+        keys = self._store.planes[self._layer].keys
+        return None if keys is None else keys[self._loop, :, :, : self._store.length]
 
     @property
     def values(self) -> Tensor | None:
         """Committed values `[B, H_kv, length, d]`."""
-        values = self._cache.planes[self._layer].values
-        return None if values is None else values[self._loop, :, :, : self._cache.length]
+        values = self._store.planes[self._layer].values
+        return None if values is None else values[self._loop, :, :, : self._store.length]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
-        self._cache.reserve_layer(self._layer, key_states, key_states.shape[2])
+        self._store.reserve_layer(self._layer, key_states, key_states.shape[2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Writes `[B, H_kv, S, d]` behind the committed columns; returns all columns of the plane.
 
         The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
         """
-        start, stop = self._cache.length, self._cache.length + key_states.shape[2]
-        keys, values = self._cache.reserve_layer(self._layer, key_states.detach(), stop)
+        start, stop = self._store.length, self._store.length + key_states.shape[2]
+        keys, values = self._store.reserve_layer(self._layer, key_states, stop)
         keys[self._loop, :, :, start:stop] = key_states.detach()
         values[self._loop, :, :, start:stop] = value_states.detach()
         if key_states.requires_grad or value_states.requires_grad:
@@ -171,11 +242,11 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Columns that `query_length` new tokens see, and the first of them."""
-        return self._cache.length + query_length, 0
+        return self._store.length + query_length, 0
 
     def get_seq_length(self) -> int:
         """Committed columns."""
-        return self._cache.length
+        return self._store.length
 
     def get_max_length(self) -> int:
         """-1: planes grow."""
@@ -193,59 +264,82 @@ class DepthCache(Cache):  # type: ignore[misc]
         capacity: Columns known to be needed; 0 where unknown.
 
     Attributes:
-        length: Columns in use, frontier included.
-        depth: Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty.
+        store: The planes, their length and depth.
         frontier: Tokens whose deeper loops are still to run; None where there are none.
+        skipped: Tokens that have a column and were never run, since their sequence had ended; None if none.
+        ended: Sequences that a lockstep loop goes on feeding though they have ended, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth and met `[B]` of each forward's last position, while a list; None otherwise.
         reading_prompt: True while `generate` reads a prompt, so that a prompt of one token is not taken for decoding.
     """
 
     def __init__(self, num_layers: int, total_loops: int, capacity: int = 0) -> None:
-        self.num_layers = num_layers
-        self.total_loops = total_loops
-        self.capacity = capacity
-        self.planes = [LayerPlanes() for _ in range(num_layers)]
-        super().__init__(
-            layers=[Plane(self, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
-        )
-        self._clear()
+        self.store = PlaneStore(num_layers, total_loops, capacity)
+        layers = [Plane(self.store, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
+        super().__init__(layers=layers)
+        self._forget()
 
-    def _clear(self) -> None:
-        self.length = 0
-        self.depth: int | None = None
+    def _forget(self) -> None:
         self.frontier: Frontier | None = None
+        self.skipped: SkippedTokens | None = None
+        self.ended: Bools | None = None
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor]] | None = None
         self.reading_prompt = False
         self._seen: Tensor | None = None
 
-    def open(self, depth: int) -> None:
-        """Fixes the loops that prompts run, or checks that they stay the same.
+    @property
+    def planes(self) -> list[LayerPlanes]:
+        """The planes of each layer."""
+        return self.store.planes
+
+    @property
+    def length(self) -> int:
+        """Columns in use, frontier included."""
+        return self.store.length
+
+    @property
+    def depth(self) -> int | None:
+        """Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty."""
+        return self.store.depth
+
+    def open(self, depth: int, batch: int) -> None:
+        """Readies the cache for a forward, or says why it does not fit.
 
         Args:
-            depth: T, or k where the exit rule is `fixed` at k.
+            depth: Loops that prompts run: T, or k where the exit rule is `fixed` at k.
+            batch: Sequences in the forward.
 
         Raises:
-            ValueError: If the cache holds planes of another depth.
+            ValueError: If the cache holds planes of another depth or of another number of sequences.
         """
-        if self.length and self.depth not in (None, depth):
-            raise ValueError(
-                f"this cache was filled {self.depth} loops deep and cannot be continued {depth} loops deep; "
-                "start a new DepthCache or keep the exit rule"
-            )
-        self.depth = depth
+        if self.length:
+            if self.depth not in (None, depth):
+                raise ValueError(
+                    f"this cache was filled {self.depth} loops deep and cannot be continued {depth} loops deep; "
+                    "start a new DepthCache or keep the exit rule"
+                )
+            keys = self.planes[0].keys
+            if keys is not None and keys.shape[1] != batch:
+                raise ValueError(f"this cache holds {keys.shape[1]} sequences and cannot be continued with {batch}")
+        self.store.depth = depth
 
     def reserve(self, capacity: int) -> None:
         """States how many columns will be needed, so that the next growth is exact."""
-        self.capacity = max(self.capacity, capacity)
+        self.store.capacity = max(self.store.capacity, capacity)
 
     def reserve_layer(self, layer: int, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer `[planes, B, H_kv, C, d]`, with room for `columns`."""
-        planes = self.planes[layer]
-        planes.reserve(like, self.depth or self.total_loops, columns, self.capacity)
-        assert planes.keys is not None and planes.values is not None
-        return planes.keys, planes.values
+        return self.store.reserve_layer(layer, like, columns)
+
+    def extend(self, columns: int) -> None:
+        """Counts columns up to `columns` as in use."""
+        self.store.length = max(self.store.length, columns)
+
+    def skip(self, tokens: "SkippedTokens") -> None:
+        """Remembers tokens that have a column and are not run."""
+        self.skipped = tokens if self.skipped is None else self.skipped.concatenate(tokens)
+        self.extend(int(tokens.columns.max()) + 1)
 
     def join_mask(self, attention_mask: Tensor | None, batch: int, new: int) -> Tensor | None:
         """The 2-D mask over all columns once `new` more are there, remembered for the rows of later passes.
@@ -288,12 +382,12 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def commit(self, new: int) -> None:
         """Counts `new` columns as written, once every loop of them is."""
-        self.length += new
+        self.store.length += new
 
     def reset(self) -> None:
         """Forgets everything; the memory is released."""
-        self.planes = [LayerPlanes() for _ in range(self.num_layers)]
-        self._clear()
+        self.store.clear()
+        self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last columns of every plane, and the frontier's tokens among them.
@@ -306,12 +400,18 @@ class DepthCache(Cache):  # type: ignore[misc]
         """
         if tokens_to_remove > 0 or -tokens_to_remove > self.length:
             raise ValueError(f"crop takes minus the tokens to remove, -{self.length} to 0, got {tokens_to_remove}")
-        self.length += tokens_to_remove
+        self.store.length += tokens_to_remove
+        if not self.length:
+            self.reset()
+            return
         if self._seen is not None:
             self._seen = self._seen[:, : self.length]
         if self.frontier is not None:
             kept = np.flatnonzero(self.frontier.columns < self.length)
             self.frontier = self.frontier.select(kept) if len(kept) else None
+        if self.skipped is not None:
+            kept = np.flatnonzero(self.skipped.columns < self.length)
+            self.skipped = self.skipped.select(kept) if len(kept) else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorders the batch, `beam_idx` int64 `[B]`."""
@@ -328,7 +428,7 @@ class DepthCache(Cache):  # type: ignore[misc]
             self._select_batch(torch.arange(keys.shape[1], device=keys.device).repeat_interleave(repeats))
 
     def _select_batch(self, indices: Tensor) -> None:
-        if self.frontier is not None:
+        if self.frontier is not None or self.skipped is not None:
             raise ValueError(
                 "sequences cannot be reordered while tokens wait for their deeper loops: call the model on the next "
                 "tokens first, or decode with ExitConfig(mode='full')"

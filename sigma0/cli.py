@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 errors = Console(stderr=True, highlight=False)
 
+# Which exit modes read which threshold.
+THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "theta": ("margin",)}
+
 Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -36,8 +39,8 @@ def one_line_errors() -> Iterator[None]:
     """Turns bad input into one line on stderr and exit code 2."""
     try:
         yield
-    except ValueError as error:
-        message = explain(error) if isinstance(error, ValidationError) else str(error)
+    except (ValueError, OSError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         errors.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
@@ -53,14 +56,18 @@ def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) ->
         ValueError: For bad values.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if "mode" in given:
-        return ExitConfig(**given)
     if not given:
         return default
-    if default is None:
-        ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
-        return None
-    return ExitConfig(**{**default.to_dict(), **given})
+    if "mode" not in given:
+        if default is None:
+            ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
+            return None
+        given = {**default.to_dict(), **given}
+    config = ExitConfig(**given)
+    for name, option in THRESHOLDS.items():
+        if options.get(name) is not None and config.mode not in option:
+            raise ValueError(f"--{name} has no effect with exit mode '{config.mode}', only with {' or '.join(option)}")
+    return config
 
 
 @app.command()
@@ -96,10 +103,12 @@ def generate(
         "after_exit": after,
     }
     with one_line_errors():
-        if temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {temperature}")
+        if not 0 <= temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         exit_settings(options)
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = sys.stdin.buffer.read().decode() if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
         quiet_transformers()

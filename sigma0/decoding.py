@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from sigma0.cache import Ints
+from sigma0.cache import Ints, SkippedTokens
 from sigma0.wave import Exits, Wave
 
 # What these return for a row depends on that row alone, so they may be called on any part of the batch.
@@ -113,6 +113,7 @@ class TokenLoop:
         self.ids[:, :prompt] = input_ids
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
         self.columns: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
+        self._shift = prompt - wave.cache.length  # from columns to ids, which lack a prompt given as embeddings
         self.positions = positions.copy()
         keep = bool(generation_config.return_dict_in_generate)
         self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
@@ -131,13 +132,16 @@ class TokenLoop:
             first: The exits of the last prompt token of every sequence.
         """
         exits: Exits | None = first
-        while exits is not None:
-            emissions = self.emit(exits)
-            yield emissions
-            going = [emission for emission in emissions if not emission.last]
-            self.enter(going)
-            exits = self.next_exits()
-        self.wave.unpark()
+        try:
+            while exits is not None:
+                emissions = self.emit(exits)
+                yield emissions
+                going = [emission for emission in emissions if not emission.last]
+                self.enter(going)
+                exits = self.next_exits()
+        finally:
+            self.wave.unpark()
+            self._note_skipped()
 
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
@@ -180,6 +184,21 @@ class TokenLoop:
                 return exits
         return None
 
+    def _note_skipped(self) -> None:
+        """Tells the cache of ids behind an early end whose columns longer sequences have opened.
+
+        Whoever continues the text counts them as cached: the last token of the sequence, and pads behind it.
+        """
+        end = self.wave.cache.length
+        missing = end - self.columns  # [B]
+        if not missing.any():
+            return
+        sequences = np.repeat(np.arange(len(missing)), missing)
+        offsets = np.concatenate([np.arange(count) for count in missing])
+        columns = self.columns[sequences] + offsets
+        token_ids = self.ids.cpu().numpy()[sequences, columns + self._shift]
+        self.wave.cache.skip(SkippedTokens(token_ids, sequences, columns, self.positions[sequences] + offsets))
+
     def _choose(self, exits: Exits) -> Tensor:
         logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
         scores = self._process(exits.sequences, logits)
@@ -211,15 +230,28 @@ class TokenLoop:
         return scores
 
     def _ended(self, sequences: list[int], token_ids: list[int]) -> list[bool]:
-        ended = []
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            length = int(self.lengths[sequence])
-            over = token_id in self.eos or (self.max_length is not None and length >= self.max_length)
-            if self.criteria:
-                scores = None if self.scores is None else tuple(row[None] for row in self.scores[sequence])
-                over |= bool(self.criteria(self.ids[sequence : sequence + 1, :length], scores).any())
-            ended.append(over)
-        return ended
+        asked = self._ask_criteria(np.array(sequences, dtype=np.int64)) if self.criteria else [False] * len(sequences)
+        lengths = self.lengths[sequences].tolist()
+        limit = self.max_length
+        return [
+            stop or token_id in self.eos or (limit is not None and length >= limit)
+            for stop, token_id, length in zip(asked, token_ids, lengths, strict=True)
+        ]
+
+    def _ask_criteria(self, sequences: Ints) -> list[bool]:
+        """Criteria, like processors, see rows of one length at a time."""
+        over = np.zeros(len(sequences), dtype=np.bool_)
+        lengths = self.lengths[sequences]
+        for length in np.unique(lengths).tolist():
+            group = np.flatnonzero(lengths == length)
+            rows = sequences[group]
+            scores = None
+            if self.scores is not None:
+                kept = [self.scores[row] for row in rows.tolist()]
+                scores = tuple(torch.stack(step) for step in zip(*kept, strict=True))
+            ids = self.ids[torch.from_numpy(rows).to(self.device), :length]
+            over[group] = self.criteria(ids, scores).cpu().numpy()
+        return over.tolist()  # type: ignore[no-any-return]
 
     def _make_room(self, columns: int) -> None:
         if columns > self.ids.shape[1]:

@@ -1,6 +1,7 @@
 """The Hugging Face bridge: a generation mixin that loops each token as deep as its exit rule says."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from sigma0.cache import DepthCache, Ints, PassCounts
+from sigma0.cache import DepthCache, Ints, PassCounts, SkippedTokens
 from sigma0.decoding import Emission, TokenLoop, rows_are_independent
 from sigma0.exits import ExitRule
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
@@ -31,7 +33,6 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     `num_block_layers`, and a `forward` that takes `exit_config`.
     """
 
-    num_loops: int
     num_block_layers: int
 
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
@@ -93,25 +94,24 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """
         wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
         batch = input_ids.shape[0]
-        columns = np.full(batch, cache.length, dtype=np.int64)
-        wave.enter(input_ids[:, 0], np.arange(batch), columns, positions)
+        going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
+        alive, over, columns = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
+        if len(over):
+            ids = input_ids[:, 0].cpu().numpy()
+            cache.skip(SkippedTokens(ids[over], over, columns[over], positions[over]))
+        wave.enter(
+            input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
+        )
         found = []
         while wave.has_leaders:
             exits = wave.advance()
             if exits is not None:
                 found.append(exits)
-        order = np.argsort(np.concatenate([exits.sequences for exits in found]))
-        logits = torch.cat([exits.logits for exits in found])
-        device = logits.device
-        depths = torch.from_numpy(np.concatenate([exits.depths for exits in found])[order]).to(device)
-        met = torch.from_numpy(np.concatenate([exits.met for exits in found])[order]).to(device)
+        logits, depths, met = _in_batch_order(found, batch)
         if cache.trace is not None:
             cache.trace.append((depths, met))
         return LoopedCausalLMOutput(
-            logits=logits.index_select(0, torch.from_numpy(order).to(device))[:, None],
-            past_key_values=cache,
-            exit_depths=depths[:, None],
-            exit_met=met[:, None],
+            logits=logits[:, None], past_key_values=cache, exit_depths=depths[:, None], exit_met=met[:, None]
         )
 
     def _prepare_generation_config(
@@ -165,6 +165,19 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             return super()._prefill(input_ids, *args, **kwargs)
         finally:
             cache.reading_prompt = False
+
+    def _get_logits_processor(self: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        """Hands the exit settings to the one processor that runs the model itself."""
+        prepared = super()._get_logits_processor(*args, **kwargs)
+        for item in prepared:
+            if isinstance(item, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                item.model = partial(self, exit_config=kwargs["model_kwargs"]["exit_config"])
+        return prepared
+
+    def _get_candidate_generator(self, *, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
+        """Keeps our exit settings from the assistant, which has its own or none."""
+        others = {name: value for name, value in model_kwargs.items() if name != "exit_config"}
+        return super()._get_candidate_generator(model_kwargs=others, **kwargs)
 
     def _sample(
         self: Any,
@@ -261,18 +274,21 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     ) -> DepthGenerateOutput | Tensor:
         """Runs the stock loop over our `forward`: exact too, but each sequence waits for the deepest one."""
         cache = model_kwargs["past_key_values"]
-        cache.counts, cache.trace = PassCounts(), []
-        recorder = EndRecorder(stopping_criteria)
-        outputs = super()._sample(
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=recorder,
-            generation_config=generation_config,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-            **model_kwargs,
-        )
-        trace, cache.trace = cache.trace, None
+        trace: list[tuple[Tensor, Tensor]] = []
+        cache.counts, cache.trace = PassCounts(), trace
+        recorder = EndRecorder(stopping_criteria, cache)
+        try:
+            outputs = super()._sample(
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=recorder,
+                generation_config=generation_config,
+                synced_gpus=synced_gpus,
+                streamer=streamer,
+                **model_kwargs,
+            )
+        finally:
+            cache.trace = cache.ended = None
         if not generation_config.return_dict_in_generate or generation_config.is_assistant:
             plain: Tensor = outputs
             return plain
@@ -282,6 +298,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs))
 
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
+        if model_kwargs["past_key_values"].length:
+            raise ValueError("assisted generation needs an empty cache: leave past_key_values out")
         return super()._assisted_decoding(input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs))
 
     def _at_full_depth(self, what: str, model_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +320,16 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused, see `init_continuous_batching`."""
         raise ValueError(CONTINUOUS_BATCHING)
+
+
+def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits `[B, V]`, depths and met `[B]` of one step out of several passes; zeros for sequences that had ended."""
+    logits = found[0].logits.new_zeros((batch, found[0].logits.shape[1]))
+    depths, met = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.bool_)
+    for exits in found:
+        logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
+        depths[exits.sequences], met[exits.sequences] = exits.depths, exits.met
+    return logits, torch.from_numpy(depths).to(logits.device), torch.from_numpy(met).to(logits.device)
 
 
 def check_cache(cache: Any) -> None:

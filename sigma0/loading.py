@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -61,6 +62,22 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
+def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder or hub id, just as its `tokenizer.json` says.
+
+    Not through `AutoTokenizer`, which replaces the stored pre-tokenizer by that of a named class.
+
+    Raises:
+        ValueError: If `tokenizer.json` cannot be read.
+    """
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    except OSError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for a malformed file
+        raise ValueError(f"{source!r} has no usable tokenizer.json: {str(error).strip().splitlines()[0]}") from error
+
+
 def load(
     name: str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
 ) -> tuple[Any, PreTrainedTokenizerFast]:
@@ -86,9 +103,8 @@ def load(
         if model_class is None or not issubclass(model_class, DepthGenerationMixin):
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
         model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, trust_remote_code=False)
-        # not AutoTokenizer: it would replace the pre-tokenizer stored in tokenizer.json
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-    except (OSError, HFValidationError, StrictDataclassError) as error:
+        tokenizer = load_tokenizer(source)
+    except (OSError, HFValidationError, StrictDataclassError, SafetensorError) as error:
         told = str(error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error)
         raise ValueError(f"{name!r} could not be loaded: {told.strip().splitlines()[0]}") from error
     tokenizer.padding_side = "left"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PlaneGroup:
-    """Rows of a pass that read the same plane; they stand together, at most one for each sequence.
+    """Rows of a pass that read the same plane and stand together.
 
     Attributes:
         loop: The plane, counted from 0.

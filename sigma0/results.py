@@ -14,10 +14,16 @@ from sigma0.settings import ExitMode
 
 
 class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that remember how long each sequence was when it ended."""
+    """Stopping criteria that remember how long each sequence was when it ended, and tell the cache.
 
-    def __init__(self, stopping_criteria: StoppingCriteriaList) -> None:
+    Args:
+        stopping_criteria: The criteria to ask.
+        cache: Told which sequences have ended, so that the pads they are fed cost no loops.
+    """
+
+    def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache) -> None:
         super().__init__(stopping_criteria)
+        self._cache = cache
         self._lengths: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -26,6 +32,7 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
         self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
+        self._cache.ended = (self._lengths > 0).cpu().numpy()
         return done
 
     def lengths(self, sequences: Tensor) -> Tensor:

@@ -1,15 +1,19 @@
 """What a user may ask of the decoder: one frozen, validated message."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 
 
-class ExitConfig(BaseModel):
+# a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ExitConfig:
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
 
     Attributes:
@@ -24,8 +28,6 @@ class ExitConfig(BaseModel):
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: ExitMode = "qexit"
     q: float = 0.5
@@ -88,8 +90,8 @@ class ExitConfig(BaseModel):
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values; transformers calls this when it saves a generation config."""
-        return self.model_dump(mode="json")
+        """The fields as plain JSON values; transformers calls this when it prints or saves a generation config."""
+        return asdict(self)
 
     def stops_at(self, total_loops: int) -> int | None:
         """The loop at which every token stops, if that is known beforehand.

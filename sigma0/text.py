@@ -20,7 +20,20 @@ from sigma0.wave import Exits
 Messages = Sequence[Mapping[str, Any]]
 StopReason = Literal["eos", "stop", "length"]
 # generate() arguments that would change what a stream of one sequence is
-REFUSED = ("num_return_sequences", "num_beams", "streamer", "custom_generate", "assistant_model", "inputs", "tokenizer")
+REFUSED = (
+    "assistant_model",
+    "attention_mask",
+    "custom_generate",
+    "input_ids",
+    "inputs",
+    "inputs_embeds",
+    "num_beams",
+    "num_return_sequences",
+    "penalty_alpha",
+    "prompt_lookup_num_tokens",
+    "streamer",
+    "tokenizer",
+)
 
 
 @dataclass(frozen=True)
@@ -172,10 +185,15 @@ def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
+    if not isinstance(prompt, str) and (
+        not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt)
+    ):
+        raise ValueError(f"a prompt is a string or a list of messages, got {type(prompt).__name__}")
     if not prompt:
         raise ValueError("the prompt is empty")
     if isinstance(prompt, str):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        # verbose=False: a text over the limit is told by our own error
+        ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
     elif tokenizer.chat_template is None:
         raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
     else:
@@ -222,8 +240,10 @@ def stream(
         raise ValueError(f"{', '.join(refused)} cannot be used here; call model.generate")
     if isinstance(stop, str):
         raise ValueError(f"stop takes a list of strings, got the string {stop!r}")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if not all(stop):
+        raise ValueError("a stop string must not be empty")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
     config = model.resolve_exit_config(exit_config)
     ids = encode(tokenizer, prompt)
     check_context(model, ids.shape[1], max_new_tokens)

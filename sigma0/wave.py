@@ -11,15 +11,12 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigma0.cache import DepthCache, Frontier, Ints
+from sigma0.cache import Bools, DepthCache, Frontier, Ints
 from sigma0.exits import ExitRule, ExitState
 from sigma0.ops import PlaneGroup, plane_attention
-
-Bools = npt.NDArray[np.bool_]
 
 
 class PassRows:
@@ -92,6 +89,10 @@ class PassRows:
 
 class LoopedModel(Protocol):
     """All that the decoder knows of a model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids are expected."""
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings h_0 `[R, D]` of ids `[R]`."""
@@ -176,7 +177,7 @@ class Wave:
         self.cache.frontier = entrants if frontier is None else frontier.concatenate(entrants)
         self._leading = np.concatenate([self._leading, np.ones(len(entrants), dtype=np.bool_)])
         self._state = fresh if self._state is None else self._state.concatenate(fresh)
-        self.cache.length = max(self.cache.length, int(columns.max()) + 1)
+        self.cache.extend(int(columns.max()) + 1)
 
     def advance(self) -> Exits | None:
         """Runs one pass; returns the tokens that stopped in it, if any."""
@@ -279,17 +280,43 @@ class Wave:
             return
         source = np.repeat(np.arange(len(stopped)), missing)
         target = np.concatenate([np.arange(loops, depth) for loops in stopped.loops])
+        indices = (stopped.loops[source] - 1, target, stopped.sequences[source], stopped.columns[source])
+        on_host = torch.from_numpy(np.stack(indices))  # [4, N]
+        by_device: dict[torch.device, Tensor] = {}
+
+        def copied(planes: Tensor) -> Tensor:
+            if planes.device not in by_device:
+                by_device[planes.device] = on_host.to(planes.device)
+            read, write, sequences, columns = by_device[planes.device]
+            planes[write, sequences, :, columns] = planes[read, sequences, :, columns]
+            return planes
+
         for planes in self.cache.planes:
-            planes.map(lambda tensor: _copied(tensor, stopped, source, target))
+            planes.map(copied)
 
 
-def _copied(planes: Tensor, stopped: Frontier, source: Ints, target: Ints) -> Tensor:
-    device = planes.device
-    read, write = (torch.from_numpy(loops).to(device) for loops in (stopped.loops[source] - 1, target))
-    sequences = torch.from_numpy(stopped.sequences[source]).to(device)
-    columns = torch.from_numpy(stopped.columns[source]).to(device)
-    planes[write, sequences, :, columns] = planes[read, sequences, :, columns]
-    return planes
+def admit_skipped(model: LoopedModel, cache: DepthCache, attention_mask: Tensor | None) -> None:
+    """Puts tokens that were never run before loop 1, where a later token may see them.
+
+    Args:
+        model: The looped model.
+        cache: Planes, frontier and skipped tokens; none are skipped afterwards.
+        attention_mask: The coming forward's mask `[B, S]`; tokens that it hides stay unwritten. None hides none.
+    """
+    skipped = cache.skipped
+    if skipped is None:
+        return
+    cache.skipped = None
+    if attention_mask is not None and attention_mask.dim() == 2:
+        shown = attention_mask.bool().cpu().numpy()[skipped.sequences, skipped.columns]
+        skipped = skipped.select(np.flatnonzero(shown))
+    if not len(skipped.columns):
+        return
+    with torch.no_grad():
+        hidden = model.embed(torch.from_numpy(skipped.token_ids).to(model.device))
+    loops = np.zeros(len(skipped.columns), dtype=np.int64)
+    entrants = Frontier(hidden, skipped.sequences, skipped.columns, skipped.positions, loops)
+    cache.frontier = entrants if cache.frontier is None else cache.frontier.concatenate(entrants)
 
 
 @torch.no_grad()

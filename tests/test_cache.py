@@ -1,3 +1,8 @@
+import copy
+import gc
+import pickle
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -134,6 +139,64 @@ def test_reset_forgets_everything(tiny):
     assert cache.length == 4
 
 
+def test_a_cache_goes_with_its_last_reference(tiny):
+    """No cycle: on a GPU several gigabytes would wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        cache = filled(tiny)
+        watcher = weakref.ref(cache)
+        del cache
+        assert watcher() is None
+    finally:
+        gc.enable()
+
+
+def test_copies_are_independent(tiny):
+    cache = filled(tiny)
+    for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        before = snapshot(cache)
+        with torch.no_grad():
+            tiny(IDS, past_key_values=twin)
+        assert (cache.length, twin.length) == (4, 8)
+        assert all(torch.equal(layer.keys, keys) for layer, (keys, _) in zip(cache.layers, before, strict=True))
+
+
+def test_another_number_of_sequences_is_refused(tiny):
+    for ids in (IDS[:1, :1], IDS[:1], IDS[:, :1].repeat(2, 1)):
+        with pytest.raises(ValueError, match="holds 2 sequences and cannot be continued with"), torch.no_grad():
+            tiny(ids, past_key_values=filled(tiny))
+    with pytest.raises(ValueError, match="holds 1 sequences and cannot be continued with 3"):
+        tiny.generate(IDS[:1], past_key_values=filled(tiny, IDS[:1, :2]), num_return_sequences=3, do_sample=True)
+
+
+def test_an_emptied_cache_is_as_new(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    cache.crop(-4)
+    with torch.no_grad():
+        tiny(IDS[:1], past_key_values=cache, exit_config={"mode": "full"})
+    assert (cache.length, cache.depth, cache.planes[0].keys.shape[:2]) == (4, 3, (3, 1))
+
+
+def test_caches_made_under_inference_mode_can_be_continued(tiny):
+    settings = {"max_new_tokens": 3, "do_sample": False, "exit_config": {"q": 0.5}, "return_dict_in_generate": True}
+    with torch.inference_mode():
+        first = tiny.generate(IDS, **settings)
+    whole = first.sequences.clone()
+    second = tiny.generate(whole, past_key_values=first.past_key_values, **settings)
+    assert torch.equal(second.sequences, tiny.generate(whole, **settings).sequences)
+
+
+def test_waiting_tokens_are_named_by_the_model_without_a_head():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=config)
+        with pytest.raises(ValueError, match="wait for their deeper loops"):
+            model.model(IDS, past_key_values=cache)
+
+
 def test_drop_copies_the_exit_plane_down():
     model = tiny_model(seed=0, total_ut_steps=5)
     config = ExitConfig(q=0.4, after_exit="drop")
@@ -209,4 +272,4 @@ def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeat
 def test_caches_are_made_for_the_model(tiny):
     cache = tiny.new_cache(capacity=3)
     assert isinstance(cache, DepthCache)
-    assert (cache.num_layers, cache.total_loops, cache.capacity) == (2, 3, 3)
+    assert (len(cache.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)

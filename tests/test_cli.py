@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -53,9 +54,7 @@ def test_options_keep_the_checkpoints_other_settings(pocket):
     """--after alone leaves mode and threshold as the checkpoint has them."""
     result = run("generate", STORY, "--max-new-tokens", "6", "--after", "drop", "--json")
     stored = pocket[0].resolve_exit_config(None)
-    expected = sigma0.generate(
-        *pocket, STORY, max_new_tokens=6, exit_config=stored.model_copy(update={"after_exit": "drop"})
-    )
+    expected = sigma0.generate(*pocket, STORY, max_new_tokens=6, exit_config=replace(stored, after_exit="drop"))
     assert json.loads(result.stdout)["loop_rows"] == expected.loop_rows
 
 
@@ -72,7 +71,12 @@ def test_options_keep_the_checkpoints_other_settings(pocket):
         (["x", "--depth", "2"], "depth=2 has no meaning"),
         (["x", "--exit", "fixed", "--depth", "99"], "exceeds the model's"),
         (["x", "--after", "verify"], "not available yet"),
-        (["x", "--temperature", "-1"], "temperature must be at least 0, got -1"),
+        (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1"),
+        (["x", "--temperature", "nan"], "temperature must be a number of at least 0, got nan"),
+        (["x", "--seed", "-4"], "seed must lie in"),
+        (["x", "--stop", ""], "a stop string must not be empty"),
+        (["x", "--exit", "full", "--q", "0.3"], "--q has no effect with exit mode 'full', only with qexit"),
+        (["x " * 3000], "exceed the model's context of 2048"),
         (["x", "--dtype", "int4"], "dtype must be one of"),
         (["x", "--device", "toaster"], "device 'toaster' cannot be used"),
     ],
@@ -83,6 +87,20 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert result.stdout == ""
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_broken_input_and_files_are_one_line_too(tmp_path):
+    result = run("generate", "-", input=b"\xff\xfe")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    result = run("export", "pocket", "/proc/nothing/here")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    for name, message in (("model.safetensors", "could not be loaded"), ("tokenizer.json", "no usable tokenizer.json")):
+        folder = tmp_path / name
+        run("export", "pocket", str(folder))
+        (folder / name).write_bytes(b"not what it says")
+        result = run("generate", "x", "--model", str(folder))
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+        assert message in result.stderr
 
 
 def test_export_and_generate_from_the_folder(tmp_path):

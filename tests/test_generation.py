@@ -1,12 +1,21 @@
 """What transformers' generate offers, at adaptive depth."""
 
+import functools
 import inspect
 import itertools
 import json
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+)
 from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
@@ -221,14 +230,147 @@ def test_assisted_generation_equals_greedy_at_full_depth(model, config):
     assert torch.equal(model.generate(PROMPTS[1:2], prompt_lookup_num_tokens=2, **settings), greedy)
 
 
-def test_a_looped_assistant_with_early_exits_does_not_change_the_text(model):
-    assistant = tiny_model(seed=9, total_ut_steps=5)
+def test_a_looped_assistant_keeps_its_own_early_exits(model, monkeypatch):
+    assistant, depths = tiny_model(seed=9, total_ut_steps=5), []
     assistant.generation_config.exit_config = {"q": 0.4}
+    forward = assistant.forward
+
+    @functools.wraps(forward)
+    def spy(*args, **kwargs):
+        outputs = forward(*args, **kwargs)
+        depths.append(int(outputs.exit_depths[0, -1]))
+        return outputs
+
+    monkeypatch.setattr(assistant, "forward", spy)
     greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
     helped = model.generate(
         PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"}, assistant_model=assistant
     )
     assert torch.equal(helped, greedy)
+    assert min(depths) < 5
+
+
+def test_an_ordinary_assistant(model):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    assistant = LlamaForCausalLM(LlamaConfig(vocab_size=61, **shape))
+    greedy = model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, exit_config={"mode": "full"})
+    assert torch.equal(
+        model.generate(PROMPTS[1:2], max_new_tokens=10, do_sample=False, assistant_model=assistant), greedy
+    )
+    with pytest.raises(ValueError, match="needs an empty cache"):
+        model.generate(PROMPTS[1:2], max_new_tokens=3, assistant_model=assistant, past_key_values=_filled(model))
+
+
+def _filled(model):
+    cache = model.new_cache()
+    with torch.no_grad():
+        model(PROMPTS[1:2, :2], past_key_values=cache)
+    return cache
+
+
+def test_guidance_reads_the_unconditional_text_at_the_same_exits(model, monkeypatch):
+    configs, forward = [], type(model).forward
+
+    @functools.wraps(forward)
+    def spy(self, *args, **kwargs):
+        configs.append(kwargs.get("exit_config"))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", spy)
+    config = ExitConfig(q=0.6)
+    negative = torch.tensor([[4, 5]])
+    model.generate(
+        PROMPTS[1:2],
+        guidance_scale=1.5,
+        negative_prompt_ids=negative,
+        exit_config=config,
+        max_new_tokens=4,
+        do_sample=False,
+    )
+    assert len(configs) > 4
+    assert set(configs) == {config}
+
+
+def test_lockstep_runs_no_loops_for_ended_sequences(model):
+    """The pads that the stock loop feeds behind an end neither hold the others back nor count."""
+    config = ExitConfig(q=0.6)
+    settings = SETTINGS | {"eos_token_id": 20, "pad_token_id": 0, "exit_config": config, "attention_mask": MASK}
+    for eos in range(1, 61):
+        settings["eos_token_id"] = eos
+        ours = model.generate(PROMPTS, **settings)
+        if (ours.exit_depths == 0).any():
+            break
+    stepped = model.generate(PROMPTS, logits_processor=LogitsProcessorList([Recorder()]), **settings)
+    assert torch.equal(stepped.sequences, ours.sequences)
+    assert torch.equal(stepped.exit_depths, ours.exit_depths)
+    assert stepped.loop_passes == int(ours.exit_depths[:, 1:].max(0).values.sum())
+
+
+def test_lockstep_with_a_chunked_prompt_keeps_depths_in_place(model):
+    settings = SETTINGS | {"exit_config": ExitConfig(q=0.6), "attention_mask": MASK}
+    plain = model.generate(PROMPTS, **settings)
+    recorder = LogitsProcessorList([Recorder()])
+    chunked = model.generate(PROMPTS, logits_processor=recorder, prefill_chunk_size=2, **settings)
+    assert torch.equal(chunked.exit_depths, plain.exit_depths)
+    assert [len(reasons) for reasons in chunked.exit_reasons] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([1]), torch.tensor([1, 5])])
+def test_chosen_positions_of_a_long_prompt(model, monkeypatch, kept):
+    ids = torch.randint(1, 61, (2, 11), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(ids, past_key_values=model.new_cache()).logits[:, kept]
+        monkeypatch.setattr(ouro, "PROMPT_CHUNK", 4)
+        found = model(ids, past_key_values=model.new_cache(), logits_to_keep=kept).logits
+        states = model(
+            ids, past_key_values=model.new_cache(), logits_to_keep=1, output_hidden_states=True
+        ).hidden_states
+    torch.testing.assert_close(found, expected)
+    assert states[0].shape[1] == 11
+
+
+def test_unknown_arguments_of_forward_are_refused(model):
+    with pytest.raises(TypeError, match="takes no argument exit_cfg"):
+        model(PROMPTS[1:2], exit_cfg={"q": 0.5})
+    for wrong in ({"output_hidden_states": True}, {"labels": torch.tensor([[3]])}):
+        with pytest.raises(ValueError, match="is decoded"), torch.no_grad():
+            model(PROMPTS[1:2, :1], past_key_values=_filled(model), **wrong)
+    checkpointing = tiny_model(seed=0).train()
+    checkpointing.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="without a cache"):
+        checkpointing(PROMPTS[1:2], past_key_values=checkpointing.new_cache())
+
+
+def test_an_interrupted_wave_leaves_the_ended_sequences_in_the_cache(model):
+    class Interrupt(Recorder):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] == 12:
+                raise KeyboardInterrupt
+            return scores
+
+    cache = model.new_cache()
+    config = ExitConfig(mode="margin", theta=0.01)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(
+            PROMPTS[1:2], past_key_values=cache, exit_config=config, logits_processor=[Interrupt()], **SETTINGS
+        )
+    assert cache.trace is None
+    assert cache.frontier is not None
+    with torch.no_grad():
+        model(PROMPTS[1:2], past_key_values=cache, exit_config=config)
+        fed = model.new_cache()
+        model(torch.cat([PROMPTS[1:2], PROMPTS[1:2]], 1), past_key_values=fed)
+    assert cache.frontier is None
+
+
+@pytest.mark.parametrize("stored", [ExitConfig(q=0.3), {"q": 0.3}])
+def test_a_generation_config_with_exit_settings_prints_compares_and_saves(tmp_path, stored):
+    settings = GenerationConfig(max_new_tokens=3)
+    settings.exit_config = stored
+    assert "0.3" in str(settings)
+    assert settings == settings
+    settings.save_pretrained(tmp_path)
+    assert ExitConfig.parse(GenerationConfig.from_pretrained(tmp_path).exit_config) == ExitConfig(q=0.3)
 
 
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config.mode != "full"], ids=lambda c: c.mode)
@@ -340,6 +482,14 @@ def test_private_hooks_have_the_signatures_that_we_override():
         "_prefill": "input_ids generation_config model_kwargs is_first_iteration",
         "_prepare_generation_config": "generation_config kwargs",
         "_prepare_cache_for_generation": "generation_config model_kwargs generation_mode batch_size max_cache_length",
+        "_get_logits_processor": (
+            "generation_config input_ids_seq_length encoder_input_ids prefix_allowed_tokens_fn logits_processor device "
+            "model_kwargs negative_prompt_ids negative_prompt_attention_mask"
+        ),
+        "_get_candidate_generator": (
+            "generation_config input_ids inputs_tensor logits_processor model_kwargs assistant_model "
+            "target_tokenizer assistant_tokenizer"
+        ),
         "_beam_search": "input_ids logits_processor stopping_criteria generation_config synced_gpus model_kwargs",
     }
     for name, parameters in expected.items():

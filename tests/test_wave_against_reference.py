@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
 from sigma0 import ExitConfig
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
@@ -145,6 +146,62 @@ def test_second_turn_of_a_padded_batch():
     fresh = model.generate(whole, attention_mask=whole_mask, **settings)
     assert torch.equal(second.sequences, fresh.sequences)
     assert torch.equal(second.exit_depths, fresh.exit_depths)
+
+
+@pytest.mark.parametrize("hide_the_end", [False, True])
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("after_exit", ["finish", "drop"])
+def test_second_turn_after_one_sequence_ended_early(after_exit, lockstep, hide_the_end):
+    """The token that ended a row was never run, yet its column counts as cached: it has to be run before it is read."""
+    rng = random.Random(f"ends {after_exit}")
+    for _ in range(6):
+        model = tiny_model(seed=rng.randrange(10**6), total_ut_steps=4)
+        config = random_config(rng, after_exit, 4)
+        prompts = [[rng.randrange(1, 61) for _ in range(length)] for length in (6, 2, 4)]
+        free = generate(model, prompts, config).sequences[:, -NEW:]
+        eos = int(free[1, 2])
+        settings = {"eos_token_id": eos, "pad_token_id": 0}
+        if lockstep:
+            settings["logits_processor"] = LogitsProcessorList([lambda ids, scores: scores])
+        first = generate(model, prompts, config, **settings)
+        new = first.exit_depths.shape[1]
+        ended = first.exit_depths == 0
+        assert ended.any()
+        _, mask = padded(prompts)
+        live = (~ended).long()
+        if hide_the_end:
+            live[ended.any(1).nonzero()[:, 0], (~ended).sum(1)[ended.any(1)] - 1] = 0
+        addition = torch.tensor([[20, 21], [22, 23], [24, 25]])
+        whole = torch.cat([first.sequences, addition], 1)
+        whole_mask = torch.cat([mask, live, torch.ones(3, 2, dtype=mask.dtype)], 1)
+        cache = first.past_key_values
+        with torch.no_grad():
+            continued = model(
+                whole[:, cache.length :], attention_mask=whole_mask, past_key_values=cache, exit_config=config
+            ).logits[:, -1]
+        assert new == whole.shape[1] - 2 - mask.shape[1]
+        if after_exit == "finish":
+            with torch.no_grad():
+                fresh = model(whole, attention_mask=whole_mask, exit_config=config).logits[:, -1]
+            torch.testing.assert_close(continued, fresh, rtol=1e-3, atol=1e-4)
+            continue
+        limit = config.depth if config.mode == "fixed" else 4
+        for row, prompt in enumerate(prompts):
+            reference = DroppingReference(copy.deepcopy(model).double(), config)
+            depths = [depth for depth in first.exit_depths[row].tolist() if depth]
+            said = first.sequences[row, mask.shape[1] :][: len(depths)].tolist()
+            for token in prompt:
+                reference.read(token, prompt=True)
+            for index, token in enumerate(said[:-1]):
+                reference.read(token, prompt=False)
+                assert reference.exits[-1] == depths[index + 1]
+            behind = (
+                addition[row].tolist() if hide_the_end and len(depths) < new else [said[-1], *addition[row].tolist()]
+            )
+            for token in behind:
+                reference.read(token, prompt=True)
+            assert reference.exits[-1] == limit
+            torch.testing.assert_close(continued[row].double(), reference.logits, rtol=1e-3, atol=1e-4)
 
 
 def test_finish_equals_full_depth_planes():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -24,10 +24,12 @@ from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.settings import ExitConfig
-from sigma0.wave import PassRows, complete
+from sigma0.wave import PassRows, admit_skipped, complete
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
 PROMPT_CHUNK = 1024
+# What transformers and its tools may hand to any model, beside the named arguments.
+FORWARD_KEYS = frozenset(TransformersKwargs.__optional_keys__) | {"return_dict", "token_type_ids", "use_kernels"}
 
 
 class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -122,12 +124,17 @@ class OuroModel(OuroPreTrainedModel):
         loops = self.config.total_ut_steps if num_loops is None else num_loops
         if past_key_values is not None:
             check_cache(past_key_values)
+            if self.training and self.gradient_checkpointing:
+                raise ValueError("gradient checkpointing runs layers without a cache: leave past_key_values out")
+            if past_key_values.frontier is not None:
+                raise ValueError(
+                    "tokens of this cache wait for their deeper loops: call the model with its head instead"
+                )
         elif use_cache:
             past_key_values = DepthCache(len(self.layers), self.config.total_ut_steps)
         seen = attention_mask if attention_mask is None or attention_mask.dim() == 4 else attention_mask.bool()
         if past_key_values is not None:
-            assert past_key_values.frontier is None
-            past_key_values.open(loops)
+            past_key_values.open(loops, batch)
             if seen is None or seen.dim() == 2:
                 seen = past_key_values.join_mask(seen, batch, length)
         elif seen is not None and seen.dim() == 2 and tuple(seen.shape) != (batch, length):
@@ -199,9 +206,13 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         super().__init__(config)
         self.model = OuroModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.num_loops = config.total_ut_steps
         self.num_block_layers = config.num_hidden_layers
         self.post_init()
+
+    @property
+    def num_loops(self) -> int:
+        """T, loops at full depth."""
+        return self.config.total_ut_steps  # type: ignore[no-any-return]
 
     def adjust_generation_fn(self, generation_config: Any, *args: Any, **kwargs: Any) -> None:
         """Repairs the published special ids where transformers reads them for generation."""
@@ -263,12 +274,17 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             use_cache: Whether to make and return a `DepthCache`.
             logits_to_keep: How many last positions to read, 0 for all, or their indices.
             exit_config: When to stop; by default as `resolve_exit_config` says.
-            output_loop_states: Also return states, gate logits and logits of every loop.
+            output_loop_states: Also return states, gate logits and logits of every loop; a single token behind a
+                cache is then read as a prompt.
             **kwargs: For the attention function, and `num_items_in_batch` for the loss.
 
         Raises:
             ValueError: For bad settings, a foreign cache, or a mask whose shape does not fit.
+            TypeError: For an argument that nobody takes.
         """
+        unknown = sorted(set(kwargs) - FORWARD_KEYS)
+        if unknown:
+            raise TypeError(f"forward takes no argument {', '.join(unknown)}")
         config = self.resolve_exit_config(exit_config)
         rule = self.exit_rule(config)
         inputs = input_ids if inputs_embeds is None else inputs_embeds
@@ -277,8 +293,14 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         cache = past_key_values
         if cache is not None:
             check_cache(cache)
-            cache.open(rule.last_loop)
+            cache.open(rule.last_loop, inputs.shape[0])
+            admit_skipped(self, cache, attention_mask)
             if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
+                if labels is not None or kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
+                    raise ValueError(
+                        "a single token behind a filled cache is decoded: labels, output_hidden_states and "
+                        "output_attentions have no meaning there; pass the whole text without a cache"
+                    )
                 return self._decode(input_ids, attention_mask, position_ids, cache, config)
             complete(self, cache)
         if labels is not None:
@@ -300,7 +322,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         chosen = select_exits(rule, states, gates, self.lm_head)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
-            outputs.past_key_values.trace.append((chosen.depths[:, -1], chosen.met[:, -1]))
+            # one entry for a prompt, however many forwards read it
+            outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1])]
         return LoopedCausalLMOutput(
             loss=None if labels is None else self._loop_loss(outputs, labels, **kwargs),
             logits=self.lm_head(chosen.hidden),
@@ -339,7 +362,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         name = "input_ids" if embeds is None else "inputs_embeds"
         length = inputs[name].shape[1]
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
-        whole = cache is None or torch.is_grad_enabled() or length <= PROMPT_CHUNK or logits_to_keep != 1
+        last_only = isinstance(logits_to_keep, int) and logits_to_keep == 1
+        recorded = inputs.get("output_hidden_states") or inputs.get("output_attentions")
+        whole = cache is None or torch.is_grad_enabled() or length <= PROMPT_CHUNK or not last_only or recorded
         if whole or (mask is not None and mask.dim() != 2):
             return self.model(**inputs)  # type: ignore[no-any-return]
         past = cache.length
