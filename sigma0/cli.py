@@ -90,6 +90,7 @@ def generate(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at."""
@@ -105,6 +106,8 @@ def generate(
     with one_line_errors():
         if not 0 <= temperature < float("inf"):
             raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+        if svg is not None and as_json:
+            raise ValueError("--svg and --json exclude each other")
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         exit_settings(options)
@@ -129,7 +132,7 @@ def generate(
                 pass
             typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
         else:
-            print_stream(tokens, looped.num_loops)
+            print_stream(tokens, looped.num_loops, text, svg)
 
 
 @app.command()

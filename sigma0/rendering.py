@@ -1,5 +1,7 @@
 """What the command line prints: coloured tokens, the legend, and the doctor's report."""
 
+import io
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,16 +31,29 @@ def depth_style(depth: int, total_loops: int) -> str:
     return PALETTE[round((depth - 1) / (total_loops - 1) * (len(PALETTE) - 1))]
 
 
-def print_stream(tokens: TextStream, total_loops: int) -> None:
-    """Prints tokens as they come, each in the colour of its depth, then the legend and the savings."""
+def print_stream(tokens: TextStream, total_loops: int, prompt: str, svg: str | None = None) -> None:
+    """Prints tokens as they come, each in the colour of its depth, then the legend and the savings.
+
+    Args:
+        tokens: The stream.
+        total_loops: T.
+        prompt: The prompt, shown in the picture.
+        svg: File for a picture of the same, or None.
+    """
     console = Console(highlight=False, soft_wrap=True)
+    text = Text()
     for token in tokens:
-        console.print(Text(token.text, style=depth_style(token.depth, total_loops)), end="")
-    console.print()
-    console.print()
-    console.print(legend(tokens.generation))
-    for line in summary(tokens.generation):
+        piece = Text(token.text, style=depth_style(token.depth, total_loops))
+        console.print(piece, end="")
+        text.append_text(piece)
+    console.print("\n")
+    report = [legend(tokens.generation), *map(Text, summary(tokens.generation))]
+    for line in report:
         console.print(line)
+    if svg is not None:
+        picture = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
+        picture.print(Text(prompt, style="dim"), text, "", *report, sep="\n")
+        picture.save_svg(svg, title="sigma0 generate")
 
 
 def legend(generation: Generation) -> Text:

@@ -30,6 +30,17 @@ def test_generate_prints_text_legend_and_the_three_savings(pocket):
         assert f" {depth}: {sum(token.depth == depth for token in expected.tokens)} " in result.stdout
 
 
+def test_generate_writes_a_picture(tmp_path):
+    picture = tmp_path / "depth.svg"
+    result = run("generate", STORY, "--max-new-tokens", "4", "--svg", str(picture))
+    assert result.exit_code == 0
+    source = picture.read_text()
+    assert source.startswith("<svg")
+    assert "passes_saved" in source
+    assert "kitchen" in source
+    assert run("generate", "x", "--svg", str(picture), "--json").exit_code == 2
+
+
 def test_generate_json(pocket):
     result = run("generate", STORY, "--max-new-tokens", "5", "--exit", "fixed", "--depth", "2", "--json")
     found = json.loads(result.stdout)
