@@ -9,7 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, fit, whole_answers
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
+from sigma0.exits import ExitRule, select_exits
 from sigma0.models.ouro import OuroForCausalLM
+from sigma0.settings import ExitConfig
 
 # Thresholds tried, from eager to patient.
 THRESHOLDS = (
@@ -108,7 +110,7 @@ def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
 
 
 def exit_depths(gate_logits: torch.Tensor, q: float) -> torch.Tensor:
-    """Loop at which `qexit` stops: the first whose cumulated exit probability reaches q, else T.
+    """Loop at which the runtime's `qexit` stops.
 
     Args:
         gate_logits: Logits of the gate after every loop, [T, N].
@@ -117,10 +119,9 @@ def exit_depths(gate_logits: torch.Tensor, q: float) -> torch.Tensor:
     Returns:
         Depths from 1 to T, int64 [N].
     """
-    stay = (1 - gate_logits.sigmoid()).cumprod(0)  # [T, N], S_t
-    met = 1 - stay >= q
-    met[-1] = True
-    return met.int().argmax(0) + 1
+    rule = ExitRule(ExitConfig(q=q), len(gate_logits))
+    no_states = gate_logits.new_zeros((*gate_logits.shape, 1))
+    return select_exits(rule, no_states[:, None], gate_logits[:, None], head=torch.nn.Identity()).depths[0]
 
 
 def choose_threshold(model: OuroForCausalLM, readouts: Readouts) -> tuple[Threshold, list[Threshold]]:
