@@ -79,15 +79,16 @@ def test_tokens_depths_passes_and_rows(after_exit):
         total = model.num_loops
         config = random_config(rng, after_exit, total)
         prompts = random_prompts(rng, model.config.vocab_size)
-        outputs = generate(model, prompts, config)
-        tokens = outputs.sequences[:, -NEW:].tolist()
+        new = rng.randrange(1, 14)
+        outputs = generate(model, prompts, config, new)
+        tokens = outputs.sequences[:, -new:].tolist()
         depths = outputs.exit_depths.tolist()
         limit = config.depth if config.mode == "fixed" else total
         for row, prompt in enumerate(prompts):
             if after_exit == "finish":
-                steps = run_all_loops(model64, prompt, config, NEW)
+                steps = run_all_loops(model64, prompt, config, new)
             else:
-                steps = DroppingReference(model64, config).generate(prompt, NEW)
+                steps = DroppingReference(model64, config).generate(prompt, new)
             for index, step in enumerate(steps):
                 if step.margin < NEAR_TIE:
                     skipped += 1
@@ -104,7 +105,7 @@ def test_tokens_depths_passes_and_rows(after_exit):
             assert outputs.loop_rows == sum(spent)
         assert outputs.prompt_rows == limit * sum(map(len, prompts))
         per_loop = config.mode == "margin"
-        assert outputs.head_rows == (sum(spent) if per_loop else len(prompts) * (NEW - 1))
+        assert outputs.head_rows == (sum(spent) if per_loop else len(prompts) * (new - 1))
     assert compared > 300
     assert skipped <= 0.001 * (compared + skipped) + 1, f"{skipped} near ties among {compared}"
 

@@ -83,13 +83,14 @@ def collect(
 def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
     """Fit the gate alone, by logistic regression, and write it into the model.
 
-    Below the last loop the target is "the argmax here equals that of loop T", so the gate learns when more loops
-    change nothing. At loop T, where that would always hold, it is "the token is right".
+    Below the last loop the target is "the argmax is that of loop T from here on", so the gate learns when more loops
+    change nothing; agreeing by chance does not count. At loop T, where that always holds, it is "the token is right".
 
     Returns:
         The mean binary cross-entropy after the fit, nats.
     """
-    goal = torch.cat([readouts.same[:-1], readouts.right[-1:]]).float()  # [T, N]
+    settled = readouts.same.int().flip(0).cumprod(0).flip(0).bool()  # [T, N]
+    goal = torch.cat([settled[:-1], readouts.right[-1:]]).float()  # [T, N]
     weight = torch.zeros(readouts.states.shape[-1], requires_grad=True)
     bias = torch.zeros(1, requires_grad=True)
     solver = torch.optim.LBFGS([weight, bias], max_iter=200, history_size=20, line_search_fn="strong_wolfe")

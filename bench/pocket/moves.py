@@ -41,13 +41,14 @@ class Level:
     families: tuple[str, ...]
 
 
+# "Who has the cup?" is not asked: it looks a fact up against the order in which it was told, which no trial learned.
 LEVELS = {
     1: Level(5, 0, 0, ("where",)),
-    2: Level(5, 5, 0, ("where", "holder", "carries")),
-    3: Level(5, 5, 2, ("where", "holder", "carries", "object")),
-    4: Level(5, 5, 4, ("where", "holder", "carries", "object", "before", "together")),
-    5: Level(6, 5, 5, ("where", "holder", "carries", "object", "before", "together", "origin")),
-    6: Level(6, 6, 7, ("where", "holder", "carries", "object", "before", "together", "origin")),
+    2: Level(5, 5, 0, ("where", "carries")),
+    3: Level(5, 5, 2, ("where", "carries", "object")),
+    4: Level(5, 5, 4, ("where", "carries", "object", "before", "together")),
+    5: Level(6, 5, 5, ("where", "carries", "object", "before", "together", "origin")),
+    6: Level(6, 6, 7, ("where", "carries", "object", "before", "together", "origin")),
 }
 
 
@@ -241,14 +242,6 @@ def _together(world: _World) -> list[_Asked]:
     return asked
 
 
-def _holder(world: _World) -> list[_Asked]:
-    return [
-        _Asked("holder", f"Who has the {t}?", f"{p} has the {t}.", p, frozenset({world.touch[t]}))
-        for t, p in world.holder.items()
-        if p is not None
-    ]
-
-
 def _carries(world: _World) -> list[_Asked]:
     asked = []
     for person in world.people:
@@ -287,7 +280,6 @@ _ASK: dict[str, Callable[[_World], list[_Asked]]] = {
     "where": _where,
     "before": _before,
     "together": _together,
-    "holder": _holder,
     "carries": _carries,
     "object": _object,
     "origin": _origin,

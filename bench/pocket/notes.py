@@ -15,7 +15,11 @@ from sigma0.bench.pocket.moves import NAMES, PLACES, THINGS
 # Rows of the first two kinds grow from two words to sentences; {who} is a person, {what} a place or a thing.
 PLACE_FORMS: tuple[str, ...] = (" {who} {what}", " {who} the {what}", " {who} in the {what}.")
 PLACE_FORMS += (" {who} is in the {what}.", " {who} went to the {what}.")
-THING_FORMS: tuple[str, ...] = (" {who} {what}", " {who} has the {what}.", " Who has the {what}? {who}.")
+THING_FORMS: tuple[str, ...] = (
+    " {who} {what}",
+    " {who} has the {what}.",
+    " What does {who} have? {who} has the {what}.",
+)
 THING_FORMS += (" {who} took the {what}.", " {who} picked up the {what}.")
 # In the third kind everyone has a place and a thing, so only forms that tell which is meant can be used.
 _UNCLEAR = 3, 1

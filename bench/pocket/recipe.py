@@ -47,7 +47,7 @@ class Recipe:
     """
 
     seed: int = 0
-    steps: int = 5200
+    steps: int = 4600
     batch: int = 16
     length: int = 152
     note_steps: int = 1200

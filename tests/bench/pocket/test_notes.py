@@ -16,7 +16,7 @@ def test_marked_tokens_complete_facts_told_before(tokenizer: PreTrainedTokenizer
         words: list[str] = []
         for token, mark in zip(tokenizer.convert_ids_to_tokens(row.ids), row.answer, strict=True):
             word = token.removeprefix("Ġ")
-            if word in (*NAMES, *PLACES, *THINGS):
+            if word in (*NAMES, *PLACES, *THINGS) and word not in words:  # a question and its answer name one person
                 words.append(word)
             if len(words) == 2:
                 fact = (min(words), max(words))
@@ -27,13 +27,14 @@ def test_marked_tokens_complete_facts_told_before(tokenizer: PreTrainedTokenizer
             else:
                 assert not mark
         assert len(known) <= 10
-        assert LENGTH <= len(row.ids) < LENGTH + 8
-    assert marked == {*NAMES, *PLACES, *THINGS}
+        assert LENGTH <= len(row.ids) < LENGTH + 12
+    assert marked == {*PLACES, *THINGS}
 
 
 def test_rows_take_turns_at_kind_and_forms(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = [tokenizer.decode(note_row(tokenizer, 0, index).ids) for index in range(15)]
     assert not re.search(r"\.", texts[0] + texts[1])
-    assert any("Who has" in text for text in texts[1::3]) and not any("Who has" in text for text in texts[0::3])
+    asked = "What does"
+    assert any(asked in text for text in texts[1::3]) and not any(asked in text for text in texts[0::3])
     assert all("has the" in text or "took" in text or "picked" in text for text in texts[2::3])
     assert note_row(tokenizer, 0, 3) == note_row(tokenizer, 0, 3) != note_row(tokenizer, 1, 3)
