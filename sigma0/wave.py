@@ -170,7 +170,7 @@ class Wave:
             columns: Their columns in the planes, `[N]`.
             positions: Their positions for rotary embeddings, `[N]`.
         """
-        hidden = self.model.embed(token_ids)  # [N, D]
+        hidden = self.model.embed(token_ids.to(self.model.device))  # [N, D]
         entrants = Frontier(hidden, sequences, columns, positions, np.zeros(len(sequences), dtype=np.int64))
         fresh = self.rule.start(hidden)
         frontier = self.cache.frontier
