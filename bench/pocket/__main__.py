@@ -1,5 +1,6 @@
 """Command line: `python -m sigma0.bench.pocket train` and `python -m sigma0.bench.pocket eval`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,13 @@ from rich.table import Table
 
 from sigma0.bench.pocket.evaluate import as_json, as_table, evaluate, exit_threshold, summarize
 from sigma0.bench.pocket.finish import finish
+from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
 from sigma0.bench.pocket.recipe import Recipe
-from sigma0.bench.pocket.tokenizer import build_tokenizer, load_tokenizer
+from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import Report, train
-from sigma0.models.ouro import OuroForCausalLM
+from sigma0.loading import load, resolve_model
+from sigma0.rendering import quiet_transformers
 
 app = typer.Typer(help="The recipe of the shipped model `pocket`.", no_args_is_help=True)
 _SMOOTH = 0.95
@@ -56,21 +59,29 @@ def train_command(
 
 @app.command("eval")
 def eval_command(
-    folder: Annotated[Path, typer.Argument(help="Model folder.")],
+    model: Annotated[str, typer.Argument(help="Shipped name or model folder.")] = "pocket",
     n: Annotated[int, typer.Option(help="Stories, one question each.")] = 2000,
     split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    free: Annotated[int, typer.Option(help="Of these, generated freely at the exits and at full depth.")] = 200,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)
-    model = OuroForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    q = exit_threshold(folder)
-    groups = summarize(evaluate(model, load_tokenizer(folder), q, n, split, seed))
+    quiet_transformers()
+    looped, tokenizer = load(model, device="cpu", dtype="float32")
+    q = exit_threshold(Path(resolve_model(model)))
+    groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
+    runs = free_runs(looped, tokenizer, free, split, seed)
     if json:
-        typer.echo(as_json(groups, split=split, seed=seed, n=n, q=q))
-    else:
-        Console().print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, q {q:g})"))
+        typer.echo(as_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, q=q))
+        return
+    console = Console()
+    console.print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, q {q:g})"))
+    console.print(f"{runs.n} of them generated freely, each alone, at the exits (finish):")
+    for name, share in asdict(runs).items():
+        if name != "n":
+            console.print(f"  {name:20} {share:.1%}", highlight=False)
 
 
 def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:

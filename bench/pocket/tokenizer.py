@@ -1,7 +1,6 @@
 """The tokenizer of the micro-world: byte-level BPE in which nearly every word of the world is one token."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -52,14 +51,6 @@ def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a saved tokenizer; its tokenizer.json is taken as it is."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} holds a {type(tokenizer).__name__}, not a PreTrainedTokenizerFast")
-    return tokenizer
 
 
 def _texts(seed: int) -> Iterator[str]:

@@ -14,9 +14,9 @@ from sigma0.bench.pocket.evaluate import Outcome, evaluate, exit_threshold, summ
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_depths, fit_gate
 from sigma0.bench.pocket.recipe import Recipe, build_model
-from sigma0.bench.pocket.tokenizer import load_tokenizer
 from sigma0.bench.pocket.train import loop_loss
 from sigma0.bench.pocket.world import draw
+from sigma0.loading import load_tokenizer
 from sigma0.models.ouro import OuroForCausalLM
 
 TINY = Recipe(batch=2, width=16, intermediate=24, heads=2, loops=3)
@@ -104,7 +104,7 @@ def test_evaluation_equals_greedy_writing_token_by_token(tokenizer: PreTrainedTo
         loop_loss(model, batch, 20.0)[0].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     model.eval()
-    outcomes = evaluate(model, load_tokenizer(folder), 0.5, 12)
+    outcomes = evaluate(model, load_tokenizer(str(folder)), 0.5, 12)
     assert [outcome.item for outcome in outcomes] == [draw("test", 0, n, questions=1).items[0] for n in range(12)]
     assert [outcome.chat for outcome in outcomes] == [False, True] * 6
     assert 0 < sum(outcome.right[-1] for outcome in outcomes) < 12
