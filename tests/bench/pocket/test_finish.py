@@ -40,10 +40,13 @@ def test_the_gate_learns_when_more_loops_change_nothing(tokenizer: PreTrainedTok
     model = build_model(TINY, tokenizer)
     draw_from = torch.Generator().manual_seed(0)
     states = torch.randn(3, 2000, 16, generator=draw_from)
-    # One direction of the state tells whether the token is settled.
-    settled = states[..., 5] > 0
+    # One direction of the state tells whether the token is settled; at the last loop, whether it is right.
+    first = torch.randint(0, 3, (2000,), generator=draw_from)
+    told = torch.arange(3)[:, None] >= first
+    told[-1] = torch.rand(2000, generator=draw_from) < 0.5
+    states[..., 5] = torch.where(told, states[..., 5].abs(), -states[..., 5].abs())
+    settled, right = told.clone(), told
     settled[-1] = True
-    right = states[..., 5] > 0
     answer = torch.arange(2000)
     loss = fit_gate(model, Readouts(states, right, settled, answer))
     assert loss < 0.1
@@ -155,11 +158,11 @@ def test_a_folder_without_the_rule_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_evaluates(folder: Path) -> None:
-    result = CliRunner().invoke(app, ["eval", str(folder), "--n", "10", "--json"])
+    result = CliRunner().invoke(app, ["eval", str(folder), "--n", "10", "--free", "2", "--json"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert figures["groups"]["all"]["all"]["n"] == 10 and figures["split"] == "test"
-    table = CliRunner().invoke(app, ["eval", str(folder), "--n", "10"])
+    table = CliRunner().invoke(app, ["eval", str(folder), "--n", "10", "--free", "2"])
     assert table.exit_code == 0 and "loop 3" in table.output
 
 
