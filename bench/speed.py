@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
@@ -104,7 +105,8 @@ def measure(
     }
     seconds: dict[str, list[float]] = {name: [] for name in configs}
     passes: dict[str, int] = {}
-    for round_index in track(range(repeats + 1), description="rounds"):
+    console = Console(stderr=True)  # so that --json leaves nothing else on stdout
+    for round_index in track(range(repeats + 1), description="rounds", console=console):
         for name, config in configs.items():
             prompt, _ = _timed(looped, ids, config, 1)
             whole, outputs = _timed(looped, ids, config, new_tokens)

@@ -1,9 +1,15 @@
 """The README's Python runs as it stands, and its commands are the ones CI uses."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.pocket.items import split_of
+from sigma0.cli import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,11 +36,30 @@ def test_the_first_two_bash_blocks_are_the_set_up():
     assert "pytest" in bash[1]
 
 
-def test_shown_output_is_what_the_command_prints(pocket):
-    """Each text of the README's sample is what the shipped model says today."""
-    import sigma0
-
-    shown = re.findall(r'^\$ sigma0 generate "(.+?)"\n(.+)$', README, re.MULTILINE)
+def test_shown_output_is_what_the_command_prints():
+    """Three prompts of the micro-world's test split, and all that the command says to them today."""
+    shown = [body.split("\n", 1) for language, body in BLOCKS if language == "console"]
     assert len(shown) >= 3
-    for prompt, text in shown:
-        assert sigma0.generate(*pocket, prompt).text.strip() == text.strip()
+    for command, output in shown:
+        arguments = shlex.split(command.removeprefix("$ sigma0 "))
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0
+        printed, quoted = ([line.rstrip() for line in text.strip().splitlines()] for text in (result.stdout, output))
+        assert printed == quoted
+        story = re.split(r" (?=[^.]*\?$)", arguments[1])[0]
+        assert split_of(story) == "test", "a prompt that the training may have seen"
+
+
+def test_figures_of_the_measured_table_are_committed():
+    """Every percentage in the table stands in a result file."""
+    evaluation = json.loads((ROOT / "bench" / "results" / "pocket-eval.json").read_text())
+    one_hop, free = evaluation["groups"]["hops"]["1"], evaluation["free"]
+    speed = [json.loads(path.read_text()) for path in sorted((ROOT / "bench" / "results").glob("speed-*.json"))]
+    runs = [run for report in speed for run in report["runs"]]
+    known = {f"{100 * share:.1f} %" for share in (*one_hop["loops"], *list(free.values())[1:])}
+    known |= {f"{run['speedup']:.2f}" for run in runs} | {f"{run['milliseconds_per_token']:.1f} ms" for run in runs}
+    known |= {f"{run['ideal']:.2f}" for run in runs}
+    section = README.split("## Measured")[1].split("## ")[0]
+    quoted = re.findall(r"\d+\.\d %|\d+\.\d ms|\b\d\.\d\d\b", section)
+    assert len(quoted) >= 10
+    assert not [figure for figure in quoted if figure not in known]
