@@ -2,19 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
 
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
 from sigma0.loading import load
-from sigma0.rendering import print_report, print_stream, quiet_transformers
-from sigma0.settings import ExitConfig, explain
+from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
+from sigma0.settings import ExitConfig
 from sigma0.text import stream
 
 app = typer.Typer(
@@ -23,26 +19,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-errors = Console(stderr=True, highlight=False)
-
 # Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "theta": ("margin",)}
+THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
 Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turns bad input into one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-        errors.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
 
 
 def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) -> ExitConfig | None:
@@ -72,7 +55,9 @@ def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) ->
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; `-` reads standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")
+    ],
     model: Model = "pocket",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     exit: Annotated[
@@ -80,6 +65,7 @@ def generate(
     ] = None,
     q: Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")] = None,
     eps: Annotated[float | None, typer.Option(help="Threshold of converge and accel.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")] = None,
     theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
     depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
     min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
@@ -98,6 +84,7 @@ def generate(
         "mode": exit,
         "q": q,
         "eps": eps,
+        "patience": patience,
         "theta": theta,
         "depth": depth,
         "min_loops": min_loops,
@@ -111,7 +98,8 @@ def generate(
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         exit_settings(options)
-        text = sys.stdin.buffer.read().decode() if prompt == "-" else prompt
+        # the newline that echo and editors add is no part of the text
+        text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
         quiet_transformers()

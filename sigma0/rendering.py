@@ -1,17 +1,33 @@
 """What the command line prints: coloured tokens, the legend, and the doctor's report."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging
 
 from sigma0.doctor import Finding, Report
+from sigma0.settings import explain
 from sigma0.text import Generation, TextStream
 
 # From shallow to deep; told apart with red-green colour blindness as well.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns bad input into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
 
 
 def quiet_transformers() -> None:

@@ -49,7 +49,7 @@ def test_generate_json(pocket):
 
 
 def test_generate_reads_standard_input_and_chats(pocket):
-    result = run("generate", "-", "--chat", "--max-new-tokens", "4", "--json", input=STORY)
+    result = run("generate", "-", "--chat", "--max-new-tokens", "4", "--json", input=STORY + "\n")
     messages = [{"role": "user", "content": STORY}]
     assert json.loads(result.stdout)["text"] == sigma0.generate(*pocket, messages, max_new_tokens=4).text
 

@@ -18,7 +18,7 @@ from sigma0.bench.pocket.recipe import Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import Report, train
 from sigma0.loading import load, resolve_model
-from sigma0.rendering import quiet_transformers
+from sigma0.rendering import one_line_errors, quiet_transformers
 
 app = typer.Typer(help="The recipe of the shipped model `pocket`.", no_args_is_help=True)
 _SMOOTH = 0.95
@@ -33,7 +33,8 @@ def train_command(
 ) -> None:
     """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
     console = Console()
-    recipe = Recipe(steps=steps, seed=seed)
+    with one_line_errors():
+        recipe = Recipe(steps=steps, seed=seed)
     tokenizer = build_tokenizer()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
@@ -48,7 +49,8 @@ def train_command(
             loops = " ".join(f"{100 * share:.0f}" for share in smooth[1:])
             progress.update(task, completed=report.step + 1, description=f"loss {smooth[0]:.3f}  answers % {loops}")
 
-        model = train(recipe, tokenizer, out, minutes, on_step=show)
+        with one_line_errors():
+            model = train(recipe, tokenizer, out, minutes, on_step=show)
     if model is None:
         console.print(f"Time is up; run again to continue in {out}.")
         return
@@ -69,8 +71,9 @@ def eval_command(
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)
     quiet_transformers()
-    looped, tokenizer = load(model, device="cpu", dtype="float32")
-    q = exit_threshold(Path(resolve_model(model)))
+    with one_line_errors():
+        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        q = exit_threshold(Path(resolve_model(model)))
     groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
     runs = free_runs(looped, tokenizer, free, split, seed)
     if json:
