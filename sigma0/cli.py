@@ -55,9 +55,7 @@ def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) ->
 
 @app.command()
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")
-    ],
+    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
     model: Model = "pocket",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     exit: Annotated[
