@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from sigma0.cache import Ints, SkippedTokens
+from sigma0.frontier import Ints, SkippedTokens
 from sigma0.wave import Exits, Wave
 
 # What these return for a row depends on that row alone, so they may be called on any part of the batch.

@@ -12,9 +12,10 @@ from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from sigma0.cache import DepthCache, Ints, PassCounts, SkippedTokens
+from sigma0.cache import DepthCache
 from sigma0.decoding import Emission, TokenLoop, rows_are_independent
 from sigma0.exits import ExitRule
+from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.results import EndRecorder, lockstep_output, wave_output
 from sigma0.settings import ExitConfig

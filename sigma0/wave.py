@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.cache import Bools, DepthCache, Frontier, Ints
+from sigma0.cache import DepthCache
 from sigma0.exits import ExitRule, ExitState
+from sigma0.frontier import Bools, Frontier, Ints
 from sigma0.ops import PlaneGroup, plane_attention
 
 

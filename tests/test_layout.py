@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = [
     {"sigma0.kernels"},
     {"sigma0.ops"},
-    {"sigma0.settings", "sigma0.cache", "sigma0.exits", "sigma0.savings", "sigma0.outputs"},
+    {"sigma0.settings", "sigma0.frontier", "sigma0.cache", "sigma0.exits", "sigma0.savings", "sigma0.outputs"},
     {"sigma0.wave"},
     {"sigma0.decoding"},
     {"sigma0.results"},
