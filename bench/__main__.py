@@ -4,12 +4,16 @@ import json
 from dataclasses import asdict
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.bench.extras import needs_extra
 from sigma0.bench.speed import SHAPES, SpeedReport, measure
-from sigma0.rendering import quiet_transformers
+from sigma0.loading import load
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.settings import ExitConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -39,6 +43,32 @@ def speed(
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     typer.echo(json.dumps(asdict(report), indent=2)) if as_json else _print(report)
+
+
+@app.command()
+def gate(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    n: Annotated[int, typer.Option("-n", "--n", help="Held-out stories, one question each.")] = 1000,
+    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.gate import measure_gate
+        from sigma0.bench.gate_tables import print_gate
+
+        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        with progress_bar("questions", 2 * n, hidden=as_json) as advance:
+            report = measure_gate(looped, tokenizer, model, config, n, split, seed, advance)
+    typer.echo(json.dumps(asdict(report), indent=1)) if as_json else print_gate(report)
 
 
 def _print(report: SpeedReport) -> None:

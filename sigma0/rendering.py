@@ -1,12 +1,13 @@
 """What the command line prints: coloured tokens, the legend, and the doctor's report."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging
@@ -33,6 +34,16 @@ def one_line_errors() -> Iterator[None]:
 def quiet_transformers() -> None:
     """Keeps loading bars out of the output; warnings stay."""
     logging.disable_progress_bar()
+
+
+@contextmanager
+def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on stderr; yields a function that takes the number done so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def depth_style(depth: int, total_loops: int) -> str:

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.items import Item, Scene
+from sigma0.bench.pocket.subjects import NONE, subjects, word_id
 from sigma0.bench.pocket.tokenizer import EOS, PAD
 from sigma0.bench.pocket.world import draw
 
@@ -21,11 +22,16 @@ class Batch:
         ids: Token ids, int64 [B, S].
         answer: True where the token at this place belongs to an answer or is the eos that ends it, bool [B, S].
         real: True where the token is not padding, bool [B, S].
+        trails: For the answer tokens in reading order, what is met on the way to each, int64 [N, M]; a shorter way is
+            filled up with the token itself, and a token that has none is its own.
+        subjects: Whom or what the sentence at this place is about, as an id, or `NONE`, int64 [B, S].
     """
 
     ids: torch.Tensor
     answer: torch.Tensor
     real: torch.Tensor
+    trails: torch.Tensor
+    subjects: torch.Tensor
 
     def answer_numbers(self) -> torch.Tensor:
         """The answer, counted from 0 over the batch, that each answer token belongs to, int64 [N] in reading order."""
@@ -50,10 +56,12 @@ def whole_answers(right: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as ids, with a mark on the tokens of its answers (the eos included)."""
+    """One text as ids, with a mark on the tokens of its answers (the eos included), the way to each, and subjects."""
 
     ids: list[int]
     answer: list[bool]
+    trails: list[tuple[int, ...]]
+    subjects: list[int]
 
 
 def plain_text(items: Sequence[Item]) -> str:
@@ -88,12 +96,23 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool
     spans = _answer_spans(text, items, _ASSISTANT if chat else "")
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     marks = []
+    trails: list[tuple[int, ...]] = []
     span = 0
-    for start, end in encoding.offsets:
+    for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         while span < len(spans) and start >= spans[span][1]:
             span += 1
         marks.append(span < len(spans) and end > spans[span][0])
-    return Encoded(encoding.ids, marks)
+        if marks[-1]:
+            trails.append((*_way(tokenizer, items[span], text[start:end].strip()), token))
+    return Encoded(encoding.ids, marks, trails, subjects(tokenizer, encoding.ids))
+
+
+def _way(tokenizer: PreTrainedTokenizerFast, item: Item, word: str) -> tuple[int, ...]:
+    """Ids of what is met before a word of the answer: subject and trail without its end; for a yes or no all of it."""
+    if not item.trail or word not in (item.key, item.trail[-1]):
+        return ()
+    steps = item.trail[:-1] if word == item.trail[-1] else item.trail
+    return tuple(word_id(tokenizer, step) for step in (item.subject, *steps))
 
 
 def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int) -> Encoded:
@@ -107,7 +126,7 @@ def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: in
     cut = max((end for end in ends if end <= length), default=0)
     if cut == 0:
         raise ValueError(f"a story and its first question do not fit into {length} tokens: {scene.story!r}")
-    return Encoded(whole.ids[:cut], whole.answer[:cut])
+    return Encoded(whole.ids[:cut], whole.answer[:cut], whole.trails[: sum(whole.answer[:cut])], whole.subjects[:cut])
 
 
 def train_batch(
@@ -137,11 +156,15 @@ def collate(rows: Sequence[Encoded], pad: int) -> Batch:
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     answer = torch.zeros((len(rows), width), dtype=torch.bool)
     real = torch.zeros((len(rows), width), dtype=torch.bool)
+    about = torch.full((len(rows), width), NONE)
     for number, row in enumerate(rows):
         ids[number, : len(row.ids)] = torch.tensor(row.ids)
         answer[number, : len(row.ids)] = torch.tensor(row.answer)
         real[number, : len(row.ids)] = True
-    return Batch(ids, answer, real)
+        about[number, : len(row.ids)] = torch.tensor(row.subjects)
+    longest = max(len(trail) for row in rows for trail in row.trails)
+    trails = [(*trail, *trail[-1:] * (longest - len(trail))) for row in rows for trail in row.trails]
+    return Batch(ids, answer, real, torch.tensor(trails), about)
 
 
 def _answer_spans(text: str, items: Sequence[Item], before: str) -> list[tuple[int, int]]:

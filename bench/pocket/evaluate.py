@@ -22,6 +22,8 @@ from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
 from sigma0.models.ouro import OuroForCausalLM
 
+# The hard half of the dial starts here.
+HARD = 4
 _ROWS = 50
 
 
@@ -97,17 +99,25 @@ def evaluate(
 
 
 def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Group]]:
-    """Group outcomes by family, hops, difficulty and form, and all together."""
+    """Group outcomes by family, hops, difficulty, half and form, and all together.
+
+    A guess is worth at most a quarter on an open question and a half on one answered by yes or no, so these two are
+    also counted apart.
+    """
     keys: dict[str, Callable[[Outcome], str]] = {
         "family": lambda o: o.item.family,
         "hops": lambda o: str(o.item.hops),
         "difficulty": lambda o: str(o.item.difficulty),
+        "open, difficulty": lambda o: "" if o.item.binary else str(o.item.difficulty),
+        "yes or no, difficulty": lambda o: str(o.item.difficulty) if o.item.binary else "",
+        "half": lambda o: "hard" if o.item.difficulty >= HARD else "easy",
+        "open, half": lambda o: "" if o.item.binary else "hard" if o.item.difficulty >= HARD else "easy",
         "form": lambda o: "chat" if o.chat else "plain",
         "all": lambda o: "all",
     }
     groups = {}
     for name, key in keys.items():
-        values = sorted({key(outcome) for outcome in outcomes})
+        values = sorted({key(outcome) for outcome in outcomes} - {""})
         groups[name] = {value: _group([o for o in outcomes if key(o) == value]) for value in values}
     return groups
 
@@ -129,10 +139,22 @@ def as_table(groups: Mapping[str, Mapping[str, Group]], title: str) -> Table:
             low, high = group.intervals[-1]
             shares = [f"{100 * share:.1f}" for share in group.loops]
             interval = f"{100 * low:.1f} to {100 * high:.1f}"
-            label = value if name in ("all", "family", "form") else f"{name} {value}"
-            table.add_row(label, str(group.n), *shares, interval, f"{100 * group.exit:.1f}", f"{group.exit_depth:.2f}")
+            table.add_row(
+                _label(name, value),
+                str(group.n),
+                *shares,
+                interval,
+                f"{100 * group.exit:.1f}",
+                f"{group.exit_depth:.2f}",
+            )
         table.add_section()
     return table
+
+
+def _label(name: str, value: str) -> str:
+    if name in ("all", "family", "form"):
+        return value
+    return name.replace("half", f"{value} half") if name.endswith("half") else f"{name} {value}"
 
 
 def _group(outcomes: Sequence[Outcome]) -> Group:

@@ -23,6 +23,9 @@ class Item:
         answer: The whole answer, a short full sentence.
         key: The one word of the answer that the reader had to find.
         family: The kind of question, such as "where".
+        subject: The word that the question asks about.
+        trail: What is met on the way from the question to the answer, a word for each step; the key is last, but
+            for a yes or no, which the last of these words decides. Empty where the way is no single line.
         hops: How many sentences of the story the answer rests on.
         difficulty: The dial from 1 to 6 the story was drawn at (length, distractors, hops).
         derivation: Worked solution: the sentences it rests on in story order, then the conclusion.
@@ -32,18 +35,27 @@ class Item:
     question: str
     answer: str
     key: str
+    subject: str
+    trail: tuple[str, ...]
     family: str
     hops: int
     difficulty: int
     derivation: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.key not in self.answer.rstrip(".").split():
+        if self.key not in self.answer.replace(",", "").rstrip(".").split():
             raise ValueError(f"key {self.key!r} is not a word of the answer {self.answer!r}")
+        if self.trail and not self.binary and self.trail[-1] != self.key:
+            raise ValueError(f"trail {self.trail!r} does not end in the key {self.key!r}")
         if self.difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty {self.difficulty!r} is not one of {DIFFICULTIES}")
         if self.hops < 1:
             raise ValueError(f"hops {self.hops!r} is below 1")
+
+    @property
+    def binary(self) -> bool:
+        """Whether the answer is yes or no."""
+        return self.key in ("Yes", "No")
 
     @property
     def prompt(self) -> str:

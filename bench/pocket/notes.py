@@ -1,55 +1,69 @@
-"""Warm-up rows: short notes of who is where, told again and again, so that one look-up is practised at every note.
+"""Warm-up rows: short notes that say the same few facts again and again, so that each one practises one look-up.
 
 A model that starts on stories and questions stays for long on a plateau where it names any place of the story. A note
-that repeats what an earlier one said can be completed only by looking it up, and a row holds a dozen of them. The
-notes grow from two words to the sentences of the stories, so the name moves away from the place step by step.
+that repeats what an earlier one said can be completed only by looking it up, and a row holds a dozen of them. Each kind
+of note has a ladder of forms, from two words to the sentences of the stories: what is told moves away from whom it is
+told of, step by step.
 """
 
 from random import Random
 
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.pocket.ages import OLDEST, YOUNGEST
 from sigma0.bench.pocket.data import Encoded
-from sigma0.bench.pocket.moves import NAMES, PLACES, THINGS
+from sigma0.bench.pocket.subjects import NONE, word_id
+from sigma0.bench.pocket.words import CITIES, NAMES, PLACES, THINGS
 
-# Rows of the first two kinds grow from two words to sentences; {who} is a person, {what} a place or a thing.
-PLACE_FORMS: tuple[str, ...] = (" {who} {what}", " {who} the {what}", " {who} in the {what}.")
-PLACE_FORMS += (" {who} is in the {what}.", " {who} went to the {what}.")
-THING_FORMS: tuple[str, ...] = (
-    " {who} {what}",
-    " {who} has the {what}.",
-    " What does {who} have? {who} has the {what}.",
+_AGES = tuple(str(age) for age in range(YOUNGEST, OLDEST + 1))
+# Sources, goals, ladder of forms.
+KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        NAMES,
+        PLACES,
+        (" {x} {y}", " {x} the {y}", " {x} in the {y}.", " {x} is in the {y}.", " {x} went to the {y}."),
+    ),
+    (THINGS, NAMES, (" {x} {y}", " {x} with {y}", " the {x} with {y}.", " The {x} is with {y}.")),
+    (
+        THINGS,
+        THINGS,
+        (" {x} {y}.", " {x} the {y}.", " {x} in the {y}.", " The {x} is in the {y}.", " The {x} was put into the {y}."),
+    ),
+    (NAMES, NAMES, (" {x} {y}.", " {x} of {y}.", " {x} child of {y}.", " {x} is a child of {y}.")),
+    (NAMES, CITIES, (" {x} {y}", " {x} from {y}.", " {x} comes from {y}.", " The family of {x} comes from {y}.")),
+    (NAMES, _AGES, (" {x} {y}", " {x} is {y}", " {x} is {y} years old.")),
 )
-THING_FORMS += (" {who} took the {what}.", " {who} picked up the {what}.")
-# In the third kind everyone has a place and a thing, so only forms that tell which is meant can be used.
-_UNCLEAR = 3, 1
 LENGTH = 90
 _PEOPLE = (2, 3, 4, 5)
 
 
 def note_row(tokenizer: PreTrainedTokenizerFast, seed: int, index: int) -> Encoded:
-    """Make row `index`: notes about two to five people, each always at one place, with one thing, or both.
+    """Make row `index`: notes about two to five people or things, all of one kind.
 
-    Rows take turns at the kind and at how many forms they use. The word a note ends in is marked as an answer
-    wherever the same fact was told before.
+    Rows take turns at the kind and at how many rungs of its ladder they use. The word a note tells is marked as an
+    answer wherever the same fact was told before.
     """
     rng = Random(f"notes/{seed}/{index}")
+    sources, goals, ladder = KINDS[index % len(KINDS)]
+    forms = ladder[: rng.randint(1, len(ladder))]
     count = rng.choice(_PEOPLE)
-    people, places, things = (rng.sample(words, count) for words in (NAMES, PLACES, THINGS))
-    kind, forms = index % 3, 1 + index // 3 % 5
-    choices = [(PLACE_FORMS[:forms], places), (THING_FORMS[:forms], things)][kind : kind + 1]
-    if kind == 2:
-        choices = [(PLACE_FORMS[_UNCLEAR[0] :], places), (THING_FORMS[_UNCLEAR[1] :], things)]
+    who = rng.sample(sources, count)
+    what = rng.sample([goal for goal in goals if goal not in who], count)
     ids: list[int] = []
     marks: list[bool] = []
+    about: list[int] = []
     told: set[str] = set()
     while len(ids) < LENGTH:
-        who = rng.randrange(count)
-        used, words = rng.choice(choices)
-        note = rng.choice(used).format(who=people[who], what=words[who])
-        tokens = tokenizer.backend_tokenizer.encode(note, add_special_tokens=False).ids
-        last = len(tokens) - 1 - note.endswith(".")
-        ids += tokens
-        marks += [position == last and words[who] in told for position in range(len(tokens))]
-        told.add(words[who])
-    return Encoded(ids, marks)
+        place = rng.randrange(count)
+        source, goal = who[place], what[place]
+        note = rng.choice(forms).format(x=source, y=goal)
+        encoding = tokenizer.backend_tokenizer.encode(note, add_special_tokens=False)
+        start = note.rindex(f" {goal}") + 1
+        marks += [source in told and begin <= start < end for begin, end in encoding.offsets]
+        first = word_id(tokenizer, source)
+        began = note.index(f" {source}")
+        about += [first if end > began + 1 else NONE for _, end in encoding.offsets]
+        ids += encoding.ids
+        told.add(source)
+    ways = [(subject, token) for subject, token, mark in zip(about, ids, marks, strict=True) if mark]
+    return Encoded(ids, marks, ways, about)

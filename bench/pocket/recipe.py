@@ -1,4 +1,4 @@
-"""The settings of the shipped model, and the untrained model they describe."""
+"""The settings of the shipped models, and the untrained model they describe."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from sigma0.models.ouro_config import OuroConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights of a run; the defaults made the shipped model.
+    """Everything that decides the weights of a run; the defaults made `pocket`.
 
     Attributes:
         seed: Seed of the initial weights and of the order of the training scenes.
@@ -29,6 +29,7 @@ class Recipe:
         note_loops: Loops run on notes: fewer suffice there and cost less.
         chat: Share of rows in chat form.
         climb: Steps after which the hardest difficulty drawn rises by one, from 1 behind the notes.
+        trail_steps: Steps behind the notes in which a loop is asked for what is met on the way (see `train`).
         width: Hidden size.
         intermediate: Size of the MLP's inner layer.
         heads: Attention heads (keys and values have as many).
@@ -47,14 +48,15 @@ class Recipe:
     """
 
     seed: int = 0
-    steps: int = 4600
+    steps: int = 4500
     batch: int = 16
-    length: int = 152
-    note_steps: int = 1200
+    length: int = 224
+    note_steps: int = 500
     note_batch: int = 24
     note_loops: int = 3
     chat: float = 0.25
-    climb: int = 300
+    climb: int = 120
+    trail_steps: int = 1500
     width: int = 128
     intermediate: int = 256
     heads: int = 4
@@ -86,9 +88,25 @@ class Recipe:
         left = (self.steps - step) / fall
         return min(1.0, (step + 1) / self.warmup, self.last_rate + (1 - self.last_rate) * left)
 
+    def hardest(self, step: int) -> int:
+        """The highest difficulty drawn at a step behind the notes."""
+        return min(1 + (step - self.note_steps) // self.climb, DIFFICULTIES[-1])
+
+    def on_trails(self, step: int) -> bool:
+        """Whether the loops of a step are asked for what is met on the way."""
+        return step < self.note_steps + self.trail_steps
+
+    def stages(self) -> list[tuple[int, str]]:
+        """First step and name of what the run does in turn."""
+        climbs = [(self.note_steps + self.climb * (level - 1), f"difficulty {level}") for level in DIFFICULTIES]
+        found = [(0, "notes"), *climbs, (self.note_steps + self.trail_steps, "the answer at every loop")]
+        return sorted(stage for stage in found if stage[0] < self.steps)
+
     def train_loops(self, step: int) -> int:
-        """Loops run at a step."""
-        return min(self.note_loops, self.loops) if step < self.note_steps else self.loops
+        """Loops run at a step: as long as a loop has its own target, no more than the longest way takes."""
+        if step < self.note_steps:
+            return min(self.note_loops, self.loops)
+        return min(self.hardest(step) + 3, self.loops) if self.on_trails(step) else self.loops
 
     def train_batch(self, tokenizer: PreTrainedTokenizerFast, step: int) -> Batch:
         """Make the batch of a step: notes first, then scenes whose hardest difficulty rises."""
@@ -97,14 +115,19 @@ class Recipe:
             rows = [note_row(tokenizer, self.seed, first + place) for place in range(self.note_batch)]
             return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
         past = step - self.note_steps
-        hardest = min(1 + past // self.climb, DIFFICULTIES[-1])
-        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, hardest)
+        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, self.hardest(step))
 
     def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
         """Settings and a digest of the first data, as one text: equal only if a run would go on in the same way."""
         batches = [self.train_batch(tokenizer, step).ids.tolist() for step in (0, self.note_steps)]
         digest = blake2b(json.dumps([tokenizer.get_vocab(), batches], sort_keys=True).encode()).hexdigest()
         return json.dumps({**asdict(self), "data": digest[:16]}, sort_keys=True)
+
+
+RECIPES: dict[str, Recipe] = {
+    "pocket": Recipe(),
+    "pocket-large": Recipe(steps=4000, batch=12, width=192, intermediate=384, heads=6, loops=8),
+}
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM:

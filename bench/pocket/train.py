@@ -19,6 +19,8 @@ from sigma0.models.ouro import OuroForCausalLM
 
 STATE = "state.safetensors"
 LOG = "log.jsonl"
+# Of the first loop's hint, beside a loss of mean weight 1.
+SUBJECT_WEIGHT = 0.3
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
@@ -38,12 +40,19 @@ class Report:
 
 
 def loop_loss(
-    model: OuroForCausalLM, batch: Batch, answer_weight: float, num_loops: int | None = None
+    model: OuroForCausalLM,
+    batch: Batch,
+    answer_weight: float,
+    num_loops: int | None = None,
+    trails: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of a batch and which answer tokens each loop gets right.
 
     Answer tokens count at every loop, with a weight that grows with the loop and sums to 1 over them. The other
     tokens (mostly random story) count at the last loop only, which saves most of the head's work.
+
+    With `trails`, loop t is asked for step t of the way to an answer (its subject, then one look-up a loop) and for the
+    answer from its end on. The first loop is also asked, everywhere, whom or what the sentence is about.
 
     Returns:
         The loss, a scalar, and right, bool [T, N] over the N answer tokens of the batch in reading order.
@@ -56,11 +65,17 @@ def loop_loss(
     loops = states.shape[0]
     logits = model.lm_head(states[:, answer])  # [T, N, V]
     goal = targets[answer].expand(loops, -1)
-    losses = functional.cross_entropy(logits.flatten(0, 1), goal.flatten(), reduction="none").view(loops, -1)
+    steps = torch.arange(loops).clamp(max=batch.trails.shape[1] - 1)
+    asked = batch.trails.T[steps] if trails else goal  # [T, N]
+    losses = functional.cross_entropy(logits.flatten(0, 1), asked.flatten(), reduction="none").view(loops, -1)
     weights = torch.arange(1, loops + 1) / (loops * (loops + 1) / 2)
     rest = functional.cross_entropy(model.lm_head(states[-1, other]), targets[other], reduction="sum")
     total = answer_weight * (weights[:, None] * losses).sum() + rest
     loss = total / (answer_weight * answer.sum() + other.sum())
+    if trails:
+        about = batch.subjects[:, :-1].flatten()
+        told = about >= 0
+        loss = loss + SUBJECT_WEIGHT * functional.cross_entropy(model.lm_head(states[0, told]), about[told])
     return loss, logits.argmax(-1) == goal
 
 
@@ -162,7 +177,7 @@ def _step(
         optimizer.zero_grad(set_to_none=True)
         for group in optimizer.param_groups:
             group["lr"] = peak * recipe.rate(step)
-    loss, right = loop_loss(model, batch, recipe.answer_weight, recipe.train_loops(step))
+    loss, right = loop_loss(model, batch, recipe.answer_weight, recipe.train_loops(step), recipe.on_trails(step))
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     for optimizer in optimizers:

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from random import Random
 
-from sigma0.bench.pocket import moves
+from sigma0.bench.pocket import ages, families, moves
+from sigma0.bench.pocket.asking import Told, scene
 from sigma0.bench.pocket.items import DIFFICULTIES, Scene, check_split, split_of
 
-# One builder for each kind of scene: builder(rng, difficulty, questions). A new kind of story is one more entry.
-KINDS: dict[str, Callable[[Random, int, int], Scene]] = {"moves": moves.build}
-# How often a difficulty is drawn when none is asked for: the middle teaches most, the ends are cheap or rare.
-DIFFICULTY_WEIGHTS = (1, 2, 2, 2, 2, 1)
+# One teller for each kind of story: tell(rng, difficulty). A new kind is one more entry.
+KINDS: dict[str, Callable[[Random, int], Told]] = {"moves": moves.tell, "families": families.tell, "ages": ages.tell}
+# How often a difficulty is drawn when none is asked for: the easy ones are learned first and need less.
+DIFFICULTY_WEIGHTS = (1, 2, 3, 3, 3, 3)
+KIND_WEIGHTS = {"moves": 2, "families": 1, "ages": 1}
 
 
 def draw(
@@ -43,8 +45,8 @@ def draw(
     level = (
         difficulty if difficulty is not None else rng.choices(DIFFICULTIES[:hardest], DIFFICULTY_WEIGHTS[:hardest])[0]
     )
-    build = KINDS[rng.choice(sorted(KINDS))]
+    tell = KINDS[rng.choices(list(KIND_WEIGHTS), list(KIND_WEIGHTS.values()))[0]]
     while True:
-        scene = build(rng, level, questions)
-        if split_of(scene.story) == wanted:
-            return scene
+        drawn = scene(rng, tell(rng, level), level, questions)
+        if split_of(drawn.story) == wanted:
+            return drawn

@@ -1,0 +1,69 @@
+"""What a kind of story hands over: sentences, and questions with the sentences that prove their answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from sigma0.bench.pocket.items import Item, Scene
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about a story, see `Item`; `proof` holds the indices of the sentences that the answer rests on."""
+
+    family: str
+    question: str
+    answer: str
+    key: str
+    subject: str
+    trail: tuple[str, ...]
+    proof: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A story as sentences, and a maker of random questions about it."""
+
+    sentences: tuple[str, ...]
+    ask: Callable[[Random], Asked]
+
+
+def scene(rng: Random, told: Told, difficulty: int, questions: int) -> Scene:
+    """Ask up to `questions` questions about different subjects, the ones that need most sentences first.
+
+    An answer given is one more fact in the text. In this order it cannot shorten the way to a later answer.
+    """
+    story = " ".join(told.sentences)
+    found: dict[str, Asked] = {}
+    for _ in range(4 * questions):
+        if len(found) == questions:
+            break
+        asked = told.ask(rng)
+        found.setdefault(asked.subject, asked)
+    ordered = sorted(found.values(), key=lambda asked: -len(asked.proof))
+    return Scene(story, tuple(_item(told.sentences, story, asked, difficulty) for asked in ordered))
+
+
+def yes_or_no(truth: bool, statement: str, denial: str | None = None) -> tuple[str, str]:
+    """An answer that opens with yes or no and goes on with a full statement, and its key."""
+    text = statement if truth or denial is None else denial
+    lowered = text[0].lower() + text[1:] if text.startswith("The ") else text
+    return (f"Yes, {lowered}", "Yes") if truth else (f"No, {lowered}", "No")
+
+
+def _item(sentences: Sequence[str], story: str, asked: Asked, difficulty: int) -> Item:
+    conclusion = asked.answer
+    if conclusion.startswith(("The ", "Yes", "No,")):
+        conclusion = conclusion[0].lower() + conclusion[1:]
+    return Item(
+        story=story,
+        question=asked.question,
+        answer=asked.answer,
+        key=asked.key,
+        subject=asked.subject,
+        trail=asked.trail,
+        family=asked.family,
+        hops=len(asked.proof),
+        difficulty=difficulty,
+        derivation=(*(sentences[index] for index in asked.proof), f"So {conclusion}"),
+    )
