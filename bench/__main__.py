@@ -50,6 +50,7 @@ def gate(
     model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
     exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
     n: Annotated[int, typer.Option("-n", "--n", help="Held-out stories, one question each.")] = 1000,
+    rules_n: Annotated[int, typer.Option(help="Stories on which the exit rules are compared.")] = 200,
     split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
@@ -66,8 +67,8 @@ def gate(
 
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
         looped, tokenizer = load(model, device=device, dtype=dtype)
-        with progress_bar("questions", 2 * n, hidden=as_json) as advance:
-            report = measure_gate(looped, tokenizer, model, config, n, split, seed, advance)
+        with progress_bar("questions", 2 * n + 4, hidden=as_json) as advance:
+            report = measure_gate(looped, tokenizer, model, config, n, rules_n, split, seed, advance)
     typer.echo(json.dumps(asdict(report), indent=1)) if as_json else print_gate(report)
 
 

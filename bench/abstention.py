@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Abstention:
-    """Figures of one score; each interval is a 95 % bootstrap over answers. AUROC is None where all are right or all wrong."""
+    """Figures of one score, with 95 % bootstrap intervals over answers; no AUROC where all are right or all wrong."""
 
     auroc: float | None
     auroc_interval: tuple[float, float] | None
@@ -36,7 +36,8 @@ def wrong_among_kept(doubt: Array, wrong: Array) -> Array:
     per_group = np.bincount(group, weights=wrong, minlength=len(size))
     ends = np.concatenate([[0], np.cumsum(size)])
     totals = np.concatenate([[0.0], np.cumsum(per_group)])
-    return np.interp(np.arange(1, len(doubt) + 1), ends, totals)
+    kept: Array = np.interp(np.arange(1, len(doubt) + 1), ends, totals)
+    return kept
 
 
 def aurc(doubt: Array, wrong: Array) -> float:

@@ -17,6 +17,7 @@ def print_gate(report: GateReport, console: Console | None = None) -> None:
     )
     console.print(_depths("Mean loops, by kind of token", report.by_kind))
     console.print(_depths("Mean loops of answer tokens, by difficulty", report.by_difficulty))
+    console.print(_depths("Mean loops of keys, by difficulty", report.key_by_difficulty))
     table = _table("Rank correlation (Spearman) of", "", "rho", "95 % interval")
     for name, found in report.correlations.items():
         told = ("constant", "") if found.rho is None else (f"{found.rho:.2f}", _interval(found.interval))
@@ -35,6 +36,27 @@ def print_gate(report: GateReport, console: Console | None = None) -> None:
             *(f"{score.augrc:.3f}", _interval(score.augrc_interval, 3)),
         )
     console.print(table)
+    console.print(_rules(report))
+
+
+def _rules(report: GateReport) -> Table:
+    table = _table(
+        f"Rules at the cheapest threshold with 98 % agreement on the calibration split; {report.rules_items} questions",
+        *("", "threshold", "all tokens", "95 %", "answer tokens", "95 %", "same answers", "passes_saved", "rows_saved"),
+    )
+    for mode, row in report.rules.items():
+        if row is None:
+            table.add_row(mode, "none")
+            continue
+        threshold = row.rule[{"qexit": "q", "margin": "theta"}.get(mode, "eps")]
+        table.add_row(
+            *(mode, str(threshold), f"{row.agreement:.1%}", _interval(row.agreement_interval, 3)),
+            *(f"{row.agreement_on_answers:.1%}", _interval(row.agreement_on_answers_interval, 3)),
+            *(f"{share:.1%}" for share in (row.free.same, row.free.passes_saved, row.free.rows_saved)),
+        )
+    table.add_row("oracle", *[""] * 6, f"{report.oracle_saved:.1%}")
+    table.add_row("settled oracle", *[""] * 6, f"{report.settled_saved:.1%}")
+    return table
 
 
 def _depths(title: str, groups: dict[str, Depths]) -> Table:
@@ -59,4 +81,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _interval(interval: tuple[float, float] | None, digits: int = 2) -> str:
-    return "" if interval is None else f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
+    return "" if interval is None else f"{interval[0]:.{digits}f}\u2011{interval[1]:.{digits}f}"

@@ -1,6 +1,6 @@
-"""Command line: `python -m sigma0.bench.pocket train` and `python -m sigma0.bench.pocket eval`."""
+"""Command line: `python -m sigma0.bench.pocket train`, `curve` and `eval`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,35 +10,38 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sigma0.bench.extras import needs_extra
+from sigma0.bench.pocket.curve import draw_curve
 from sigma0.bench.pocket.evaluate import as_json, as_table, evaluate, exit_threshold, summarize
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
-from sigma0.bench.pocket.recipe import Recipe
+from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
-from sigma0.bench.pocket.train import Report, train
+from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.loading import load, resolve_model
 from sigma0.rendering import one_line_errors, quiet_transformers
 
-app = typer.Typer(help="The recipe of the shipped model `pocket`.", no_args_is_help=True)
+app = typer.Typer(help="The recipes of the shipped models.", no_args_is_help=True)
 _SMOOTH = 0.95
 
 
 @app.command("train")
 def train_command(
-    out: Annotated[Path, typer.Option(help="Run folder; a run found here is continued.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps in all.")] = Recipe.steps,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = Recipe.seed,
+    name: Annotated[str, typer.Argument(help=f"Recipe: {', '.join(RECIPES)}.")] = "pocket",
+    out: Annotated[Path, typer.Option(help="Run folder; a run found here is continued.")] = Path("run"),
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps in all; by default the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and data; by default the recipe's.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
 ) -> None:
     """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
     console = Console()
     with one_line_errors():
-        recipe = Recipe(steps=steps, seed=seed)
+        recipe = _recipe(name, steps, seed)
     tokenizer = build_tokenizer()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
-        task = progress.add_task("", total=steps)
+        task = progress.add_task("", total=recipe.steps)
         smooth: list[float] = []
 
         def show(report: Report) -> None:
@@ -57,6 +60,17 @@ def train_command(
     chosen, tried = finish(model, tokenizer, recipe, out / "final")
     console.print(_threshold_table(chosen, tried))
     console.print(f"Model written to {out / 'final'}.")
+
+
+@app.command("curve")
+def curve_command(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    name: Annotated[str, typer.Option(help=f"Its recipe: {', '.join(RECIPES)}.")] = "pocket",
+    out: Annotated[Path, typer.Option(help="Picture to write, .png or .svg.")] = Path("curve.png"),
+) -> None:
+    """Draw accuracy by loop over training."""
+    with one_line_errors(), needs_extra("bench"):
+        draw_curve(list(read_log(run / LOG)), _recipe(name), out)
 
 
 @app.command("eval")
@@ -87,13 +101,22 @@ def eval_command(
             console.print(f"  {name:20} {share:.1%}", highlight=False)
 
 
+def _recipe(name: str, steps: int | None = None, seed: int | None = None) -> Recipe:
+    if name not in RECIPES:
+        raise ValueError(f"no such recipe: {name!r}; there are {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    return replace(recipe, steps=recipe.steps if steps is None else steps, seed=recipe.seed if seed is None else seed)
+
+
 def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:
     table = Table(title="Exit thresholds on the calibration split")
-    for column in ("q", "mean depth", "answers as at full depth, %", ""):
+    for column in ("q", "mean depth", "answers as at full depth, %", "all tokens, %", ""):
         table.add_column(column, justify="right")
     for each in tried:
         mark = "chosen" if each == chosen else ""
-        table.add_row(f"{each.q:g}", f"{each.mean_depth:.2f}", f"{100 * each.fidelity:.2f}", mark)
+        table.add_row(
+            f"{each.q:g}", f"{each.mean_depth:.2f}", f"{100 * each.fidelity:.2f}", f"{100 * each.agreement:.2f}", mark
+        )
     return table
 
 

@@ -1,5 +1,6 @@
 """Stories of families: who is whose child, and which city a family comes from."""
 
+from itertools import pairwise
 from random import Random
 
 from sigma0.bench.pocket.asking import Asked, Told, yes_or_no
@@ -27,7 +28,7 @@ def tell(rng: Random, difficulty: int) -> Told:
     names = iter(rng.sample(NAMES, sum(lengths)))
     lines = [[next(names) for _ in range(length)] for length in lengths]
     facts = [(line[0], city) for line, city in zip(lines, cities, strict=True)]
-    facts += [(child, parent) for line in lines for parent, child in zip(line, line[1:], strict=False)]
+    facts += [(child, parent) for line in lines for parent, child in pairwise(line)]
     rng.shuffle(facts)
     said = {source: index for index, (source, _) in enumerate(facts)}
     sentences = tuple(

@@ -36,7 +36,14 @@ class FreeRuns:
     rows_saved: float
 
 
-def free_runs(model: OuroForCausalLM, tokenizer: PreTrainedTokenizerFast, n: int, split: str, seed: int) -> FreeRuns:
+def free_runs(
+    model: OuroForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    n: int,
+    split: str,
+    seed: int,
+    exit_config: ExitConfig | None = None,
+) -> FreeRuns:
     """Asks one question about each of n stories, every other one as chat, at the exits and at full depth.
 
     Args:
@@ -45,13 +52,14 @@ def free_runs(model: OuroForCausalLM, tokenizer: PreTrainedTokenizerFast, n: int
         n: Questions, at least 1.
         split: `train`, `calibration` or `test`.
         seed: Seed of the stories.
+        exit_config: The rule; by default the checkpoint's own.
     """
     exits: list[Generation] = []
     same = right = right_full = 0
     for index in range(n):
         item = draw(split, seed, index, questions=1).items[0]
         prompt = chat_messages([item])[:1] if index % 2 else item.prompt
-        early = generate(model, tokenizer, prompt, max_new_tokens=_LONGEST)
+        early = generate(model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=exit_config)
         full = generate(model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=ExitConfig(mode="full"))
         exits.append(early)
         same += [token.id for token in early.tokens] == [token.id for token in full.tokens]

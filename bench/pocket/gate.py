@@ -19,23 +19,25 @@ THRESHOLDS = (
     *(0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999, 0.99995, 0.99999),
 )
 MIN_FIDELITY = 0.99
-FIT_SCENES = 2000
+MIN_AGREEMENT = 0.985
+FIT_SCENES = 1500
 # Far behind the scenes the backbone was trained on.
 FIT_FIRST = 10_000_000
 CALIBRATION_SCENES = 1000
 _RIDGE = 1e-4
 _ROWS = 50
+_PROMPT_STRIDE = 5
 
 
 @dataclass(frozen=True)
 class Readouts:
-    """What the answer tokens of some scenes look like at every loop.
+    """What the tokens of some scenes look like at every loop.
 
     Attributes:
         states: Normed states from which the token is read, float32 [T, N, D].
         right: Where the argmax at loop t is the token of the answer, bool [T, N].
         same: Where the argmax at loop t is that of loop T, bool [T, N].
-        answer: The answer, counted from 0, that each token belongs to, int64 [N].
+        answer: The answer, counted from 0, that each token belongs to, or -1 for a token of a prompt, int64 [N].
     """
 
     states: torch.Tensor
@@ -43,14 +45,27 @@ class Readouts:
     same: torch.Tensor
     answer: torch.Tensor
 
+    def answers(self) -> "Readouts":
+        """The tokens of answers alone."""
+        keep = self.answer >= 0
+        return Readouts(self.states[:, keep], self.right[:, keep], self.same[:, keep], self.answer[keep])
+
 
 @dataclass(frozen=True)
 class Threshold:
-    """One exit threshold measured: `fidelity` is the share of answers equal to full depth's, token for token."""
+    """One exit threshold measured.
+
+    Attributes:
+        q: The threshold.
+        mean_depth: Mean exit depth of the answer tokens.
+        fidelity: Share of answers equal to full depth's, token for token.
+        agreement: Share of all tokens, those of prompts included, whose argmax is full depth's.
+    """
 
     q: float
     mean_depth: float
     fidelity: float
+    agreement: float
 
 
 def collect(
@@ -62,7 +77,10 @@ def collect(
     count: int,
     length: int,
 ) -> Readouts:
-    """Run scenes `first` to `first + count - 1` of a split, every other one as chat, and keep their answer tokens."""
+    """Run scenes `first` to `first + count - 1` of a split, every other one as chat.
+
+    All tokens of answers are kept, and every `_PROMPT_STRIDE`th token of the prompts.
+    """
     parts = []
     answers = 0
     pad = tokenizer.convert_tokens_to_ids(PAD)
@@ -70,7 +88,7 @@ def collect(
         numbers = range(start, min(start + _ROWS, first + count))
         batch = collate([fit(tokenizer, draw(split, seed, n), n % 2 == 1, length) for n in numbers], pad)
         part = _read(model, batch, answers)
-        answers = 1 + int(part.answer[-1])
+        answers = 1 + int(part.answer.max())
         parts.append(part)
     return Readouts(
         torch.cat([part.states for part in parts], 1),
@@ -126,22 +144,33 @@ def exit_depths(gate_logits: torch.Tensor, q: float) -> torch.Tensor:
 
 
 def choose_threshold(model: OuroForCausalLM, readouts: Readouts) -> tuple[Threshold, list[Threshold]]:
-    """Measure all of `THRESHOLDS`; choose the lowest with a fidelity of at least `MIN_FIDELITY`, or 1.0 if none has."""
+    """Measure all of `THRESHOLDS`; choose the lowest that reaches both minima, or 1.0 if none does."""
     with torch.no_grad():
         logits = model.model.early_exit_gate(readouts.states).squeeze(-1)  # [T, N]
+    answers = readouts.answers()
+    is_answer = readouts.answer >= 0
+    # Prompts are kept thinned out: each of their tokens stands for several.
+    weight = torch.where(is_answer, 1.0, float(_PROMPT_STRIDE))
     tried = []
     for q in (*THRESHOLDS, 1.0):
         depth = exit_depths(logits, q)
         same = readouts.same.gather(0, depth[None] - 1)  # [1, N]
-        fidelity = whole_answers(same, readouts.answer).float().mean().item()
-        tried.append(Threshold(q, depth.float().mean().item(), fidelity))
-    return next((each for each in tried if each.fidelity >= MIN_FIDELITY), tried[-1]), tried
+        fidelity = whole_answers(same[:, is_answer], answers.answer).float().mean().item()
+        agreement = ((same[0] * weight).sum() / weight.sum()).item()
+        tried.append(Threshold(q, depth[is_answer].float().mean().item(), fidelity, agreement))
+    good = (each for each in tried if each.fidelity >= MIN_FIDELITY and each.agreement >= MIN_AGREEMENT)
+    return next(good, tried[-1]), tried
 
 
 @torch.no_grad()
 def _read(model: OuroForCausalLM, batch: Batch, answers: int) -> Readouts:
     states = model.model(input_ids=batch.ids, use_cache=False).loop_states[:, :, :-1]  # [T, B, S - 1, D]
-    marks = batch.answer[:, 1:]
-    kept = states[:, marks]  # [T, N, D]
-    tokens = model.lm_head(kept).argmax(-1)  # [T, N]
-    return Readouts(kept, tokens == batch.ids[:, 1:][marks], tokens == tokens[-1], batch.answer_numbers() + answers)
+    marks, real = batch.answer[:, 1:], batch.real[:, 1:]
+    numbers = torch.full_like(batch.ids[:, 1:], -1)
+    numbers[marks] = batch.answer_numbers() + answers
+    thinned = torch.zeros_like(real)
+    thinned[:, ::_PROMPT_STRIDE] = True
+    kept = marks | (real & thinned)
+    found = states[:, kept]  # [T, N, D]
+    tokens = model.lm_head(found).argmax(-1)  # [T, N]
+    return Readouts(found, tokens == batch.ids[:, 1:][kept], tokens == tokens[-1], numbers[kept])

@@ -79,7 +79,7 @@ def _facts(rng: Random, lengths: tuple[int, ...]) -> tuple[list[tuple[tuple[str,
     people = rng.sample(NAMES, len(lengths))
     places = rng.sample(PLACES, len(lengths))
     things = iter(rng.sample(THINGS, sum(lengths) - len(lengths)))
-    facts = []
+    facts: list[tuple[tuple[str, ...], str, str]] = []
     chains = []
     for person, place, length in zip(people, places, lengths, strict=True):
         facts.append((GO, person, place))

@@ -65,5 +65,7 @@ def note_row(tokenizer: PreTrainedTokenizerFast, seed: int, index: int) -> Encod
         about += [first if end > began + 1 else NONE for _, end in encoding.offsets]
         ids += encoding.ids
         told.add(source)
-    ways = [(subject, token) for subject, token, mark in zip(about, ids, marks, strict=True) if mark]
+    ways: list[tuple[int, ...]] = [
+        (subject, token) for subject, token, mark in zip(about, ids, marks, strict=True) if mark
+    ]
     return Encoded(ids, marks, ways, about)

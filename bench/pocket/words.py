@@ -1,6 +1,19 @@
 """The words of the micro-world: nearly every one is a single token."""
 
-NAMES = ("Mary", "John", "Anna", "Peter", "Emma", "David", "Lucy", "Tom", "Sara", "Paul", "Nora", "Ben")
+NAMES: tuple[str, ...] = (
+    "Mary",
+    "John",
+    "Anna",
+    "Peter",
+    "Emma",
+    "David",
+    "Lucy",
+    "Tom",
+    "Sara",
+    "Paul",
+    "Nora",
+    "Ben",
+)
 NAMES += ("Clara", "Max", "Ella", "Hugo", "Rosa", "Felix", "Ida", "Leo", "Vera", "Oscar", "Julia", "Simon")
 PLACES: tuple[str, ...] = ("kitchen", "garden", "office", "bedroom", "hallway", "cellar")
 PLACES += ("attic", "library", "garage", "park", "barn", "market")

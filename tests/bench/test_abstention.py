@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.bench.abstention import aurc, augrc, auroc, measure_abstention, wrong_among_kept
+from sigma0.bench.abstention import augrc, aurc, auroc, measure_abstention, wrong_among_kept
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
 

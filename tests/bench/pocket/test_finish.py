@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from sigma0.bench.pocket.__main__ import app
-from sigma0.bench.pocket.data import collate, encode
+from sigma0.bench.pocket.data import collate, encode, fit
 from sigma0.bench.pocket.evaluate import Outcome, evaluate, exit_threshold, summarize, wilson
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_depths, fit_gate
@@ -64,10 +64,15 @@ def test_collect_reads_answers_of_the_asked_scenes(tokenizer: PreTrainedTokenize
     readouts = collect(model, tokenizer, "calibration", 0, 10, 60, TINY.length)
     assert readouts.states.shape[0] == 3 and readouts.states.shape[2] == 16
     assert readouts.same[-1].all()
-    assert readouts.answer.tolist() == sorted(readouts.answer.tolist())
-    assert set(readouts.answer.tolist()) == set(range(int(readouts.answer[-1]) + 1))
+    answers = readouts.answers()
+    assert answers.answer.tolist() == sorted(answers.answer.tolist())
+    assert set(answers.answer.tolist()) == set(range(int(answers.answer[-1]) + 1))
     tail = collect(model, tokenizer, "calibration", 0, 60, 10, TINY.length)
-    torch.testing.assert_close(readouts.states[:, -tail.states.shape[1] :], tail.states)
+    torch.testing.assert_close(answers.states[:, -tail.answers().states.shape[1] :], tail.answers().states)
+    # A fifth of the tokens of prompts is kept as well.
+    rows = [fit(tokenizer, draw("calibration", 0, n), n % 2 == 1, TINY.length) for n in range(10, 70)]
+    prompts = sum(row.answer[1:].count(False) for row in rows)
+    assert (readouts.answer < 0).sum().item() == pytest.approx(prompts / 5, rel=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +135,11 @@ def test_groups_count_each_question_once() -> None:
         Outcome(item, n % 2 == 1, (n % 4 == 0, n % 2 == 0, True), n % 2 == 0, 2.5) for n, item in enumerate(items)
     ]
     groups = summarize(outcomes)
-    for part in groups.values():
-        assert sum(group.n for group in part.values()) == 40
+    binary = sum(item.binary for item in items)
+    expected = {"open, difficulty": 40 - binary, "open, half": 40 - binary, "yes or no, difficulty": binary}
+    for name, part in groups.items():
+        assert sum(group.n for group in part.values()) == expected.get(name, 40)
+    assert groups["half"]["hard"].n == sum(item.difficulty > 3 for item in items)
     whole = groups["all"]["all"]
     assert whole.loops == (0.25, 0.5, 1.0) and whole.exit == 0.5 and whole.exit_depth == 2.5
     assert groups["form"]["plain"].loops == (0.5, 1.0, 1.0)

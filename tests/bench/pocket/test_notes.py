@@ -2,39 +2,54 @@
 
 import re
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.moves import NAMES, PLACES, THINGS
-from sigma0.bench.pocket.notes import LENGTH, note_row
+from sigma0.bench.pocket.notes import KINDS, LENGTH, note_row
+from sigma0.bench.pocket.subjects import NONE
 
 
-def test_marked_tokens_complete_facts_told_before(tokenizer: PreTrainedTokenizerFast) -> None:
-    marked = set()
-    for index in range(150):
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_marked_tokens_complete_facts_told_before(tokenizer: PreTrainedTokenizerFast, kind: int) -> None:
+    sources, goals, _ = KINDS[kind]
+    for index in range(kind, 25 * len(KINDS), len(KINDS)):
         row = note_row(tokenizer, 0, index)
-        known: set[tuple[str, str]] = set()
-        words: list[str] = []
-        for token, mark in zip(tokenizer.convert_ids_to_tokens(row.ids), row.answer, strict=True):
-            word = token.removeprefix("Ġ")
-            if word in (*NAMES, *PLACES, *THINGS) and word not in words:  # a question and its answer name one person
-                words.append(word)
-            if len(words) == 2:
-                fact = (min(words), max(words))
-                assert mark == (fact in known)
-                marked |= {word} if mark else set()
-                known.add(fact)
-                words = []
-            else:
+        told: dict[str, str] = {}
+        source = None
+        for token, mark, about in zip(row.ids, row.answer, row.subjects, strict=True):
+            word = tokenizer.decode([token]).strip()
+            if source is None or (word in sources and word not in goals):
                 assert not mark
-        assert len(known) <= 10
+                if word in sources:
+                    source = word
+            elif word in goals:
+                assert mark == (source in told)
+                assert told.setdefault(source, word) == word
+                assert tokenizer.decode([about]).strip() == source
+                source = None
+            else:
+                assert not mark and tokenizer.decode([about]).strip() == source
+        assert 2 <= len(told) <= 5 and len(set(told.values())) == len(told)
         assert LENGTH <= len(row.ids) < LENGTH + 12
-    assert marked == {*PLACES, *THINGS}
+        assert len(row.trails) == sum(row.answer)
+        for trail, token in zip(row.trails, [t for t, m in zip(row.ids, row.answer, strict=True) if m], strict=True):
+            subject, goal = (tokenizer.decode([part]).strip() for part in trail)
+            assert trail[-1] == token and told[subject] == goal
 
 
-def test_rows_take_turns_at_kind_and_forms(tokenizer: PreTrainedTokenizerFast) -> None:
-    texts = [tokenizer.decode(note_row(tokenizer, 0, index).ids) for index in range(15)]
-    assert not re.search(r"\.", texts[0] + texts[1])
-    asked = "What does"
-    assert any(asked in text for text in texts[1::3]) and not any(asked in text for text in texts[0::3])
-    assert all("has the" in text or "took" in text or "picked" in text for text in texts[2::3])
+def test_a_note_is_about_its_first_word(tokenizer: PreTrainedTokenizerFast) -> None:
+    for index in range(60):
+        row = note_row(tokenizer, 2, index)
+        words = [tokenizer.decode([token]).strip() for token in row.ids]
+        for word, about in zip(words, row.subjects, strict=True):
+            assert about != NONE or word.lower() in ("the", "family", "of")
+
+
+def test_rows_take_turns_at_the_kind(tokenizer: PreTrainedTokenizerFast) -> None:
+    for index in range(24):
+        _, _, ladder = KINDS[index % len(KINDS)]
+        rest = {word for form in ladder for word in re.sub(r"{.}|[.]", " ", form).split()}
+        words = tokenizer.decode(note_row(tokenizer, 0, index).ids).replace(".", " ").split()
+        sources, goals, _ = KINDS[index % len(KINDS)]
+        assert set(words) <= {*rest, *sources, *goals}
     assert note_row(tokenizer, 0, 3) == note_row(tokenizer, 0, 3) != note_row(tokenizer, 1, 3)

@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.data import collate, train_batch
+from sigma0.bench.pocket.data import collate, fit, train_batch
 from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.recipe import Recipe, build_model
+from sigma0.bench.pocket.subjects import NONE
 from sigma0.bench.pocket.tokenizer import build_tokenizer
-from sigma0.bench.pocket.train import LOG, STATE, Report, loop_loss, read_log, train
+from sigma0.bench.pocket.train import LOG, STATE, SUBJECT_WEIGHT, Report, loop_loss, read_log, train
+from sigma0.bench.pocket.world import draw
 
 TINY = Recipe(
     steps=6,
@@ -25,6 +27,7 @@ TINY = Recipe(
     loops=3,
     warmup=2,
     climb=2,
+    trail_steps=2,
     note_steps=3,
     note_batch=2,
     note_loops=2,
@@ -82,7 +85,7 @@ def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Pat
 
 def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokenizerFast) -> None:
     model = build_model(TINY, tokenizer)
-    batch = train_batch(tokenizer, 0, 0, 3, 152, 0.5)
+    batch = train_batch(tokenizer, 0, 0, 3, 224, 0.5)
     loss, right = loop_loss(model, batch, 20.0)
     states = model.model(input_ids=batch.ids, use_cache=False).loop_states
     total, weight = torch.zeros(()), 0.0
@@ -104,6 +107,32 @@ def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokeni
     assert torch.equal(right, torch.stack(hits, 1))
 
 
+def test_on_trails_each_loop_is_asked_for_the_next_step(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = build_model(TINY, tokenizer)
+    rows = [fit(tokenizer, draw("train", 0, index, difficulty=3), False, 224) for index in range(2)]
+    batch = collate(rows, 0)
+    plain = loop_loss(model, batch, 20.0)[0]
+    hinted, right = loop_loss(model, batch, 20.0, trails=True)
+    states = model.model(input_ids=batch.ids, use_cache=False).loop_states
+    logits = model.lm_head(states).log_softmax(-1)  # [T, B, S, V]
+    changed, weight, about = torch.zeros(()), 0, []
+    for number, row in enumerate(rows):
+        trails = iter(row.trails)
+        weight += len(row.ids) - 1
+        for place in range(1, len(row.ids)):
+            said = logits[:, number, place - 1]  # [T, V]
+            if row.subjects[place - 1] != NONE:
+                about.append(-said[0, row.subjects[place - 1]])
+            if row.answer[place]:
+                weight += 19
+                trail = next(trails)
+                for loop in range(3):
+                    step = trail[min(loop, len(trail) - 1)]
+                    changed = changed + 20 * (loop + 1) / 6 * (said[loop, row.ids[place]] - said[loop, step])
+    torch.testing.assert_close(hinted, plain + changed / weight + SUBJECT_WEIGHT * torch.stack(about).mean())
+    assert torch.equal(right, loop_loss(model, batch, 20.0)[1])
+
+
 def test_initial_weights_are_as_the_recipe_says(tokenizer: PreTrainedTokenizerFast) -> None:
     model = build_model(replace(TINY, width=64, heads=4, intermediate=96), tokenizer)
     weights = dict(model.named_parameters())
@@ -117,11 +146,17 @@ def test_initial_weights_are_as_the_recipe_says(tokenizer: PreTrainedTokenizerFa
 
 def test_rate_and_loops_follow_the_step() -> None:
     recipe = Recipe(steps=1000, warmup=100, decay=0.4, last_rate=0.1, note_steps=300, note_loops=3, loops=6)
+    recipe = replace(recipe, climb=100, trail_steps=350)
     assert recipe.rate(0) == pytest.approx(0.01)
     assert recipe.rate(99) == recipe.rate(599) == 1.0
     assert recipe.rate(800) == pytest.approx(0.1 + 0.9 * 0.5)
     assert recipe.rate(1000) == pytest.approx(0.1)
-    assert [recipe.train_loops(step) for step in (0, 299, 300, 999)] == [3, 3, 6, 6]
+    assert [recipe.train_loops(step) for step in (0, 299, 300, 399, 400, 500, 600, 650)] == [3, 3, 4, 4, 5, 6, 6, 6]
+    assert [recipe.on_trails(step) for step in (0, 300, 649, 650, 999)] == [True, True, True, False, False]
+    assert [recipe.hardest(step) for step in (300, 399, 400, 799, 800, 999)] == [1, 1, 2, 5, 6, 6]
+    steps, names = zip(*recipe.stages(), strict=True)
+    assert steps == (0, 300, 400, 500, 600, 650, 700, 800)
+    assert names[0] == "notes" and names[5] == "the answer at every loop" and names[-1] == "difficulty 6"
 
 
 def test_data_follow_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
