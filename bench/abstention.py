@@ -15,19 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from sigma0.bench.estimates import Estimate, bootstrap
+
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Abstention:
-    """Figures of one score, with 95 % bootstrap intervals over answers; no AUROC where all are right or all wrong."""
+    """Figures of one score, intervals over answers; no AUROC where all are right or all wrong."""
 
-    auroc: float | None
-    auroc_interval: tuple[float, float] | None
-    aurc: float
-    aurc_interval: tuple[float, float]
-    augrc: float
-    augrc_interval: tuple[float, float]
+    auroc: Estimate | None
+    aurc: Estimate
+    augrc: Estimate
 
 
 def wrong_among_kept(doubt: Array, wrong: Array) -> Array:
@@ -55,7 +54,7 @@ def auroc(doubt: Array, wrong: Array) -> float | None:
     return float(roc_auc_score(wrong, doubt)) if 0 < wrong.sum() < len(wrong) else None
 
 
-def measure_abstention(doubt: Array, wrong: Array, resamples: int = 1000, seed: int = 0) -> Abstention:
+def measure_abstention(doubt: Array, wrong: Array, resamples: int = 1000) -> Abstention:
     """Measure a score of doubt.
 
     Raises:
@@ -63,20 +62,7 @@ def measure_abstention(doubt: Array, wrong: Array, resamples: int = 1000, seed: 
     """
     if len(doubt) != len(wrong) or len(doubt) == 0:
         raise ValueError(f"{len(doubt)} scores for {len(wrong)} answers")
-    rng = np.random.default_rng(seed)
-    draws = [rng.integers(0, len(doubt), len(doubt)) for _ in range(resamples)]
-    areas = [auroc(doubt[draw], wrong[draw]) for draw in draws]
-    known = [area for area in areas if area is not None]
-    return Abstention(
-        auroc=auroc(doubt, wrong),
-        auroc_interval=_interval(known) if known else None,
-        aurc=aurc(doubt, wrong),
-        aurc_interval=_interval([aurc(doubt[draw], wrong[draw]) for draw in draws]),
-        augrc=augrc(doubt, wrong),
-        augrc_interval=_interval([augrc(doubt[draw], wrong[draw]) for draw in draws]),
-    )
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
+    areas = bootstrap(lambda drawn: aurc(doubt[drawn], wrong[drawn]), len(doubt), resamples)
+    general = bootstrap(lambda drawn: augrc(doubt[drawn], wrong[drawn]), len(doubt), resamples)
+    assert areas is not None and general is not None
+    return Abstention(bootstrap(lambda drawn: auroc(doubt[drawn], wrong[drawn]), len(doubt), resamples), areas, general)

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.estimates import Estimate, bootstrap
 from sigma0.bench.pocket.data import encode
 from sigma0.bench.pocket.items import Item
 from sigma0.exits import ExitRule, select_exits
 from sigma0.models import OuroForCausalLM
 
 KINDS = ("key", "answer", "end", "prompt")
-RESAMPLES = 1000
 _ROWS = 25
 
 Ints = NDArray[np.int64]
@@ -80,14 +80,13 @@ def read_forced(
     )
 
 
-def agreement(tokens: Tokens, rule: str) -> tuple[float, tuple[float, float]]:
-    """Share of tokens whose argmax at the exit is full depth's, with a 95 % bootstrap interval over items."""
+def agreement(tokens: Tokens, rule: str) -> Estimate:
+    """Share of tokens whose argmax at the exit is full depth's, interval over items."""
     items = np.unique(tokens.item, return_inverse=True)[1]
     same, count = np.bincount(items, tokens.same[rule]), np.bincount(items)
-    rng = np.random.default_rng(0)
-    draws = (rng.integers(0, len(count), len(count)) for _ in range(RESAMPLES))
-    low, high = np.percentile([same[draw].sum() / count[draw].sum() for draw in draws], [2.5, 97.5])
-    return float(tokens.same[rule].mean()), (float(low), float(high))
+    found = bootstrap(lambda drawn: float(same[drawn].sum() / count[drawn].sum()), len(count))
+    assert found is not None
+    return found
 
 
 @torch.no_grad()

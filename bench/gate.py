@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.abstention import Abstention, measure_abstention
 from sigma0.bench.doubt import read_doubts
+from sigma0.bench.estimates import Estimate, bootstrap
 from sigma0.bench.forced import KINDS, Ints, Tokens, agreement, read_forced
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.rules import RuleRow, compare_rules
@@ -28,22 +29,13 @@ _RANK_RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Depths:
-    """Mean loops of a group of tokens, and the share of exits with full depth's argmax, interval 95 % over items."""
+    """Mean loops of a group of tokens, and the share of exits with full depth's argmax."""
 
     tokens: int
     exit: float
     oracle: float
     settled: float
-    agreement: float
-    agreement_interval: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation with a 95 % bootstrap interval over items; None where one side is constant."""
-
-    rho: float | None
-    interval: tuple[float, float] | None
+    agreement: Estimate
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class GateReport:
         by_kind: Tokens by kind, and all of them.
         by_difficulty: Answer tokens by the difficulty of the story.
         key_by_difficulty: Of these the keys alone.
-        correlations: What the exit depth goes with.
+        correlations: Spearman's rho of the exit depth, intervals over items; None where one side is constant.
         wrong: Share of whole answers that are wrong at full depth.
         abstention: How well each score tells them.
         rules: The exit rules side by side.
@@ -78,7 +70,7 @@ class GateReport:
     by_kind: dict[str, Depths]
     by_difficulty: dict[str, Depths]
     key_by_difficulty: dict[str, Depths]
-    correlations: dict[str, Correlation]
+    correlations: dict[str, Estimate | None]
     wrong: float
     abstention: dict[str, Abstention]
     rules: dict[str, RuleRow | None]
@@ -155,18 +147,16 @@ def _by_difficulty(tokens: Tokens, difficulty: Ints) -> dict[str, Depths]:
 
 
 def _depths(tokens: Tokens) -> Depths:
-    share, interval = agreement(tokens, _RULE)
     return Depths(
         tokens=len(tokens.item),
         exit=float(tokens.exits[_RULE].mean()),
         oracle=float(tokens.oracle.mean()),
         settled=float(tokens.settled.mean()),
-        agreement=share,
-        agreement_interval=interval,
+        agreement=agreement(tokens, _RULE),
     )
 
 
-def _correlations(what: str, tokens: Tokens, difficulty: Ints, hops: Ints) -> dict[str, Correlation]:
+def _correlations(what: str, tokens: Tokens, difficulty: Ints, hops: Ints) -> dict[str, Estimate | None]:
     against = {
         "difficulty": difficulty[tokens.item],
         "hops": hops[tokens.item],
@@ -179,16 +169,14 @@ def _correlations(what: str, tokens: Tokens, difficulty: Ints, hops: Ints) -> di
     }
 
 
-def _correlate(left: Ints, right: Ints, item: Ints) -> Correlation:
-    if np.ptp(left) == 0 or np.ptp(right) == 0:
-        return Correlation(None, None)
+def _correlate(left: Ints, right: Ints, item: Ints) -> Estimate | None:
     order = np.argsort(item, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(item[order])) + 1)
-    rng = np.random.default_rng(0)
-    values = []
-    for _ in range(_RANK_RESAMPLES):
-        drawn = np.concatenate([members[index] for index in rng.integers(0, len(members), len(members))])
-        if np.ptp(left[drawn]) and np.ptp(right[drawn]):
-            values.append(spearmanr(left[drawn], right[drawn]).statistic)
-    low, high = np.percentile(values, [2.5, 97.5])
-    return Correlation(float(spearmanr(left, right).statistic), (float(low), float(high)))
+
+    def rho(drawn: Ints) -> float | None:
+        tokens = np.concatenate([members[index] for index in drawn])
+        if np.ptp(left[tokens]) == 0 or np.ptp(right[tokens]) == 0:
+            return None
+        return float(spearmanr(left[tokens], right[tokens]).statistic)
+
+    return bootstrap(rho, len(members), _RANK_RESAMPLES)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.estimates import Estimate
 from sigma0.bench.forced import Tokens, agreement, read_forced
 from sigma0.bench.pocket.free import FreeRuns, free_runs
 from sigma0.bench.pocket.world import draw
@@ -36,10 +37,8 @@ class RuleRow:
     """
 
     rule: dict[str, object]
-    agreement: float
-    agreement_interval: tuple[float, float]
-    agreement_on_answers: float
-    agreement_on_answers_interval: tuple[float, float]
+    agreement: Estimate
+    agreement_on_answers: Estimate
     depth: float
     free: FreeRuns
 
@@ -100,5 +99,5 @@ def _cheapest(tokens: Tokens, names: list[str], target: float) -> str | None:
 def _row(tokens: Tokens, name: str, config: ExitConfig, free: FreeRuns) -> RuleRow:
     answers = tokens.where(tokens.is_answer)
     return RuleRow(
-        asdict(config), *agreement(tokens, name), *agreement(answers, name), float(answers.exits[name].mean()), free
+        asdict(config), agreement(tokens, name), agreement(answers, name), float(answers.exits[name].mean()), free
     )

@@ -16,7 +16,6 @@ LEVELS = {
 }
 YOUNGEST, OLDEST = 2, 9
 _LARGEST_STEP = 3
-_YES_OR_NO = 0.25
 
 
 def tell(rng: Random, difficulty: int) -> Told:
@@ -50,9 +49,9 @@ def tell(rng: Random, difficulty: int) -> Told:
     def proof(name: str) -> tuple[int, ...]:
         return tuple(said[other] for other in (name, *ahead(name)))
 
-    def ask(asker: Random) -> Asked:
+    def ask(asker: Random, binary: float) -> Asked:
         name = asker.choice(asker.choice(lines)[-2:])
-        if asker.random() >= _YES_OR_NO:
+        if asker.random() >= binary:
             age = str(ages[name])
             return Asked(
                 "age", f"How old is {name}?", f"{name} is {age} years old.", age, name, (*ahead(name), age), proof(name)
@@ -60,7 +59,7 @@ def tell(rng: Random, difficulty: int) -> Told:
         older = asker.random() < 0.5
         others = [other for other in ages if (ages[other] < ages[name]) == older and ages[other] != ages[name]]
         if not others:
-            return ask(asker)
+            return ask(asker, binary)
         other = asker.choice(others)
         statement, denial = f"{name} is older than {other}.", f"{name} is younger than {other}."
         answer, key = yes_or_no(older, statement, denial)

@@ -22,13 +22,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """A story as sentences, and a maker of random questions about it."""
+    """A story as sentences, and a maker of random questions about it: ask(rng, share of yes or no)."""
 
     sentences: tuple[str, ...]
-    ask: Callable[[Random], Asked]
+    ask: Callable[[Random, float], Asked]
 
 
-def scene(rng: Random, told: Told, difficulty: int, questions: int) -> Scene:
+def scene(rng: Random, told: Told, difficulty: int, questions: int, binary: float) -> Scene:
     """Ask up to `questions` questions about different subjects, the ones that need most sentences first.
 
     An answer given is one more fact in the text. In this order it cannot shorten the way to a later answer.
@@ -38,7 +38,7 @@ def scene(rng: Random, told: Told, difficulty: int, questions: int) -> Scene:
     for _ in range(4 * questions):
         if len(found) == questions:
             break
-        asked = told.ask(rng)
+        asked = told.ask(rng, binary)
         found.setdefault(asked.subject, asked)
     ordered = sorted(found.values(), key=lambda asked: -len(asked.proof))
     return Scene(story, tuple(_item(told.sentences, story, asked, difficulty) for asked in ordered))

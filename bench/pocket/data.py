@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.items import Item, Scene
 from sigma0.bench.pocket.subjects import NONE, subjects, word_id
 from sigma0.bench.pocket.tokenizer import EOS, PAD
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 
 _ASSISTANT = "assistant\n"
 
@@ -130,7 +130,14 @@ def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: in
 
 
 def train_batch(
-    tokenizer: PreTrainedTokenizerFast, seed: int, step: int, size: int, length: int, chat: float, hardest: int = 6
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    step: int,
+    size: int,
+    length: int,
+    chat: float,
+    hardest: int = 6,
+    mix: Mix = MIX,
 ) -> Batch:
     """Make the batch of one training step; a function of its arguments alone, so resuming needs no reader state.
 
@@ -142,10 +149,11 @@ def train_batch(
         length: Most tokens in a row.
         chat: Share of rows in chat form; the others are plain text.
         hardest: The highest difficulty drawn.
+        mix: What is drawn how often.
     """
     rows = []
     for place in range(size):
-        scene = draw("train", seed, step * size + place, hardest=hardest)
+        scene = draw("train", seed, step * size + place, hardest=hardest, mix=mix)
         rows.append(fit(tokenizer, scene, place < round(size * chat), length))
     return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
 

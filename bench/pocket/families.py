@@ -18,7 +18,6 @@ LEVELS = {
     6: (7, 7, 6, 4),
 }
 _DEEP = 0.7
-_YES_OR_NO = 0.25
 
 
 def tell(rng: Random, difficulty: int) -> Told:
@@ -35,7 +34,7 @@ def tell(rng: Random, difficulty: int) -> Told:
         rng.choice(ORIGIN if goal in CITIES else CHILD).format(x=source, y=goal) for source, goal in facts
     )
 
-    def ask(asker: Random) -> Asked:
+    def ask(asker: Random, binary: float) -> Asked:
         number = asker.randrange(len(lines))
         line, city = lines[number], cities[number]
         place = asker.randrange(max(0, len(line) - 2), len(line)) if asker.random() < _DEEP else None
@@ -44,7 +43,7 @@ def tell(rng: Random, difficulty: int) -> Told:
         proof = tuple(said[name] for name in reversed(line[: place + 1]))
         trail = (*reversed(line[:place]), city)
         told = f"The family of {child} comes from {city}."
-        if asker.random() >= _YES_OR_NO:
+        if asker.random() >= binary:
             return Asked("origin", f"Where does the family of {child} come from?", told, city, child, trail, proof)
         truth = asker.random() < 0.5
         asked = city if truth else asker.choice([other for other in cities if other != city])

@@ -33,7 +33,6 @@ LEVELS = {
     6: Level((7, 7, 6, 4), 1),
 }
 _DEEP = 0.7
-_YES_OR_NO = 0.25
 _HOLDER = 0.2
 
 
@@ -71,7 +70,7 @@ def tell(rng: Random, difficulty: int) -> Told:
         world.tell(forms, rng, source, goal)
     for _ in range(level.events):
         _event(rng, world)
-    return Told(tuple(world.told), lambda asker: _ask(asker, world, starts))
+    return Told(tuple(world.told), lambda asker, binary: _ask(asker, binary, world, starts))
 
 
 def _facts(rng: Random, lengths: tuple[int, ...]) -> tuple[list[tuple[tuple[str, ...], str, str]], list[list[str]]]:
@@ -104,7 +103,7 @@ def _event(rng: Random, world: _World) -> None:
         world.tell(GO, rng, rng.choice(people), rng.choice([place for place in PLACES if place not in taken]))
 
 
-def _ask(rng: Random, world: _World, chains: list[list[str]]) -> Asked:
+def _ask(rng: Random, binary: float, world: _World, chains: list[list[str]]) -> Asked:
     """Draw a chain first, so that every place is as likely, then mostly one of its two far ends."""
     chain = rng.choice(chains)
     source = rng.choice(chain[-2:] if rng.random() < _DEEP else chain)
@@ -114,13 +113,13 @@ def _ask(rng: Random, world: _World, chains: list[list[str]]) -> Asked:
     told = f"{name[0].upper()}{name[1:]} is in the {path[-1]}."
     dice = rng.random()
     holder = next((step for step in path if step in NAMES), None)
-    if dice < _YES_OR_NO:
+    if dice < binary:
         others = [world.path(other[0])[-1] for other in chains if other[0] not in (source, holder)]
         truth = rng.random() < 0.5
         place = path[-1] if truth else rng.choice([other for other in others if other != path[-1]])
         answer, key = yes_or_no(truth, told)
         return Asked("inside", f"Is {name} in the {place}?", answer, key, source, tuple(path), whole)
-    if holder is not None and dice < _YES_OR_NO + _HOLDER:
+    if holder is not None and rng.random() < _HOLDER:
         proof = world.proof(source, path.index(holder) + 1)
         return Asked(
             "holder",

@@ -11,8 +11,43 @@ from sigma0.bench.pocket.data import Batch, collate, train_batch
 from sigma0.bench.pocket.items import DIFFICULTIES
 from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD
+from sigma0.bench.pocket.world import MIX, Mix
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A stretch of training on scenes.
+
+    Attributes:
+        name: What it is for.
+        steps: Optimizer steps.
+        hardest: The highest difficulty drawn.
+        mix: What is drawn how often.
+        trails: Whether a loop is asked for what is met on the way (see `train`), not for the answer.
+    """
+
+    name: str
+    steps: int
+    hardest: int
+    mix: Mix = MIX
+    trails: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps {self.steps!r} of lesson {self.name!r} are below 1")
+
+
+def _lessons(last: int) -> tuple[Lesson, ...]:
+    """Look-ups, yes or no, sums, then longer ways, and for `last` steps the answer itself at every loop."""
+    return (
+        Lesson("one look-up", 120, 1),
+        Lesson("yes or no", 260, 1, Mix(moves=1, families=1, ages=0, binary=0.85)),
+        Lesson("sums", 600, 2, Mix(moves=1, families=1, ages=6, binary=0.15)),
+        *(Lesson(f"difficulty {level}", 100, level) for level in DIFFICULTIES[1:]),
+        Lesson("the answer at every loop", last, DIFFICULTIES[-1], trails=False),
+    )
 
 
 @dataclass(frozen=True)
@@ -21,15 +56,13 @@ class Recipe:
 
     Attributes:
         seed: Seed of the initial weights and of the order of the training scenes.
-        steps: Optimizer steps in all.
+        lessons: What is taught behind the notes, in turn.
         batch: Rows in a batch.
         length: Most tokens in a row.
         note_steps: Steps at the start that train on warm-up notes only (see `notes`).
         note_batch: Rows in a batch of notes.
         note_loops: Loops run on notes: fewer suffice there and cost less.
         chat: Share of rows in chat form.
-        climb: Steps after which the hardest difficulty drawn rises by one, from 1 behind the notes.
-        trail_steps: Steps behind the notes in which a loop is asked for what is met on the way (see `train`).
         width: Hidden size.
         intermediate: Size of the MLP's inner layer.
         heads: Attention heads (keys and values have as many).
@@ -48,15 +81,13 @@ class Recipe:
     """
 
     seed: int = 0
-    steps: int = 4500
+    lessons: tuple[Lesson, ...] = _lessons(2200)
     batch: int = 16
     length: int = 224
     note_steps: int = 500
     note_batch: int = 24
     note_loops: int = 3
     chat: float = 0.25
-    climb: int = 120
-    trail_steps: int = 1500
     width: int = 128
     intermediate: int = 256
     heads: int = 4
@@ -74,7 +105,7 @@ class Recipe:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "length", "width", "intermediate", "heads", "loops", "climb"):
+        for name in ("batch", "length", "width", "intermediate", "heads", "loops"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)!r} is below 1")
         if not 0 <= self.chat <= 1:
@@ -82,40 +113,56 @@ class Recipe:
         if self.length > MAX_LENGTH:
             raise ValueError(f"length {self.length!r} is above {MAX_LENGTH}")
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
+        return self.note_steps + sum(lesson.steps for lesson in self.lessons)
+
     def rate(self, step: int) -> float:
         """Share of the peak rates at a step: linear warm-up, level, linear fall."""
         fall = max(1, round(self.steps * self.decay))
         left = (self.steps - step) / fall
         return min(1.0, (step + 1) / self.warmup, self.last_rate + (1 - self.last_rate) * left)
 
-    def hardest(self, step: int) -> int:
-        """The highest difficulty drawn at a step behind the notes."""
-        return min(1 + (step - self.note_steps) // self.climb, DIFFICULTIES[-1])
-
-    def on_trails(self, step: int) -> bool:
-        """Whether the loops of a step are asked for what is met on the way."""
-        return step < self.note_steps + self.trail_steps
+    def lesson(self, step: int) -> Lesson | None:
+        """The lesson a step belongs to, None while there are notes."""
+        left = step - self.note_steps
+        for lesson in self.lessons:
+            if 0 <= left < lesson.steps:
+                return lesson
+            left -= lesson.steps
+        return None
 
     def stages(self) -> list[tuple[int, str]]:
         """First step and name of what the run does in turn."""
-        climbs = [(self.note_steps + self.climb * (level - 1), f"difficulty {level}") for level in DIFFICULTIES]
-        found = [(0, "notes"), *climbs, (self.note_steps + self.trail_steps, "the answer at every loop")]
-        return sorted(stage for stage in found if stage[0] < self.steps)
+        found = [(0, "notes")]
+        start = self.note_steps
+        for lesson in self.lessons:
+            found.append((start, lesson.name))
+            start += lesson.steps
+        return found
+
+    def on_trails(self, step: int) -> bool:
+        """Whether the loops of a step are asked for what is met on the way."""
+        lesson = self.lesson(step)
+        return lesson is None or lesson.trails
 
     def train_loops(self, step: int) -> int:
         """Loops run at a step: as long as a loop has its own target, no more than the longest way takes."""
-        if step < self.note_steps:
+        lesson = self.lesson(step)
+        if lesson is None:
             return min(self.note_loops, self.loops)
-        return min(self.hardest(step) + 3, self.loops) if self.on_trails(step) else self.loops
+        return min(lesson.hardest + 3, self.loops) if lesson.trails else self.loops
 
     def train_batch(self, tokenizer: PreTrainedTokenizerFast, step: int) -> Batch:
-        """Make the batch of a step: notes first, then scenes whose hardest difficulty rises."""
-        if step < self.note_steps:
+        """Make the batch of a step: notes first, then the scenes of the lessons."""
+        lesson = self.lesson(step)
+        if lesson is None:
             first = step * self.note_batch
             rows = [note_row(tokenizer, self.seed, first + place) for place in range(self.note_batch)]
             return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
         past = step - self.note_steps
-        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, self.hardest(step))
+        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, lesson.hardest, lesson.mix)
 
     def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
         """Settings and a digest of the first data, as one text: equal only if a run would go on in the same way."""
@@ -126,7 +173,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
-    "pocket-large": Recipe(steps=4000, batch=12, width=192, intermediate=384, heads=6, loops=8),
+    "pocket-large": Recipe(lessons=_lessons(1500), batch=12, width=192, intermediate=384, heads=6, loops=8),
 }
 
 

@@ -44,13 +44,14 @@ def test_a_perfect_score_a_constant_and_the_worst() -> None:
     perfect = measure_abstention(wrong, wrong, resamples=200)
     constant = measure_abstention(np.zeros(10), wrong, resamples=200)
     worst = measure_abstention(-wrong, wrong, resamples=200)
-    assert (perfect.auroc, constant.auroc, worst.auroc) == (1.0, 0.5, 0.0)
-    assert perfect.aurc < constant.aurc < worst.aurc
-    assert constant.aurc == pytest.approx(0.2)
+    assert perfect.auroc and constant.auroc and worst.auroc
+    assert (perfect.auroc.value, constant.auroc.value, worst.auroc.value) == (1.0, 0.5, 0.0)
+    assert perfect.aurc.value < constant.aurc.value < worst.aurc.value
+    assert constant.aurc.value == pytest.approx(0.2)
     # Wrong answers come last: 1 among 9, 2 among 10.
-    assert perfect.aurc == pytest.approx((1 / 9 + 2 / 10) / 10)
-    assert perfect.augrc == pytest.approx((1 + 2) / 100)
-    low, high = constant.aurc_interval
+    assert perfect.aurc.value == pytest.approx((1 / 9 + 2 / 10) / 10)
+    assert perfect.augrc.value == pytest.approx((1 + 2) / 100)
+    low, high = constant.aurc.interval
     assert 0 <= low < 0.2 < high <= 0.6
 
 
@@ -63,5 +64,5 @@ def test_nothing_to_measure_is_an_error() -> None:
 
 def test_all_right_has_no_auroc_and_no_risk() -> None:
     found = measure_abstention(np.arange(5.0), np.zeros(5), resamples=50)
-    assert found.auroc is None and found.auroc_interval is None
-    assert found.aurc == found.augrc == 0.0
+    assert found.auroc is None
+    assert found.aurc.value == found.augrc.value == 0.0
