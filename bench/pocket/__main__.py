@@ -30,14 +30,13 @@ _SMOOTH = 0.95
 def train_command(
     name: Annotated[str, typer.Argument(help=f"Recipe: {', '.join(RECIPES)}.")] = "pocket",
     out: Annotated[Path, typer.Option(help="Run folder; a run found here is continued.")] = Path("run"),
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps in all; by default the recipe's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data; by default the recipe's.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
 ) -> None:
     """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
     console = Console()
     with one_line_errors():
-        recipe = _recipe(name, steps, seed)
+        recipe = _recipe(name, seed)
     tokenizer = build_tokenizer()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
@@ -101,11 +100,10 @@ def eval_command(
             console.print(f"  {name:20} {share:.1%}", highlight=False)
 
 
-def _recipe(name: str, steps: int | None = None, seed: int | None = None) -> Recipe:
+def _recipe(name: str, seed: int | None = None) -> Recipe:
     if name not in RECIPES:
         raise ValueError(f"no such recipe: {name!r}; there are {', '.join(RECIPES)}")
-    recipe = RECIPES[name]
-    return replace(recipe, steps=recipe.steps if steps is None else steps, seed=recipe.seed if seed is None else seed)
+    return RECIPES[name] if seed is None else replace(RECIPES[name], seed=seed)
 
 
 def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:

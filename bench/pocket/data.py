@@ -90,8 +90,15 @@ def chat_text(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> str:
     return text
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool) -> Encoded:
-    """Encode the text of some items about one story and mark the tokens of their answers."""
+def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool, hints: bool = False) -> Encoded:
+    """Encode the text of some items about one story and mark the tokens of their answers.
+
+    Args:
+        tokenizer: The micro-world's own, or without `hints` any whose vocabulary has `<|im_end|>`.
+        items: Questions about one story.
+        chat: Whether as chat turns.
+        hints: Whether trails and subjects are wanted; without, a token is its own trail and has no subject.
+    """
     text = chat_text(tokenizer, items) if chat else plain_text(items)
     spans = _answer_spans(text, items, _ASSISTANT if chat else "")
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
@@ -103,8 +110,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item], chat: bool
             span += 1
         marks.append(span < len(spans) and end > spans[span][0])
         if marks[-1]:
-            trails.append((*_way(tokenizer, items[span], text[start:end].strip()), token))
-    return Encoded(encoding.ids, marks, trails, subjects(tokenizer, encoding.ids))
+            way = _way(tokenizer, items[span], text[start:end].strip()) if hints else ()
+            trails.append((*way, token))
+    about = subjects(tokenizer, encoding.ids) if hints else [NONE] * len(encoding.ids)
+    return Encoded(encoding.ids, marks, trails, about)
 
 
 def _way(tokenizer: PreTrainedTokenizerFast, item: Item, word: str) -> tuple[int, ...]:
@@ -115,13 +124,13 @@ def _way(tokenizer: PreTrainedTokenizerFast, item: Item, word: str) -> tuple[int
     return tuple(word_id(tokenizer, step) for step in (item.subject, *steps))
 
 
-def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int) -> Encoded:
+def fit(tokenizer: PreTrainedTokenizerFast, scene: Scene, chat: bool, length: int, hints: bool = False) -> Encoded:
     """Encode as many of the scene's questions, in order, as fit into `length` tokens.
 
     Raises:
         ValueError: If not even the first question fits.
     """
-    whole = encode(tokenizer, scene.items, chat)
+    whole = encode(tokenizer, scene.items, chat, hints)
     ends = [place + 1 for place, answer in enumerate(whole.answer) if answer and not _next(whole.answer, place)]
     cut = max((end for end in ends if end <= length), default=0)
     if cut == 0:
@@ -154,7 +163,7 @@ def train_batch(
     rows = []
     for place in range(size):
         scene = draw("train", seed, step * size + place, hardest=hardest, mix=mix)
-        rows.append(fit(tokenizer, scene, place < round(size * chat), length))
+        rows.append(fit(tokenizer, scene, place < round(size * chat), length, hints=True))
     return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
 
 

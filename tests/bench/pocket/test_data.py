@@ -93,7 +93,7 @@ def test_a_trail_leads_over_the_words_of_the_derivation_to_the_token(
     seen = set()
     for index in range(200):
         item = draw("train", 2, index).items[0]
-        encoded = encode(tokenizer, [item], chat)
+        encoded = encode(tokenizer, [item], chat, hints=True)
         answers = [token for token, mark in zip(encoded.ids, encoded.answer, strict=True) if mark]
         assert [trail[-1] for trail in encoded.trails] == answers
         ways = {

@@ -12,22 +12,20 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import collate, fit, train_batch
 from sigma0.bench.pocket.notes import note_row
-from sigma0.bench.pocket.recipe import Recipe, build_model
+from sigma0.bench.pocket.recipe import RECIPES, Lesson, Recipe, build_model
 from sigma0.bench.pocket.subjects import NONE
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, STATE, SUBJECT_WEIGHT, Report, loop_loss, read_log, train
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 
 TINY = Recipe(
-    steps=6,
     batch=2,
     width=16,
     intermediate=24,
     heads=2,
     loops=3,
     warmup=2,
-    climb=2,
-    trail_steps=2,
+    lessons=(Lesson("ways", 2, 2), Lesson("answers", 1, 3, trails=False)),
     note_steps=3,
     note_batch=2,
     note_loops=2,
@@ -70,7 +68,9 @@ def test_training_changes_every_weight_but_the_gate(tokenizer: PreTrainedTokeniz
         assert torch.equal(weight, before[name]) == ("early_exit_gate" in name), name
 
 
-@pytest.mark.parametrize("changed", [replace(TINY, steps=7), replace(TINY, seed=1), replace(TINY, peak_rate=1e-3)])
+@pytest.mark.parametrize(
+    "changed", [replace(TINY, lessons=TINY.lessons[:1]), replace(TINY, seed=1), replace(TINY, peak_rate=1e-3)]
+)
 def test_other_settings_are_refused(tokenizer: PreTrainedTokenizerFast, changed: Recipe, tmp_path: Path) -> None:
     assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
     with pytest.raises(ValueError, match="other settings"):
@@ -109,7 +109,7 @@ def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokeni
 
 def test_on_trails_each_loop_is_asked_for_the_next_step(tokenizer: PreTrainedTokenizerFast) -> None:
     model = build_model(TINY, tokenizer)
-    rows = [fit(tokenizer, draw("train", 0, index, difficulty=3), False, 224) for index in range(2)]
+    rows = [fit(tokenizer, draw("train", 0, index, difficulty=3), False, 224, hints=True) for index in range(2)]
     batch = collate(rows, 0)
     plain = loop_loss(model, batch, 20.0)[0]
     hinted, right = loop_loss(model, batch, 20.0, trails=True)
@@ -145,37 +145,47 @@ def test_initial_weights_are_as_the_recipe_says(tokenizer: PreTrainedTokenizerFa
 
 
 def test_rate_and_loops_follow_the_step() -> None:
-    recipe = Recipe(steps=1000, warmup=100, decay=0.4, last_rate=0.1, note_steps=300, note_loops=3, loops=6)
-    recipe = replace(recipe, climb=100, trail_steps=350)
+    lessons = (Lesson("a", 100, 1), Lesson("b", 200, 2), Lesson("c", 50, 6), Lesson("d", 350, 6, trails=False))
+    recipe = Recipe(lessons=lessons, warmup=100, decay=0.4, last_rate=0.1, note_steps=300, note_loops=3, loops=6)
+    assert recipe.steps == 1000
     assert recipe.rate(0) == pytest.approx(0.01)
     assert recipe.rate(99) == recipe.rate(599) == 1.0
     assert recipe.rate(800) == pytest.approx(0.1 + 0.9 * 0.5)
     assert recipe.rate(1000) == pytest.approx(0.1)
-    assert [recipe.train_loops(step) for step in (0, 299, 300, 399, 400, 500, 600, 650)] == [3, 3, 4, 4, 5, 6, 6, 6]
+    assert [recipe.train_loops(step) for step in (0, 299, 300, 399, 400, 600, 650)] == [3, 3, 4, 4, 5, 6, 6]
     assert [recipe.on_trails(step) for step in (0, 300, 649, 650, 999)] == [True, True, True, False, False]
-    assert [recipe.hardest(step) for step in (300, 399, 400, 799, 800, 999)] == [1, 1, 2, 5, 6, 6]
-    steps, names = zip(*recipe.stages(), strict=True)
-    assert steps == (0, 300, 400, 500, 600, 650, 700, 800)
-    assert names[0] == "notes" and names[5] == "the answer at every loop" and names[-1] == "difficulty 6"
+    taught = [recipe.lesson(step) for step in (299, 300, 399, 400, 600, 650, 999, 1000)]
+    assert [lesson and lesson.name for lesson in taught] == [None, "a", "a", "b", "c", "d", "d", None]
+    assert recipe.stages() == [(0, "notes"), (300, "a"), (400, "b"), (600, "c"), (650, "d")]
 
 
 def test_data_follow_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
     notes = TINY.train_batch(tokenizer, 0)
     assert notes.ids.tolist() == collate([note_row(tokenizer, 0, index) for index in (0, 1)], 0).ids.tolist()
-    scenes = replace(TINY, batch=12)
-    for step, hardest in ((3, 1), (4, 1), (5, 2), (100, 6)):
-        expected = train_batch(tokenizer, 0, step - 3, 12, TINY.length, TINY.chat, hardest)
+    mix = Mix(moves=0, families=0, ages=1, binary=1)
+    scenes = replace(TINY, batch=12, lessons=(Lesson("ages", 2, 2, mix), Lesson("all", 2, 6)))
+    for step, hardest, mixed in ((3, 2, mix), (4, 2, mix), (5, 6, MIX), (6, 6, MIX)):
+        expected = train_batch(tokenizer, 0, step - 3, 12, TINY.length, TINY.chat, hardest, mixed)
         assert torch.equal(scenes.train_batch(tokenizer, step).ids, expected.ids)
+    assert all("older than" in text for text in tokenizer.batch_decode(scenes.train_batch(tokenizer, 3).ids))
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("chat", 1.5), ("length", 4096), ("loops", -1)])
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_recipes_teach_everything_in_the_end(name: str) -> None:
+    last = RECIPES[name].lessons[-1]
+    assert last.hardest == 6 and last.mix == MIX and not last.trails
+    assert all(lesson.trails for lesson in RECIPES[name].lessons[:-1])
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch", 0), ("chat", 1.5), ("length", 4096), ("loops", -1)])
 def test_bad_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} {value}"):
         replace(TINY, **{name: value})  # type: ignore[arg-type]
 
 
 def test_the_log_is_json_lines(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    train(replace(TINY, steps=2), tokenizer, tmp_path)
+    train(TINY, tokenizer, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1]
-    assert all(len(line["answers"]) == 2 and line["loss"] > 0 for line in lines)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert [len(line["answers"]) for line in lines] == [2, 2, 2, 3, 3, 3]
+    assert all(line["loss"] > 0 for line in lines)

@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from sigma0.bench.pocket import ages, families, moves
 from sigma0.bench.pocket.items import DIFFICULTIES, SPLITS, Item, split_of
 from sigma0.bench.pocket.words import CITIES, NAMES, PLACES
-from sigma0.bench.pocket.world import KINDS, draw
+from sigma0.bench.pocket.world import KINDS, Mix, draw
 
 FAMILIES = {"where", "inside", "holder", "origin", "descent", "age", "older"}
 BINARY = {"inside", "descent", "older"}
@@ -197,8 +197,27 @@ def test_yes_and_no_are_balanced() -> None:
     assert {item.family for item in items} == FAMILIES
 
 
-def test_every_kind_is_drawn() -> None:
-    assert set(KINDS) == {"moves", "families", "ages"}
+def test_a_mix_rules_what_is_drawn() -> None:
+    assert set(KINDS) == {field.name for field in fields(Mix)} - {"binary"}
+    for kind, asked in (("moves", {"where", "inside", "holder"}), ("ages", {"age", "older"})):
+        alone = Mix(**{**dict.fromkeys(KINDS, 0), kind: 1})
+        assert {i.family for n in range(60) for i in draw("train", 0, n, mix=alone).items} == asked
+    for share, expected in ((0.0, False), (1.0, True)):
+        items = [item for n in range(40) for item in draw("train", 0, n, mix=Mix(binary=share)).items]
+        assert all(item.binary == expected for item in items)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({"binary": 1.5}, "1.5"), ({"moves": -1}, "-1"), ({"ages": -0.5}, "-0.5")]
+)
+def test_a_bad_mix_is_named(settings: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Mix(**settings)
+
+
+def test_a_mix_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        Mix(moves=0, families=0, ages=0)
 
 
 @pytest.mark.parametrize(
