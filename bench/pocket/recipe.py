@@ -43,7 +43,7 @@ def _lessons(last: int) -> tuple[Lesson, ...]:
     """Look-ups, yes or no, sums, then longer ways, and for `last` steps the answer itself at every loop."""
     return (
         Lesson("one look-up", 120, 1),
-        Lesson("yes or no", 260, 1, Mix(moves=1, families=1, ages=0, binary=0.85)),
+        Lesson("yes or no", 560, 1, Mix(moves=1, families=1, ages=0, binary=0.85)),
         Lesson("sums", 600, 2, Mix(moves=1, families=1, ages=6, binary=0.15)),
         *(Lesson(f"difficulty {level}", 100, level) for level in DIFFICULTIES[1:]),
         Lesson("the answer at every loop", last, DIFFICULTIES[-1], trails=False),
@@ -173,7 +173,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
-    "pocket-large": Recipe(lessons=_lessons(1500), batch=12, width=192, intermediate=384, heads=6, loops=8),
+    "pocket-large": Recipe(lessons=_lessons(1300), batch=12, width=192, intermediate=384, heads=6, loops=8),
 }
 
 
