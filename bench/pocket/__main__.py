@@ -1,5 +1,6 @@
 """Command line: `python -m sigma0.bench.pocket train`, `curve` and `eval`."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sigma0.bench.extras import needs_extra
+from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
-from sigma0.bench.pocket.evaluate import as_json, as_table, evaluate, exit_threshold, summarize
+from sigma0.bench.pocket.evaluate import as_table, evaluate, exit_threshold, summarize, to_json
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
@@ -72,6 +74,16 @@ def curve_command(
         draw_curve(list(read_log(run / LOG)), _recipe(name), out)
 
 
+@app.command("card")
+def card_command(
+    evaluation: Annotated[Path, typer.Argument(help="What `eval --json` printed.")],
+    gate: Annotated[Path, typer.Argument(help="What `python -m sigma0.bench gate --json` printed.")],
+) -> None:
+    """Print the tables of a model card in Markdown."""
+    with one_line_errors():
+        typer.echo(model_card(json.loads(evaluation.read_text()), json.loads(gate.read_text())))
+
+
 @app.command("eval")
 def eval_command(
     model: Annotated[str, typer.Argument(help="Shipped name or model folder.")] = "pocket",
@@ -79,7 +91,7 @@ def eval_command(
     split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
     free: Annotated[int, typer.Option(help="Of these, generated freely at the exits and at full depth.")] = 200,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)
@@ -89,8 +101,8 @@ def eval_command(
         q = exit_threshold(Path(resolve_model(model)))
     groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
     runs = free_runs(looped, tokenizer, free, split, seed)
-    if json:
-        typer.echo(as_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, q=q))
+    if as_json:
+        typer.echo(to_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, q=q))
         return
     console = Console()
     console.print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, q {q:g})"))

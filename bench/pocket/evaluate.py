@@ -122,7 +122,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Group]]:
     return groups
 
 
-def as_json(groups: Mapping[str, Mapping[str, Group]], **about: object) -> str:
+def to_json(groups: Mapping[str, Mapping[str, Group]], **about: object) -> str:
     """The figures as JSON, with what they are about beside them."""
     figures = {name: {value: asdict(group) for value, group in part.items()} for name, part in groups.items()}
     return json.dumps({**about, "groups": figures}, indent=1)
@@ -140,7 +140,7 @@ def as_table(groups: Mapping[str, Mapping[str, Group]], title: str) -> Table:
             shares = [f"{100 * share:.1f}" for share in group.loops]
             interval = f"{100 * low:.1f} to {100 * high:.1f}"
             table.add_row(
-                _label(name, value),
+                group_label(name, value),
                 str(group.n),
                 *shares,
                 interval,
@@ -151,7 +151,8 @@ def as_table(groups: Mapping[str, Mapping[str, Group]], title: str) -> Table:
     return table
 
 
-def _label(name: str, value: str) -> str:
+def group_label(name: str, value: str) -> str:
+    """What a table calls a group."""
     if name in ("all", "family", "form"):
         return value
     return name.replace("half", f"{value} half") if name.endswith("half") else f"{name} {value}"

@@ -1,0 +1,118 @@
+"""The tables of a model card, in Markdown, from the figures that `eval` and `gate` print with --json."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sigma0.bench.pocket.evaluate import group_label
+
+Figures = Mapping[str, Any]
+_THRESHOLD = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}
+
+
+def accuracy_table(evaluation: Figures) -> str:
+    """Whole answers right by group and loop, with the interval at full depth, and what the exit rule does."""
+    loops = len(evaluation["groups"]["all"]["all"]["loops"])
+    head = ("questions", "n", *(str(loop) for loop in range(1, loops + 1)), "interval", "at the exits", "mean depth")
+    rows = []
+    for name, part in evaluation["groups"].items():
+        for value, group in part.items():
+            low, high = group["intervals"][-1]
+            rows.append(
+                (
+                    group_label(name, value),
+                    group["n"],
+                    *(_percent(share) for share in group["loops"]),
+                    f"{_percent(low)} to {_percent(high)}",
+                    _percent(group["exit"]),
+                    f"{group['exit_depth']:.2f}",
+                )
+            )
+    return _table(head, rows)
+
+
+def depth_table(gate: Figures) -> str:
+    """Mean exit, oracle and settled depths by difficulty, of the keys and of all answer tokens."""
+    head = ("difficulty", "keys: exit", "oracle", "settled", "answer tokens: exit", "oracle", "settled", "agreement")
+    rows = []
+    for level, answers in gate["by_difficulty"].items():
+        keys = gate["key_by_difficulty"][level]
+        depths = (f"{group[name]:.2f}" for group in (keys, answers) for name in ("exit", "oracle", "settled"))
+        rows.append((level, *depths, _share(answers["agreement"])))
+    return _table(head, rows)
+
+
+def rule_table(gate: Figures) -> str:
+    """The exit rules side by side, and the oracles."""
+    head = ("rule", "agreement, all tokens", "agreement, answers", "same answers", "passes_saved", "rows_saved")
+    rows: list[Sequence[object]] = []
+    for mode, row in gate["rules"].items():
+        if row is None:
+            rows.append((mode, "none reaches 98 %", "", "", "", ""))
+            continue
+        free = row["free"]
+        threshold = f"{mode}, {_THRESHOLD[mode]} = {row['rule'][_THRESHOLD[mode]]:g}"
+        rows.append(
+            (
+                threshold,
+                _share(row["agreement"]),
+                _share(row["agreement_on_answers"]),
+                *(_percent(free[name]) for name in ("same", "passes_saved", "rows_saved")),
+            )
+        )
+    rows += [
+        ("oracle", "", "", "", _percent(gate["oracle_saved"]), ""),
+        ("settled oracle", "", "", "", _percent(gate["settled_saved"]), ""),
+    ]
+    return _table(head, rows)
+
+
+def doubt_table(gate: Figures) -> str:
+    """How well each score tells wrong answers."""
+    rows = []
+    for name, score in gate["abstention"].items():
+        figures = (score["auroc"], score["aurc"], score["augrc"])
+        rows.append((name, *("-" if each is None else _estimate(each, 3) for each in figures)))
+    return _table(("score", "AUROC", "AURC", "AUGRC"), rows)
+
+
+def correlation_table(gate: Figures) -> str:
+    """What the exit depth goes with."""
+    rows = [(name, "constant" if rho is None else _estimate(rho, 2)) for name, rho in gate["correlations"].items()]
+    return _table(("Spearman's rho of", ""), rows)
+
+
+def model_card(evaluation: Figures, gate: Figures) -> str:
+    """All tables of a card."""
+    wrong = _percent(gate["wrong"])
+    return "\n\n".join(
+        (
+            f"Whole answers right, in per cent, by the loop they are read at ({evaluation['n']:,} held-out questions):",
+            accuracy_table(evaluation),
+            f"Mean loops, {gate['items']:,} held-out questions, q = {gate['rule']['q']:g}; agreement in %:",
+            depth_table(gate),
+            f"Rules at thresholds chosen on the calibration split, {gate['rules_items']} held-out questions, in %:",
+            rule_table(gate),
+            f"Telling the {wrong} % wrong answers at full depth ({gate['items']:,} questions):",
+            doubt_table(gate),
+            correlation_table(gate),
+        )
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _share(estimate: Figures) -> str:
+    low, high = estimate["interval"]
+    return f"{_percent(estimate['value'])} ({_percent(low)} to {_percent(high)})"
+
+
+def _estimate(estimate: Figures, digits: int) -> str:
+    low, high = estimate["interval"]
+    return f"{estimate['value']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)

@@ -1,0 +1,39 @@
+"""The shipped cards hold the tables of the committed figures, and the tables hold every figure."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.pocket.__main__ import app
+from sigma0.bench.pocket.card import accuracy_table, model_card
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "bench" / "results"
+
+
+@pytest.mark.parametrize("name", ["pocket", "pocket-large"])
+def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
+    evaluation, gate = (json.loads((RESULTS / f"{name}-{part}.json").read_text()) for part in ("eval", "gate"))
+    card = model_card(evaluation, gate)
+    assert card in (ROOT / "weights.md").read_text()
+    assert evaluation["model"] == gate["model"] == name
+    result = CliRunner().invoke(app, ["card", str(RESULTS / f"{name}-eval.json"), str(RESULTS / f"{name}-gate.json")])
+    assert result.exit_code == 0 and result.stdout == f"{card}\n"
+
+
+@pytest.mark.parametrize("name", ["pocket", "pocket-large"])
+def test_every_group_has_its_row(name: str) -> None:
+    evaluation = json.loads((RESULTS / f"{name}-eval.json").read_text())
+    table = accuracy_table(evaluation).splitlines()
+    assert len(table) == 2 + sum(len(part) for part in evaluation["groups"].values())
+    assert len({line.count("|") for line in table}) == 1
+    whole = evaluation["groups"]["all"]["all"]
+    assert table[-1].split(" | ")[1] == str(whole["n"])
+    assert f"{100 * whole['loops'][-1]:.1f}" in table[-1]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["card", str(tmp_path / "none.json"), str(tmp_path / "none.json")])
+    assert result.exit_code == 2 and "none.json" in result.output
