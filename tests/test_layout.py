@@ -120,13 +120,12 @@ def test_the_wheel_holds_sigma0_and_nothing_else(tmp_path):
         "sigma0/serve/README.md",
         "sigma0/bench/README.md",
         "sigma0/bench/pocket/world.py",
-        "sigma0/checkpoints/pocket/config.json",
-        "sigma0/checkpoints/pocket/generation_config.json",
-        "sigma0/checkpoints/pocket/model.safetensors",
-        "sigma0/checkpoints/pocket/tokenizer.json",
-        "sigma0/checkpoints/pocket/tokenizer_config.json",
         "sigma0/models/ouro.py",
     ):
         assert name in names, name
-    shipped = sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "checkpoints/pocket" in info.filename)
-    assert shipped <= 8 * 2**20
+    files = zipfile.ZipFile(wheel).infolist()
+    for model, megabytes in (("pocket", 8), ("pocket-large", 24)):
+        folder = f"sigma0/checkpoints/{model}/"
+        for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+            assert f"{folder}{name}" in names, f"{folder}{name}"
+        assert sum(info.file_size for info in files if info.filename.startswith(folder)) <= megabytes * 2**20
