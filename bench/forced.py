@@ -127,7 +127,7 @@ def _read(
 def _kinds(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], answer: Sequence[bool], item: Item) -> list[int]:
     """The kind of every predicted token; the key is the last token of the answer that ends the key's word."""
     kinds = ["answer" if marked else "prompt" for marked in answer]
-    kinds[-1] = "end"
+    kinds[max(place for place, marked in enumerate(answer) if marked)] = "end"
     words = [tokenizer.decode([token]).strip() for token in ids]
     keys = [place for place, word in enumerate(words) if kinds[place] == "answer" and word and item.key.endswith(word)]
     kinds[keys[-1]] = "key"

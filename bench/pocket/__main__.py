@@ -87,10 +87,10 @@ def card_command(
 @app.command("eval")
 def eval_command(
     model: Annotated[str, typer.Argument(help="Shipped name or model folder.")] = "pocket",
-    n: Annotated[int, typer.Option(help="Stories, one question each.")] = 2000,
+    n: Annotated[int, typer.Option(min=1, help="Stories, one question each.")] = 2000,
     split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    free: Annotated[int, typer.Option(help="Of these, generated freely at the exits and at full depth.")] = 200,
+    free: Annotated[int, typer.Option(min=1, help="The first of them, generated freely as well.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""

@@ -56,15 +56,15 @@ def tell(rng: Random, difficulty: int) -> Told:
             return Asked(
                 "age", f"How old is {name}?", f"{name} is {age} years old.", age, name, (*ahead(name), age), proof(name)
             )
-        older = asker.random() < 0.5
-        others = [other for other in ages if (ages[other] < ages[name]) == older and ages[other] != ages[name]]
-        if not others:
-            return ask(asker, binary)
-        other = asker.choice(others)
+        # Two chains drawn alike, so that neither of the two is the older one more often.
+        while True:
+            name, other = (asker.choice(line[-2:]) for line in asker.sample(lines, 2))
+            if ages[name] != ages[other]:
+                break
+        older = ages[name] > ages[other]
         statement, denial = f"{name} is older than {other}.", f"{name} is younger than {other}."
         answer, key = yes_or_no(older, statement, denial)
-        shared = (*proof(name), *(index for index in proof(other) if index not in proof(name)))
-        return Asked("older", f"Is {name} older than {other}?", answer, key, name, (), shared)
+        return Asked("older", f"Is {name} older than {other}?", answer, key, name, (), (*proof(name), *proof(other)))
 
     return Told(tuple(sentence for _, sentence in facts), ask)
 

@@ -31,7 +31,8 @@ class Told:
 def scene(rng: Random, told: Told, difficulty: int, questions: int, binary: float) -> Scene:
     """Ask up to `questions` questions about different subjects, the ones that need most sentences first.
 
-    An answer given is one more fact in the text. In this order it cannot shorten the way to a later answer.
+    An answer given is one more fact in the text. In this order no later answer can be found by following an earlier
+    one forwards; read backwards, from a thing to what lies in it, it may still shorten the way.
     """
     story = " ".join(told.sentences)
     found: dict[str, Asked] = {}

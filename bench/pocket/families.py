@@ -11,7 +11,7 @@ CHILD = ("{x} is a child of {y}.", "The parent of {x} is {y}.")
 # Generations in each of the families a story tells of.
 LEVELS = {
     1: (1, 1, 1, 1, 1),
-    2: (2, 2, 2, 1),
+    2: (2, 2, 2, 2),
     3: (3, 3, 2, 2),
     4: (5, 5, 4, 3),
     5: (6, 6, 5, 4),

@@ -28,7 +28,7 @@ class Item:
             for a yes or no, which the last of these words decides. Empty where the way is no single line.
         hops: How many sentences of the story the answer rests on.
         difficulty: The dial from 1 to 6 the story was drawn at (length, distractors, hops).
-        derivation: Worked solution: the sentences it rests on in story order, then the conclusion.
+        derivation: Worked solution: the sentences it rests on, in the order of the way, then the conclusion.
     """
 
     story: str

@@ -26,7 +26,7 @@ class Level:
 
 LEVELS = {
     1: Level((1, 1, 1, 1, 1), 0),
-    2: Level((2, 2, 2, 1), 1),
+    2: Level((2, 2, 2, 2), 1),
     3: Level((3, 3, 2, 2), 1),
     4: Level((5, 5, 4, 3), 1),
     5: Level((6, 6, 5, 4), 1),
@@ -34,6 +34,8 @@ LEVELS = {
 }
 _DEEP = 0.7
 _HOLDER = 0.2
+# With fewer people who hold anything, naming one of them would be right more often than once in four.
+_FEWEST_HOLDERS = 4
 
 
 @dataclass
@@ -55,6 +57,10 @@ class _World:
         while steps[-1] in self.goal:
             steps.append(self.goal[steps[-1]])
         return steps[1:]
+
+    def holders(self) -> set[str]:
+        """Everyone who holds something."""
+        return {goal for goal in self.goal.values() if goal in NAMES}
 
     def proof(self, source: str, length: int) -> tuple[int, ...]:
         return tuple(self.said[step] for step in [source, *self.path(source)][:length])
@@ -119,7 +125,7 @@ def _ask(rng: Random, binary: float, world: _World, chains: list[list[str]]) -> 
         place = path[-1] if truth else rng.choice([other for other in others if other != path[-1]])
         answer, key = yes_or_no(truth, told)
         return Asked("inside", f"Is {name} in the {place}?", answer, key, source, tuple(path), whole)
-    if holder is not None and rng.random() < _HOLDER:
+    if holder is not None and rng.random() < _HOLDER and len(world.holders()) >= _FEWEST_HOLDERS:
         proof = world.proof(source, path.index(holder) + 1)
         return Asked(
             "holder",

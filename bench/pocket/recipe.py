@@ -44,8 +44,8 @@ def _lessons(last: int) -> tuple[Lesson, ...]:
     return (
         Lesson("one look-up", 120, 1),
         Lesson("yes or no", 560, 1, Mix(moves=1, families=1, ages=0, binary=0.85)),
-        Lesson("sums", 600, 2, Mix(moves=1, families=1, ages=6, binary=0.15)),
-        *(Lesson(f"difficulty {level}", 100, level) for level in DIFFICULTIES[1:]),
+        Lesson("sums", 700, 2, Mix(moves=1.5, families=1, ages=5, binary=0.2)),
+        *(Lesson(f"difficulty {level}", 120, level) for level in DIFFICULTIES[1:]),
         Lesson("the answer at every loop", last, DIFFICULTIES[-1], trails=False),
     )
 
@@ -165,15 +165,19 @@ class Recipe:
         return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, lesson.hardest, lesson.mix)
 
     def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
-        """Settings and a digest of the first data, as one text: equal only if a run would go on in the same way."""
-        batches = [self.train_batch(tokenizer, step).ids.tolist() for step in (0, self.note_steps)]
-        digest = blake2b(json.dumps([tokenizer.get_vocab(), batches], sort_keys=True).encode()).hexdigest()
+        """Settings and a digest of the first data of every stage, as one text.
+
+        A run that goes on under another text would be another run. (Code that the data do not show is not in it.)
+        """
+        batches = [self.train_batch(tokenizer, step) for step, _ in self.stages()]
+        data = [[part.tolist() for part in (batch.ids, batch.trails, batch.subjects)] for batch in batches]
+        digest = blake2b(json.dumps([tokenizer.get_vocab(), data], sort_keys=True).encode()).hexdigest()
         return json.dumps({**asdict(self), "data": digest[:16]}, sort_keys=True)
 
 
 RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
-    "pocket-large": Recipe(lessons=_lessons(1300), batch=12, width=192, intermediate=384, heads=6, loops=8),
+    "pocket-large": Recipe(lessons=_lessons(2600), width=160, intermediate=320, heads=5, loops=8, block_rate=5e-3),
 }
 
 
