@@ -28,14 +28,14 @@ class Doubts:
             meeting the rule; `gate survival`: the largest chance, by the gate, that no loop was enough; `entropy`
             (nats) and `margin` (1 minus the lead of the top token): those of the least sure token at loop T;
             `length`: tokens of the prompt.
-        oracle_depth: Mean over the tokens after each first one of the first loop with loop T's argmax.
-        settled_depth: The same for the first loop from which on it stays.
+        oracle: For each answer, the first loop with loop T's argmax of every token after the first.
+        settled: The same for the first loop from which on it stays.
     """
 
     wrong: NDArray[np.float64]
     scores: dict[str, NDArray[np.float64]]
-    oracle_depth: float
-    settled_depth: float
+    oracle: tuple[tuple[int, ...], ...]
+    settled: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def read_doubts(
     return Doubts(
         wrong=np.array([answer.wrong for answer in answers], dtype=np.float64),
         scores={name: np.array([answer.scores[name] for answer in answers]) for name in answers[0].scores},
-        oracle_depth=float(np.mean([depth for answer in answers for depth in answer.oracle[1:]])),
-        settled_depth=float(np.mean([depth for answer in answers for depth in answer.settled[1:]])),
+        oracle=tuple(tuple(answer.oracle[1:]) for answer in answers),
+        settled=tuple(tuple(answer.settled[1:]) for answer in answers),
     )
 
 

@@ -6,7 +6,7 @@ Both are read under teacher forcing on known answers. Abstention is measured on 
 is right or wrong, and each score is a doubt of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from sigma0.bench.doubt import read_doubts
 from sigma0.bench.estimates import Estimate, bootstrap
 from sigma0.bench.forced import KINDS, Ints, Tokens, agreement, read_forced
 from sigma0.bench.pocket.world import draw
-from sigma0.bench.rules import RuleRow, compare_rules
+from sigma0.bench.rules import RuleRow, check_measured_split, compare_rules
 from sigma0.models import OuroForCausalLM
 from sigma0.settings import ExitConfig
 
@@ -57,7 +57,7 @@ class GateReport:
         abstention: How well each score tells them.
         rules: The exit rules side by side.
         rules_items: Questions these were measured on.
-        oracle_saved: passes_saved of the oracle on the free runs: 1 - mean depth / T over the tokens after each first.
+        oracle_saved: passes_saved of the oracle on the same questions: 1 - mean depth / T, first tokens left out.
         settled_saved: The same of the settled oracle.
     """
 
@@ -98,16 +98,19 @@ def measure_gate(
         name: What the report calls the model.
         exit_config: The rule to look at; by default the checkpoint's own.
         n: Questions, at least 2.
-        rules_n: Questions on which the rules are compared, at least 2.
+        rules_n: The first of them, on which the rules are compared, at least 2.
         split: "train" or "test".
         seed: Seed of the stories.
         on_step: Told the steps done; there are 2 n and one for each rule.
 
     Raises:
-        ValueError: On fewer than two questions.
+        ValueError: On fewer than two questions, or the calibration split.
     """
-    if min(n, rules_n) < 2:
-        raise ValueError(f"{min(n, rules_n)!r} questions are fewer than 2")
+    if not 2 <= rules_n <= n:
+        raise ValueError(
+            f"n {n!r} and rules_n {rules_n!r}: at least 2 questions, and no more for the rules than in all"
+        )
+    check_measured_split(split)
     config = model.resolve_exit_config(exit_config)
     rule = model.exit_rule(config)
     items = [draw(split, seed, index, questions=1).items[0] for index in range(n)]
@@ -136,9 +139,13 @@ def measure_gate(
         abstention={score: measure_abstention(values, doubts.wrong) for score, values in doubts.scores.items()},
         rules=rules,
         rules_items=rules_n,
-        oracle_saved=1 - doubts.oracle_depth / model.num_loops,
-        settled_saved=1 - doubts.settled_depth / model.num_loops,
+        oracle_saved=_saved(doubts.oracle[:rules_n], model.num_loops),
+        settled_saved=_saved(doubts.settled[:rules_n], model.num_loops),
     )
+
+
+def _saved(depths: Sequence[Sequence[int]], total_loops: int) -> float:
+    return 1 - float(np.mean([depth for answer in depths for depth in answer])) / total_loops
 
 
 def _by_difficulty(tokens: Tokens, difficulty: Ints) -> dict[str, Depths]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.estimates import Estimate
 from sigma0.bench.forced import Tokens, agreement, read_forced
 from sigma0.bench.pocket.free import FreeRuns, free_runs
+from sigma0.bench.pocket.items import check_split
 from sigma0.bench.pocket.world import draw
 from sigma0.models import OuroForCausalLM
 from sigma0.settings import ExitConfig
@@ -69,8 +70,7 @@ def compare_rules(
     Raises:
         ValueError: On the calibration split, or a target outside (0, 1].
     """
-    if split == "calibration":
-        raise ValueError("split 'calibration' chooses the thresholds; measure on 'test' or 'train'")
+    check_measured_split(split)
     if not 0 < target <= 1:
         raise ValueError(f"target {target!r} is not in (0, 1]")
     configs = {f"{mode} {place}": config for mode, grid in GRID.items() for place, config in enumerate(grid)}
@@ -88,6 +88,12 @@ def compare_rules(
             rows[mode] = _row(held_out, name, configs[name], free)
         on_rule(done)
     return rows
+
+
+def check_measured_split(split: str) -> None:
+    """Raise ValueError for a split that figures may not be reported on."""
+    if check_split(split) == "calibration":
+        raise ValueError("split 'calibration' chooses the thresholds; measure on 'test' or 'train'")
 
 
 def _cheapest(tokens: Tokens, names: list[str], target: float) -> str | None:

@@ -99,8 +99,10 @@ def eval_command(
     with one_line_errors():
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         q = exit_threshold(Path(resolve_model(model)))
-    groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
-    runs = free_runs(looped, tokenizer, free, split, seed)
+        if free > n:
+            raise ValueError(f"--free {free} is more than the {n} stories asked about")
+        groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
+        runs = free_runs(looped, tokenizer, free, split, seed)
     if as_json:
         typer.echo(to_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, q=q))
         return

@@ -50,10 +50,9 @@ def rule_table(gate: Figures) -> str:
             rows.append((mode, "none reaches 98 %", "", "", "", ""))
             continue
         free = row["free"]
-        threshold = f"{mode}, {_THRESHOLD[mode]} = {row['rule'][_THRESHOLD[mode]]:g}"
         rows.append(
             (
-                threshold,
+                _rule(row["rule"]),
                 _share(row["agreement"]),
                 _share(row["agreement_on_answers"]),
                 *(_percent(free[name]) for name in ("same", "passes_saved", "rows_saved")),
@@ -82,13 +81,20 @@ def correlation_table(gate: Figures) -> str:
 
 
 def model_card(evaluation: Figures, gate: Figures) -> str:
-    """All tables of a card."""
+    """All tables of a card.
+
+    Raises:
+        ValueError: If one of the two is something else.
+    """
+    for figures, command, keys in ((evaluation, "eval", ("groups", "n")), (gate, "gate", ("rules", "abstention"))):
+        if missing := [key for key in keys if key not in figures]:
+            raise ValueError(f"these are not the figures of `{command} --json`: no {', '.join(missing)}")
     wrong = _percent(gate["wrong"])
     return "\n\n".join(
         (
             f"Whole answers right, in per cent, by the loop they are read at ({evaluation['n']:,} held-out questions):",
             accuracy_table(evaluation),
-            f"Mean loops, {gate['items']:,} held-out questions, q = {gate['rule']['q']:g}; agreement in %:",
+            f"Mean loops, {gate['items']:,} held-out questions, {_rule(gate['rule'])}; agreement in %:",
             depth_table(gate),
             f"Rules at thresholds chosen on the calibration split, {gate['rules_items']} held-out questions, in %:",
             rule_table(gate),
@@ -97,6 +103,11 @@ def model_card(evaluation: Figures, gate: Figures) -> str:
             correlation_table(gate),
         )
     )
+
+
+def _rule(rule: Figures) -> str:
+    mode = rule["mode"]
+    return f"{mode}, {_THRESHOLD[mode]} = {rule[_THRESHOLD[mode]]:g}" if mode in _THRESHOLD else str(mode)
 
 
 def _percent(share: float) -> str:

@@ -19,10 +19,16 @@ def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
         path: A .png or .svg to write.
 
     Raises:
-        ValueError: If there is nothing to draw.
+        ValueError: If there is nothing to draw, or the run is not of this recipe.
     """
     if not reports:
         raise ValueError(f"no step was logged, so there is nothing to draw into {path}")
+    most = max(len(report.answers) for report in reports)
+    if most > recipe.loops or reports[-1].step >= recipe.steps:
+        raise ValueError(
+            f"the log has {most} loops and step {reports[-1].step}, the recipe {recipe.loops} loops and {recipe.steps} "
+            "steps: name the recipe of the run"
+        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

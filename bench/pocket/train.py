@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
@@ -144,12 +144,15 @@ def load_state(
     """Restore what `save_state` wrote and return the number of steps done.
 
     Raises:
-        ValueError: If the file was made under other settings or by other data.
+        ValueError: If the file was made under other settings or by other data, or is damaged.
     """
-    with safe_open(path, "pt") as file:
-        found = file.metadata()
-        if found["settings"] != fingerprint:
-            raise ValueError(f"{path} was made under other settings: {found['settings']}; these are {fingerprint}")
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no checkpoint of a run: {error}") from error
+    if found.get("settings") != fingerprint:
+        raise ValueError(f"{path} was made under other settings: {found.get('settings')}; these are {fingerprint}")
     tensors = load_file(path)
     model.load_state_dict(
         {name.removeprefix("weights."): t for name, t in tensors.items() if name.startswith("weights.")}
@@ -205,8 +208,6 @@ def _optimizers(model: OuroForCausalLM, recipe: Recipe) -> tuple[torch.optim.Opt
 
 
 def _cut_log(path: Path, steps: int) -> None:
-    """Drop the lines of steps that will be run again."""
+    """Keep the lines of the first steps, one line for each: the others will be run again."""
     if path.exists():
-        with path.open() as lines:
-            kept = [line for line in lines if json.loads(line)["step"] < steps]
-        path.write_text("".join(kept))
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:steps]))

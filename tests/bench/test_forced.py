@@ -46,10 +46,13 @@ def test_kinds_follow_the_text(pocket, tokens):
         chat = number % 2 == 1
         ids = encode(tokenizer, [item], chat).ids[1:]
         kinds = [KINDS[kind] for kind in tokens.kind[tokens.item == number]]
-        assert kinds.count("key") == kinds.count("end") == 1 and kinds[-1] == "end"
+        assert kinds.count("key") == kinds.count("end") == 1
         assert item.key.endswith(tokenizer.decode([ids[kinds.index("key")]]).strip())
         answer = [token for token, kind in zip(ids, kinds, strict=True) if kind != "prompt"]
         assert tokenizer.decode(answer, skip_special_tokens=True).strip() == item.answer
+        marks = encode(tokenizer, [item], chat).answer[1:]
+        assert tokens.is_answer[tokens.item == number].tolist() == marks
+        assert ids[kinds.index("end")] == tokenizer.eos_token_id
     assert (tokens.is_answer == (tokens.kind != KINDS.index("prompt"))).all()
 
 

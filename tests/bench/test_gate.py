@@ -18,8 +18,8 @@ from sigma0.bench.rules import GRID, compare_rules
 from sigma0.settings import ExitConfig
 
 
-def items_of(count):
-    return [draw("test", 5, index, questions=1).items[0] for index in range(count)]
+def items_of(count, seed=5):
+    return [draw("test", seed, index, questions=1).items[0] for index in range(count)]
 
 
 def test_doubts_are_those_of_single_generations(pocket):
@@ -27,7 +27,6 @@ def test_doubts_are_those_of_single_generations(pocket):
     config = ExitConfig(mode="qexit", q=0.9)
     items = items_of(6)
     doubts = read_doubts(model, tokenizer, model.exit_rule(config), items)
-    oracle = []
     for number, item in enumerate(items):
         prompt = [{"role": "user", "content": item.prompt}] if number % 2 else item.prompt
         full = {"mode": "full"}
@@ -52,9 +51,8 @@ def test_doubts_are_those_of_single_generations(pocket):
         for name, value in scores.items():
             assert doubts.scores[name][number] == pytest.approx(float(value), abs=1e-4), name
         top = output.loop_logits[:, 0, span].argmax(-1).T.tolist()
-        oracle += [1 + path.index(path[-1]) for path in top[1:]]
-    assert doubts.oracle_depth == pytest.approx(np.mean(oracle))
-    assert doubts.settled_depth >= doubts.oracle_depth
+        assert doubts.oracle[number] == tuple(1 + path.index(path[-1]) for path in top[1:])
+        assert all(late >= early for late, early in zip(doubts.settled[number], doubts.oracle[number], strict=True))
 
 
 def test_each_rule_keeps_its_promise_on_the_split_that_chose_it(pocket):
@@ -89,11 +87,14 @@ def test_the_report_adds_up(pocket):
     for group in kinds.values():
         assert 1 <= group.oracle <= group.settled <= report.total_loops
     assert report.settled_saved <= report.oracle_saved < 1
+    doubts = read_doubts(*pocket, pocket[0].exit_rule(pocket[0].resolve_exit_config(None)), items_of(8, seed=0))
+    depths = [depth for answer in doubts.oracle[:3] for depth in answer]
+    assert report.oracle_saved == pytest.approx(1 - np.mean(depths) / report.total_loops)
     assert len(report.correlations) == 8 and set(report.abstention) >= {"saturated", "entropy", "margin", "length"}
 
 
 def test_one_question_is_too_few(pocket):
-    with pytest.raises(ValueError, match="1 questions"):
+    with pytest.raises(ValueError, match="n 1 and rules_n 200"):
         measure_gate(*pocket, "pocket", n=1)
 
 
@@ -110,7 +111,13 @@ def test_the_command_prints_tables_and_json():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [(["--exit-config", '{"mode": "never"}'], "full"), (["--n", "1"], "fewer than 2"), (["nothing"], "nothing")],
+    [
+        (["--exit-config", '{"mode": "never"}'], "full"),
+        (["--n", "1"], "at least 2"),
+        (["--split", "calibration"], "calibration"),
+        (["--split", "dev"], "dev"),
+        (["nothing"], "nothing"),
+    ],
 )
 def test_bad_input_is_one_line(arguments, named):
     result = CliRunner().invoke(app, ["gate", *arguments])

@@ -37,3 +37,9 @@ def test_every_group_has_its_row(name: str) -> None:
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["card", str(tmp_path / "none.json"), str(tmp_path / "none.json")])
     assert result.exit_code == 2 and "none.json" in result.output
+
+
+def test_other_figures_are_refused() -> None:
+    path = str(RESULTS / "pocket-eval.json")
+    result = CliRunner().invoke(app, ["card", path, path])
+    assert result.exit_code == 2 and "gate --json" in result.output

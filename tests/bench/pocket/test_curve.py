@@ -39,3 +39,8 @@ def test_the_command_draws_a_log(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "none" in missing.output
     unknown = CliRunner().invoke(app, ["curve", str(tmp_path), "--name", "purse"])
     assert unknown.exit_code == 2 and "purse" in unknown.output
+
+
+def test_another_recipe_s_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 loops"):
+        draw_curve([Report(0, 1.0, (0.5,) * 4)], RECIPE, tmp_path / "curve.png")

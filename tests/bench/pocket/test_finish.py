@@ -174,6 +174,20 @@ def test_the_command_line_evaluates(folder: Path) -> None:
     assert table.exit_code == 0 and "loop 3" in table.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--n", "0"], "--n"),
+        (["--free", "0"], "--free"),
+        (["--n", "1", "--free", "3"], "--free 3"),
+        (["--split", "dev"], "dev"),
+    ],
+)
+def test_bad_numbers_are_one_line(folder: Path, arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["eval", str(folder), *arguments])
+    assert result.exit_code == 2 and named in result.output
+
+
 def test_the_command_line_trains_in_pieces(tmp_path: Path) -> None:
     arguments = ["train", "--out", str(tmp_path), "--minutes", "0"]
     result = CliRunner().invoke(app, arguments)

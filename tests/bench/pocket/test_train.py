@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.pocket.data import collate, fit, train_batch
+from sigma0.bench.pocket.data import Batch, collate, fit, train_batch
 from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.recipe import RECIPES, Lesson, Recipe, build_model
 from sigma0.bench.pocket.subjects import NONE
@@ -75,6 +75,36 @@ def test_other_settings_are_refused(tokenizer: PreTrainedTokenizerFast, changed:
     assert train(TINY, tokenizer, tmp_path, minutes=0.0) is None
     with pytest.raises(ValueError, match="other settings"):
         train(changed, tokenizer, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (tmp_path / STATE).write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"state\.safetensors is no checkpoint"):
+        train(TINY, tokenizer, tmp_path)
+
+
+def test_a_log_torn_by_a_kill_is_mended(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train(TINY, tokenizer, tmp_path, save_every=2, on_step=killed_after(4))  # type: ignore[arg-type]
+    with (tmp_path / LOG).open("a") as log:
+        log.write('{"step": 5, "lo')
+    train(TINY, tokenizer, tmp_path)
+    assert [report.step for report in read_log(tmp_path / LOG)] == list(range(6))
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_data_of_every_stage_are_in_the_fingerprint(
+    tokenizer: PreTrainedTokenizerFast, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = TINY.fingerprint(tokenizer)
+    first = TINY.stages()[stage][0]
+    whole = Recipe.train_batch
+
+    def changed(self: Recipe, tokenizer: PreTrainedTokenizerFast, step: int) -> Batch:
+        return whole(self, tokenizer, step + (step == first))
+
+    monkeypatch.setattr(Recipe, "train_batch", changed)
+    assert TINY.fingerprint(tokenizer) != before
 
 
 def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
