@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import sigma0
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -124,8 +126,10 @@ def test_the_wheel_holds_sigma0_and_nothing_else(tmp_path):
     ):
         assert name in names, name
     files = zipfile.ZipFile(wheel).infolist()
-    for model, megabytes in (("pocket", 8), ("pocket-large", 24)):
+    limits = {"pocket": 8, "pocket-large": 24}
+    assert set(sigma0.shipped_models()) <= set(limits)
+    for model in sigma0.shipped_models():
         folder = f"sigma0/checkpoints/{model}/"
         for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
             assert f"{folder}{name}" in names, f"{folder}{name}"
-        assert sum(info.file_size for info in files if info.filename.startswith(folder)) <= megabytes * 2**20
+        assert sum(info.file_size for info in files if info.filename.startswith(folder)) <= limits[model] * 2**20

@@ -10,20 +10,19 @@ from sigma0.loading import resolve_device, resolve_model
 
 def test_shipped_models_load_by_name(pocket):
     model, tokenizer = pocket
-    assert sigma0.shipped_models() == ("pocket", "pocket-large")
+    assert "pocket" in sigma0.shipped_models()
     assert not model.training
     assert model.lm_head.weight.dtype is torch.float32
     assert tokenizer.padding_side == "left"
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
 
 
-def test_the_shipped_models_share_their_tokenizer(pocket):
-    model, tokenizer = sigma0.load("pocket-large", device="cpu", dtype="float32")
+@pytest.mark.parametrize("name", sigma0.shipped_models())
+def test_the_shipped_models_share_their_tokenizer(name, pocket):
+    model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     assert tokenizer.backend_tokenizer.to_str() == pocket[1].backend_tokenizer.to_str()
     assert tokenizer.chat_template == pocket[1].chat_template
     assert model.num_loops >= pocket[0].num_loops
-    sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (pocket[0], model)]
-    assert sizes[0] < sizes[1]
 
 
 def test_dtype_and_folder(pocket, tmp_path):

@@ -24,7 +24,9 @@ FIT_SCENES = 1500
 # Far behind the scenes the backbone was trained on.
 FIT_FIRST = 10_000_000
 CALIBRATION_SCENES = 1000
-_RIDGE = 1e-4
+_RIDGE = 1e-5
+# Leaving before the argmax has settled costs an answer, staying costs a loop.
+_EARLY_COST = 30.0
 _ROWS = 50
 _PROMPT_STRIDE = 5
 
@@ -103,20 +105,26 @@ def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
 
     Below the last loop the target is "the argmax is that of loop T from here on", so the gate learns when more loops
     change nothing; agreeing by chance does not count. At loop T, where that always holds, it is "the token is right".
+    Where the target is no, the loss weighs `_EARLY_COST` times as much.
 
     Returns:
-        The mean binary cross-entropy after the fit, nats.
+        The weighted mean of the binary cross-entropy after the fit, nats.
     """
     settled = readouts.same.int().flip(0).cumprod(0).flip(0).bool()  # [T, N]
     goal = torch.cat([settled[:-1], readouts.right[-1:]]).float()  # [T, N]
+    cost = torch.where(goal > 0, 1.0, _EARLY_COST)
+    cost = cost / cost.sum()
+
+    def fit_loss(logits: torch.Tensor) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(logits, goal, weight=cost, reduction="sum")
+
     weight = torch.zeros(readouts.states.shape[-1], requires_grad=True)
     bias = torch.zeros(1, requires_grad=True)
     solver = torch.optim.LBFGS([weight, bias], max_iter=200, history_size=20, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         solver.zero_grad()
-        loss = functional.binary_cross_entropy_with_logits(readouts.states @ weight + bias, goal)
-        loss = loss + _RIDGE * weight.square().sum()
+        loss = fit_loss(readouts.states @ weight + bias) + _RIDGE * weight.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
@@ -125,7 +133,7 @@ def fit_gate(model: OuroForCausalLM, readouts: Readouts) -> float:
         gate = model.model.early_exit_gate
         gate.weight.copy_(weight[None])
         gate.bias.copy_(bias)
-        return functional.binary_cross_entropy_with_logits(readouts.states @ weight + bias, goal).item()
+        return fit_loss(readouts.states @ weight + bias).item()
 
 
 def exit_depths(gate_logits: torch.Tensor, q: float) -> torch.Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import sigma0
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.card import accuracy_table, model_card
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
 
 
-@pytest.mark.parametrize("name", ["pocket", "pocket-large"])
+@pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
     evaluation, gate = (json.loads((RESULTS / f"{name}-{part}.json").read_text()) for part in ("eval", "gate"))
     card = model_card(evaluation, gate)
@@ -23,7 +24,7 @@ def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
     assert result.exit_code == 0 and result.stdout == f"{card}\n"
 
 
-@pytest.mark.parametrize("name", ["pocket", "pocket-large"])
+@pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_every_group_has_its_row(name: str) -> None:
     evaluation = json.loads((RESULTS / f"{name}-eval.json").read_text())
     table = accuracy_table(evaluation).splitlines()

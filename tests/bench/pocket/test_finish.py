@@ -52,7 +52,10 @@ def test_the_gate_learns_when_more_loops_change_nothing(tokenizer: PreTrainedTok
     assert loss < 0.1
     logits = model.model.early_exit_gate(states).squeeze(-1)
     # At the last loop the target is the right token, not agreement with itself.
-    assert ((logits > 0) == right)[-1].float().mean() > 0.98
+    assert ((logits > 0) == right)[-1].float().mean() > 0.93
+    # Leaving too early costs more than staying, so that mistake is the rarer one.
+    early, late = ((logits > 0) & ~told).sum(), ((logits < 0) & told).sum()
+    assert early < late / 5
     chosen, tried = choose_threshold(model, Readouts(states, right, settled, answer))
     assert chosen.fidelity >= 0.99 and chosen.mean_depth < 2.2
     assert [each.mean_depth for each in tried] == sorted(each.mean_depth for each in tried)
