@@ -12,6 +12,7 @@ from math import sqrt
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
@@ -131,14 +132,15 @@ def to_json(groups: Mapping[str, Mapping[str, Group]], **about: object) -> str:
 def as_table(groups: Mapping[str, Mapping[str, Group]], title: str) -> Table:
     """The figures as a table: percent right by loop, the interval at full depth, and what the exit rule does."""
     loops = len(groups["all"]["all"].loops)
-    table = Table(title=title)
-    for column in ("", "n", *(f"loop {loop}" for loop in range(1, loops + 1)), "95 % interval", "at exit", "depth"):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    columns = (str(loop) for loop in range(1, loops + 1))
+    for column in ("read at loop", "n", *columns, "95 %", "exits", "depth"):
+        table.add_column(column, justify="left" if column == "read at loop" else "right", no_wrap=True)
     for name, part in groups.items():
         for value, group in part.items():
             low, high = group.intervals[-1]
-            shares = [f"{100 * share:.1f}" for share in group.loops]
-            interval = f"{100 * low:.1f} to {100 * high:.1f}"
+            shares = [*(f"{100 * share:.0f}" for share in group.loops[:-1]), f"{100 * group.loops[-1]:.1f}"]
+            interval = f"{100 * low:.1f}-{100 * high:.1f}"
             table.add_row(
                 group_label(name, value),
                 str(group.n),

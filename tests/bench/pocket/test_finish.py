@@ -174,7 +174,8 @@ def test_the_command_line_evaluates(folder: Path) -> None:
     figures = json.loads(result.stdout)
     assert figures["groups"]["all"]["all"]["n"] == 10 and figures["split"] == "test"
     table = CliRunner().invoke(app, ["eval", str(folder), "--n", "10", "--free", "2"])
-    assert table.exit_code == 0 and "loop 3" in table.output
+    assert table.exit_code == 0 and "read at loop" in table.output
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
 
 
 @pytest.mark.parametrize(
