@@ -29,7 +29,15 @@ _RANK_RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Depths:
-    """Mean loops of a group of tokens, and the share of exits with full depth's argmax."""
+    """Mean loops of a group of tokens, and the share of exits with full depth's argmax.
+
+    Attributes:
+        tokens: Tokens in the group.
+        exit: Mean loop at which the rule stops, from 1.
+        oracle: Mean first loop whose argmax is that of loop T.
+        settled: Mean first loop from which on every argmax is that of loop T.
+        agreement: Share of the tokens whose argmax at the exit is that of loop T, interval over questions.
+    """
 
     tokens: int
     exit: float

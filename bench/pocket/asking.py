@@ -33,6 +33,13 @@ def scene(rng: Random, told: Told, difficulty: int, questions: int, binary: floa
 
     An answer given is one more fact in the text. In this order no later answer can be found by following an earlier
     one forwards; read backwards, from a thing to what lies in it, it may still shorten the way.
+
+    Args:
+        rng: Source of every choice.
+        told: The story.
+        difficulty: The dial it was told at, from 1 to 6.
+        questions: The most items to return; small stories have fewer.
+        binary: Share of questions that are answered by yes or no.
     """
     story = " ".join(told.sentences)
     found: dict[str, Asked] = {}
@@ -46,7 +53,13 @@ def scene(rng: Random, told: Told, difficulty: int, questions: int, binary: floa
 
 
 def yes_or_no(truth: bool, statement: str, denial: str | None = None) -> tuple[str, str]:
-    """An answer that opens with yes or no and goes on with a full statement, and its key."""
+    """An answer that opens with yes or no and goes on with a full statement, and its key.
+
+    Args:
+        truth: Whether the answer is yes.
+        statement: What holds if it is, and also if it is not where there is no `denial`.
+        denial: What holds if it is not.
+    """
     text = statement if truth or denial is None else denial
     lowered = text[0].lower() + text[1:] if text.startswith("The ") else text
     return (f"Yes, {lowered}", "Yes") if truth else (f"No, {lowered}", "No")
