@@ -44,7 +44,7 @@ def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
         axes.plot(steps, shares, color=depth_style(loop, recipe.loops), label=f"loop {loop}")
     for step, name in recipe.stages():
         axes.axvline(step, color="0.7", linewidth=0.8)
-        axes.annotate(name, (step, 101), fontsize=7, rotation=30, annotation_clip=False)
+        axes.annotate(name, (step, 101), fontsize=7, rotation=90, ha="center", annotation_clip=False)
     axes.set(xlabel="step", ylabel="answers right, % (training batches)", ylim=(0, 100))
-    axes.legend(fontsize=8, ncols=2)
+    figure.legend(fontsize=8, loc="outside right center")
     figure.savefig(path, dpi=150)

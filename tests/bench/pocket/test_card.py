@@ -1,18 +1,32 @@
-"""Model cards: the tables hold the figures, and other figures are refused."""
+"""The shipped cards hold the tables of the committed figures, and the tables hold every figure."""
 
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+import sigma0
 from sigma0.bench.pocket.__main__ import app
-from sigma0.bench.pocket.card import accuracy_table
+from sigma0.bench.pocket.card import accuracy_table, model_card
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results"
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "bench" / "results"
 
 
-def test_every_group_has_its_row() -> None:
-    evaluation = json.loads((RESULTS / "pocket-eval.json").read_text())
+@pytest.mark.parametrize("name", sigma0.shipped_models())
+def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
+    evaluation, gate = (json.loads((RESULTS / f"{name}-{part}.json").read_text()) for part in ("eval", "gate"))
+    card = model_card(evaluation, gate)
+    assert card in (ROOT / "weights.md").read_text()
+    assert evaluation["model"] == gate["model"] == name
+    result = CliRunner().invoke(app, ["card", str(RESULTS / f"{name}-eval.json"), str(RESULTS / f"{name}-gate.json")])
+    assert result.exit_code == 0 and result.stdout == f"{card}\n"
+
+
+@pytest.mark.parametrize("name", sigma0.shipped_models())
+def test_every_group_has_its_row(name: str) -> None:
+    evaluation = json.loads((RESULTS / f"{name}-eval.json").read_text())
     table = accuracy_table(evaluation).splitlines()
     assert len(table) == 2 + sum(len(part) for part in evaluation["groups"].values())
     assert len({line.count("|") for line in table}) == 1
