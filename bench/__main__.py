@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.extras import needs_extra
+from sigma0.bench.fidelity.command import fidelity
+from sigma0.bench.report import report
 from sigma0.bench.speed import SHAPES, SpeedReport, measure
+from sigma0.extras import needs_extra
 from sigma0.loading import load
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
@@ -21,6 +23,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.callback()
 def main() -> None:
     """Benchmarks of sigma0."""
+
+
+app.command()(fidelity)
+app.command()(report)
 
 
 @app.command()

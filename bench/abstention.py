@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from sigma0.bench.estimates import Estimate, bootstrap
+from sigma0.estimates import Estimate, bootstrap
 
 Array = NDArray[np.float64]
 

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.abstention import Abstention, measure_abstention
 from sigma0.bench.doubt import read_doubts
-from sigma0.bench.estimates import Estimate, bootstrap
 from sigma0.bench.forced import KINDS, Ints, Tokens, agreement, read_forced
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.rules import RuleRow, check_measured_split, compare_rules
+from sigma0.estimates import Estimate, bootstrap
 from sigma0.models import OuroForCausalLM
 from sigma0.settings import ExitConfig
 

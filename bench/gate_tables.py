@@ -4,8 +4,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.estimates import Estimate
 from sigma0.bench.gate import Depths, GateReport
+from sigma0.estimates import Estimate
 
 
 def print_gate(report: GateReport, console: Console | None = None) -> None:

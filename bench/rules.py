@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.estimates import Estimate
 from sigma0.bench.forced import Tokens, agreement, read_forced
 from sigma0.bench.pocket.free import FreeRuns, free_runs
 from sigma0.bench.pocket.items import check_split
 from sigma0.bench.pocket.world import draw
+from sigma0.estimates import Estimate
 from sigma0.models import OuroForCausalLM
 from sigma0.settings import ExitConfig
 

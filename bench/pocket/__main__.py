@@ -1,4 +1,4 @@
-"""Command line: `python -m sigma0.bench.pocket train`, `curve` and `eval`."""
+"""Command line: `python -m sigma0.bench.pocket train`, `curve`, `prompts`, `eval` and `card`."""
 
 import json
 from dataclasses import asdict, replace
@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sigma0.bench.extras import needs_extra
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
 from sigma0.bench.pocket.evaluate import as_table, evaluate, exit_threshold, summarize, to_json
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
+from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
+from sigma0.extras import needs_extra
 from sigma0.loading import load, resolve_model
 from sigma0.rendering import one_line_errors, quiet_transformers
 
@@ -82,6 +83,18 @@ def card_command(
     """Print the tables of a model card in Markdown."""
     with one_line_errors():
         typer.echo(model_card(json.loads(evaluation.read_text()), json.loads(gate.read_text())))
+
+
+@app.command("prompts")
+def prompts_command(
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Stories, one question each.")] = 2000,
+    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "calibration",
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+) -> None:
+    """Print questions with their answers as JSON lines, every other one as chat."""
+    with one_line_errors():
+        for prompt in micro_world(n, split, seed):
+            typer.echo(json_line(prompt))
 
 
 @app.command("eval")

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.bench.__main__ import app
 from sigma0.bench.doubt import LONGEST_ANSWER, read_doubts
-from sigma0.bench.estimates import bootstrap
 from sigma0.bench.gate import measure_gate
 from sigma0.bench.pocket.world import draw
 from sigma0.bench.rules import GRID, compare_rules
+from sigma0.estimates import bootstrap
 from sigma0.settings import ExitConfig
 
 

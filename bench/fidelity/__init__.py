@@ -1,0 +1,1 @@
+"""Compute saved against fidelity: the whole trade-off of a checkpoint."""

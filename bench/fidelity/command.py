@@ -1,0 +1,120 @@
+"""`python -m sigma0.bench fidelity`: measure, append, go on where a run was cut off."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import torch
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from sigma0.bench.conditions import describe
+from sigma0.bench.fidelity.grid import MODES, Setting, plan
+from sigma0.bench.ledger import LEDGER, Conditions, DepthRow, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.extras import needs_extra
+from sigma0.loading import load
+from sigma0.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.settings import AfterExit, ExitConfig, explain
+
+TASK = "pocket"
+_GRID = TypeAdapter(dict[str, tuple[float, ...]])
+
+
+def fidelity(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    prompts: Annotated[
+        str, typer.Option(help=f"{TASK} (questions about held-out stories), or a file: JSON lines or paragraphs.")
+    ] = TASK,
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most, the first ones.")] = 100,
+    modes: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(MODES),
+    after: Annotated[str, typer.Option(help="After the exit: finish, drop or both.")] = "finish,drop",
+    grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
+    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+) -> None:
+    """Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.
+
+    Rows are appended as they are measured. A run that was cut off goes on where it stopped, once it is started again
+    under the same conditions: weights, prompts, commit, versions, device.
+    """
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.fidelity.measure import open_bench
+        from sigma0.bench.fidelity.table import print_rows
+
+        chosen, source = _prompts(prompts, n)
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid))
+        ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
+        conditions = describe(looped, model, source, ids, max_new_tokens)
+        if repair(out):
+            typer.echo(f"cut off the half-written last line of {out}", err=True)
+        answers = [prompt.answer for prompt in chosen]
+        with progress_bar("settings", len(settings) + 1, hidden=as_json) as advance:
+            bench = open_bench(looped, tokenizer, conditions, ids, answers, settings)
+            advance(1)
+            _append_missing(out, conditions, settings, bench.measure, advance)
+            own = bench.sample(looped.resolve_exit_config(None))
+            if own.key not in {row.key for row in _rows_of(out, conditions)}:
+                append_row(out, own)
+        wanted = {setting.key for setting in settings}
+        rows = [row for row in _rows_of(out, conditions) if isinstance(row, FidelityRow) and row.key in wanted]
+    if as_json:
+        for row in rows:
+            typer.echo(row.model_dump_json())
+    else:
+        print_rows(rows)
+        typer.echo(f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them")
+
+
+def _append_missing(
+    out: Path,
+    conditions: Conditions,
+    settings: list[Setting],
+    measure: Callable[[Setting], FidelityRow],
+    advance: Callable[[int], None],
+) -> None:
+    done = {row.key for row in _rows_of(out, conditions)}
+    for number, setting in enumerate(settings, start=2):
+        if setting.key not in done:
+            append_row(out, measure(setting))
+        advance(number)
+
+
+def _rows_of(out: Path, conditions: Conditions) -> list[FidelityRow | DepthRow]:
+    return [row for row in read_rows(out) if row.run == conditions.run]
+
+
+def _prompts(source: str, n: int) -> tuple[list[Prompt], str]:
+    """The prompts, and where they come from."""
+    if source == TASK:
+        return list(micro_world(n)), f"{TASK}, test split, seed 0"
+    found = list(islice(read_prompts(Path(source)), n))
+    if len(found) < 2:
+        raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
+    return found, Path(source).name
+
+
+def _after(text: str) -> list[AfterExit]:
+    known = get_args(AfterExit)
+    for name in text.split(","):
+        if name not in known:
+            raise ValueError(f"no such setting of after_exit: {name!r}; there are {', '.join(known)}")
+        # Told here, before anything is measured, if it cannot be had.
+        ExitConfig(after_exit=cast(AfterExit, name))
+    return [cast(AfterExit, name) for name in dict.fromkeys(text.split(","))]
+
+
+def _grid(text: str) -> dict[str, tuple[float, ...]]:
+    try:
+        return _GRID.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"--grid {text!r}: {explain(error)}") from error

@@ -1,0 +1,103 @@
+"""What is measured: exit rules on a grid of thresholds, and the baselines beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sigma0.bench.ledger import row_key
+from sigma0.settings import AfterExit, ExitConfig, ExitMode
+
+# Thresholds of each rule, from eager to patient.
+GRID: dict[str, tuple[float, ...]] = {
+    "qexit": (0.3, 0.6, 0.9, 0.99, 0.999),
+    "margin": (0.6, 0.9, 0.97, 0.99, 0.999),
+    "converge": (0.7, 0.5, 0.35, 0.25, 0.15),
+    "accel": (0.7, 0.5, 0.35, 0.25, 0.15),
+    "accel-steps": (0.5, 0.35, 0.25),
+}
+# One below the other: the loop as it is, a loop drawn by lot, and the earliest loops that change nothing.
+BASELINES = ("fixed", "random", "oracle", "settled")
+MODES = ("full", *GRID, *BASELINES)
+# The rule whose exit depths the random baseline shuffles.
+RANDOM_LIKE = "qexit"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of decoding.
+
+    Attributes:
+        mode: One of `MODES`.
+        config: The rule; for `random` the one whose exit depths are drawn from, for the oracles full depth.
+    """
+
+    mode: str
+    config: ExitConfig
+
+    @property
+    def parameters(self) -> dict[str, float | int | str]:
+        """The parameters of the mode, as a row names them."""
+        like: dict[str, float | int | str] = {"like": self.config.mode} if self.mode == "random" else {}
+        return {**like, **threshold(self.config)}
+
+    @property
+    def key(self) -> str:
+        """The key of its row."""
+        return row_key("fidelity", self.mode, self.config.after_exit, self.parameters)
+
+
+def plan(
+    modes: Sequence[str], after: Sequence[AfterExit], total_loops: int, grid: Mapping[str, Sequence[float]]
+) -> list[Setting]:
+    """All settings to measure, full depth first.
+
+    Args:
+        modes: Some of `MODES`; full depth is always among them.
+        after: What becomes of the deeper loops. Where that changes nothing (`full`, `fixed`, the baselines), a mode
+            is measured once.
+        total_loops: T.
+        grid: Thresholds to use in place of those in `GRID`.
+
+    Raises:
+        ValueError: For an unknown mode, an empty list or a threshold out of range.
+    """
+    for name in (*modes, *grid):
+        if name not in MODES:
+            raise ValueError(f"no such mode: {name!r}; there are {', '.join(MODES)}")
+    for name in grid:
+        if name not in GRID:
+            raise ValueError(f"mode {name!r} has no grid; {', '.join(GRID)} have")
+    if not modes or not after:
+        raise ValueError("name at least one mode and one setting of after_exit")
+    thresholds = {**GRID, **{name: tuple(values) for name, values in grid.items()}}
+    found = [Setting("full", ExitConfig(mode="full"))]
+    for mode in (name for name in MODES if name in modes and name != "full"):
+        if mode in GRID:
+            found += [Setting(mode, rule(mode, value, each)) for each in after for value in thresholds[mode]]
+        elif mode == "fixed":
+            found += [Setting(mode, ExitConfig(mode="fixed", depth=depth)) for depth in range(1, total_loops)]
+        elif mode == "random":
+            found += [Setting(mode, rule(RANDOM_LIKE, value, "finish")) for value in thresholds[RANDOM_LIKE]]
+        else:
+            found.append(Setting(mode, ExitConfig(mode="full")))
+    return found
+
+
+def threshold(config: ExitConfig) -> dict[str, float | int | str]:
+    """The parameters that the mode of a config reads."""
+    names = {"qexit": ["q"], "margin": ["theta"], "converge": ["eps"], "accel": ["eps", "patience"], "fixed": ["depth"]}
+    return {name: getattr(config, name) for name in names.get(config.mode, [])}
+
+
+def rule(mode: str, threshold: float, after: AfterExit) -> ExitConfig:
+    """The exit settings of a rule at a threshold; `accel` fires on a single loop, or it could hardly save any."""
+    if mode == "accel-steps":
+        return ExitConfig(mode="accel", eps=threshold, patience=1, accel_scale="steps", after_exit=after)
+    names: dict[str, tuple[ExitMode, str]] = {
+        "qexit": ("qexit", "q"),
+        "margin": ("margin", "theta"),
+        "converge": ("converge", "eps"),
+        "accel": ("accel", "eps"),
+    }
+    name, field = names[mode]
+    more = {"patience": 1} if mode == "accel" else {}
+    return ExitConfig(mode=name, after_exit=after, **{field: threshold}, **more)  # type: ignore[arg-type]

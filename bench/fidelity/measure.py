@@ -1,0 +1,218 @@
+"""The rows of a run: each setting beside full depth, on the same prompts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.fidelity.grid import Setting, threshold
+from sigma0.bench.fidelity.replay import replaying
+from sigma0.bench.fidelity.runs import FreeRun, run_forced, run_free
+from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
+from sigma0.calibration import continue_in_full
+from sigma0.estimates import ratio
+from sigma0.forced import ForcedText, LoopReadings, read_forced
+from sigma0.settings import ExitConfig
+
+FULL = ExitConfig(mode="full")
+TIMED = 10
+SAMPLES = 8
+_BY_DEPTH = ("random", "oracle", "settled")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, its prompts, and what full depth does with them.
+
+    Attributes:
+        model: The looped model.
+        tokenizer: Its tokenizer.
+        conditions: What the rows say of the run.
+        prompts: Ids of the prompts.
+        answers: The known answer of each, or None.
+        texts: Full depth's own greedy continuations.
+        readings: Their tokens at every loop, and where each rule stops.
+        full: Free runs at full depth.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerFast
+    conditions: Conditions
+    prompts: Sequence[tuple[int, ...]]
+    answers: Sequence[str | None]
+    texts: Sequence[ForcedText]
+    readings: LoopReadings
+    full: Sequence[FreeRun]
+
+    def measure(self, setting: Setting) -> FidelityRow:
+        """One row."""
+        depths = self._depths(setting)
+        runs = [self._run(setting, number) for number in range(len(self.prompts))]
+        same = self.readings.same_at(depths).astype(np.float64)
+        kl = self.readings.kl_at(depths).astype(np.float64)
+        if setting.config.after_exit == "drop":
+            parts = [run_forced(self.model, text, setting.config) for text in self.texts]
+            same[self.readings.is_new] = np.concatenate([part.same for part in parts])
+            kl[self.readings.is_new] = np.concatenate([part.kl for part in parts])
+        speed, speed_ratio = self._speed(setting)
+        reasons = Counter() if setting.mode in _BY_DEPTH else Counter(why for run in runs for why in run.reasons)
+        return FidelityRow.model_validate(
+            {
+                **self.conditions.model_dump(),
+                "time": _now(),
+                "mode": setting.mode,
+                "after_exit": setting.config.after_exit,
+                "settings": setting.parameters,
+                **self._forced_figures(same, kl),
+                **self._free_figures(runs),
+                "prompt_rows": sum(run.prompt_rows for run in runs),
+                "head_rows": sum(run.head_rows for run in runs),
+                "new_tokens": sum(len(run.ids) for run in runs),
+                "reasons": dict(reasons),
+                "tokens_per_second": speed,
+                "speed_ratio": speed_ratio,
+                "timed": min(TIMED, len(self.prompts)),
+            }
+        )
+
+    def sample(self, config: ExitConfig) -> DepthRow:
+        """The depth of every new token behind the first prompts."""
+        samples = []
+        for prompt in self.prompts[:SAMPLES]:
+            run = run_free(self.model, prompt, config, self.conditions.max_new_tokens)
+            tokens = [(self.tokenizer.decode([token]), depth) for token, depth in zip(run.ids, run.depths, strict=True)]
+            samples.append(DepthSample(prompt=self.tokenizer.decode(list(prompt)), tokens=tuple(tokens)))
+        return DepthRow(
+            **self.conditions.model_dump(),
+            time=_now(),
+            mode=config.mode,
+            after_exit=config.after_exit,
+            settings=threshold(config),
+            samples=tuple(samples),
+        )
+
+    def _depths(self, setting: Setting) -> NDArray[np.int64]:
+        """Exit depth of every forced token."""
+        if setting.mode == "oracle":
+            return self.readings.oracle
+        if setting.mode == "settled":
+            return self.readings.settled
+        depths: NDArray[np.int64] = self.readings.exits[setting.key]
+        if setting.mode != "random":
+            return depths
+        shuffled: NDArray[np.int64] = depths.copy()
+        for marks in (self.readings.is_new, ~self.readings.is_new):
+            shuffled[marks] = np.random.default_rng(0).permutation(depths[marks])
+        return shuffled
+
+    def _run(self, setting: Setting, number: int) -> FreeRun:
+        prompt, limit = self.prompts[number], self.conditions.max_new_tokens
+        if setting.mode == "full":
+            return self.full[number]
+        if setting.mode not in _BY_DEPTH:
+            return run_free(self.model, prompt, setting.config, limit)
+        with replaying(self.model, self._replayed(setting, number)):
+            return run_free(self.model, prompt, replace(FULL, mode="qexit", q=1.0), limit)
+
+    def _replayed(self, setting: Setting, number: int) -> list[int]:
+        """Depths for a free run: the oracle's own, or as many drawn by lot as there may be tokens."""
+        new = self.readings.is_new
+        if setting.mode == "random":
+            drawn = Random(f"{setting.config.q}/{number}")
+            return drawn.choices(self.readings.exits[setting.key][new].tolist(), k=self.conditions.max_new_tokens)
+        mine = new & (self.readings.text == number)
+        found: list[int] = self._depths(setting)[mine].tolist()
+        return found
+
+    def _forced_figures(self, same: NDArray[np.float64], kl: NDArray[np.float64]) -> dict[str, Figure | None]:
+        text, new, n = self.readings.text, self.readings.is_new, len(self.texts)
+
+        def mean(values: NDArray[np.float64], marks: NDArray[np.bool_]) -> Figure | None:
+            sums = np.bincount(text[marks], values[marks], minlength=n)
+            return Figure.of(ratio(sums, np.bincount(text[marks], minlength=n)))
+
+        everything = np.ones(len(text), dtype=np.bool_)
+        return {
+            "agreement": mean(same, everything),
+            "agreement_on_answers": mean(same, new),
+            "kl": mean(kl, everything),
+            "kl_on_answers": mean(kl, new),
+        }
+
+    def _free_figures(self, runs: Sequence[FreeRun]) -> dict[str, Figure | None]:
+        equal = [run.ids == full.ids for run, full in zip(runs, self.full, strict=True)]
+        until = [common(run.ids, full.ids) for run, full in zip(runs, self.full, strict=True)]
+        parted = [not same for same in equal]
+        later = np.array([len(run.ids) - 1 for run in runs])
+        most = self.conditions.total_loops * later
+        ones = np.ones(len(runs))
+        known = all(answer is not None for answer in self.answers)
+        depths = np.array([sum(run.depths[1:]) for run in runs])
+        return {
+            "exact_match": Figure.of(ratio(equal, ones)),
+            "first_divergence": Figure.of(ratio(np.array(until) * parted, parted)),
+            "accuracy": Figure.of(ratio(self._right(runs), ones)) if known else None,
+            "mean_depth": Figure.of(ratio(depths, later)),
+            "depth_saved": Figure.of(ratio(most - depths, most)),
+            "passes_saved": Figure.of(ratio(most - [run.passes for run in runs], most)),
+            "rows_saved": Figure.of(ratio(most - [run.rows for run in runs], most)),
+        }
+
+    def _right(self, runs: Sequence[FreeRun]) -> list[bool]:
+        texts = self.tokenizer.batch_decode([list(run.ids) for run in runs], skip_special_tokens=True)
+        return [text.strip() == answer for text, answer in zip(texts, self.answers, strict=True)]
+
+    def _speed(self, setting: Setting) -> tuple[float, Figure | None]:
+        """Tokens a second, and that over full depth's: prompts in turn at full depth and at the exits."""
+        numbers = range(min(TIMED, len(self.prompts)))
+        if setting.mode == "full":
+            timed = [self.full[number] for number in numbers]
+            return sum(len(run.ids) for run in timed) / sum(run.seconds for run in timed), None
+        pairs = []
+        for number in numbers:
+            full = run_free(self.model, self.prompts[number], FULL, self.conditions.max_new_tokens)
+            pairs.append((full, self._run(setting, number)))
+        speed = sum(len(run.ids) for _, run in pairs) / sum(run.seconds for _, run in pairs)
+        # Time of a token at full depth over that of one at the exits, as a ratio of sums over prompts.
+        ours = np.array([run.seconds / len(run.ids) for _, run in pairs])
+        theirs = np.array([run.seconds / len(run.ids) for run, _ in pairs])
+        return speed, Figure.of(ratio(theirs, ours))
+
+
+def open_bench(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    conditions: Conditions,
+    prompts: Sequence[tuple[int, ...]],
+    answers: Sequence[str | None],
+    settings: Sequence[Setting],
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> Bench:
+    """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings."""
+    limit = conditions.max_new_tokens
+    texts = continue_in_full(model, prompts, limit)
+    rules = {each.key: model.exit_rule(replace(each.config, after_exit="finish")) for each in settings}
+    readings = read_forced(model, rules, texts)
+    full = []
+    for number, prompt in enumerate(prompts, start=1):
+        full.append(run_free(model, prompt, FULL, limit))
+        on_prompt(number)
+    return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full)
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids two sequences have in common at the start."""
+    for place, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return place
+    return min(len(first), len(second))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,149 @@
+"""Pictures of the trade-off: fidelity against each saving, and the depth of every token of some texts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from sigma0.bench.ledger import DepthRow, FidelityRow, Figure
+from sigma0.rendering import depth_style
+
+SAVINGS = {
+    "depth_saved": "depth saved, % (notional)",
+    "passes_saved": "passes saved, % (latency)",
+    "rows_saved": "rows saved, % (arithmetic)",
+}
+# Colour-blind safe (Okabe and Ito).
+COLOURS = {
+    "qexit": "#0072B2",
+    "margin": "#D55E00",
+    "converge": "#009E73",
+    "accel": "#CC79A7",
+    "accel-steps": "#E69F00",
+    "fixed": "#000000",
+    "random": "#999999",
+    "oracle": "#56B4E9",
+    "settled": "#56B4E9",
+}
+MARKERS = {"fixed": "s", "random": "x", "oracle": "*", "settled": "P"}
+_LOWEST = 60.0
+_COLUMNS = 14
+# Sum of red, green and blue below which white text is easier to read.
+_DARK = 1.5
+
+
+def draw_trade_off(rows: Sequence[FidelityRow], paths: Sequence[Path]) -> None:
+    """Draws agreement on answer tokens against the three savings, one picture for all.
+
+    Args:
+        rows: All rows of one run.
+        paths: Files to write, .png or .svg.
+    """
+    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
+        picture = Picture(figsize=(12, 4.9), layout="constrained")
+        axes = picture.subplots(1, 3, sharey=True)
+        for axis, (saving, text) in zip(axes, SAVINGS.items(), strict=True):
+            for mode in COLOURS:
+                for after in ("finish", "drop"):
+                    _curve(axis, [row for row in rows if row.mode == mode and row.after_exit == after], saving)
+            axis.set_xlabel(text)
+            axis.grid(alpha=0.3)
+            axis.set_xlim(left=-3)
+        lowest = min(100 * row.agreement_on_answers.low for row in rows)
+        axes[0].set_ylim(max(_LOWEST, lowest - 2), 100.8)
+        axes[0].set_ylabel("new tokens with full depth's argmax, %")
+        first = rows[0]
+        picture.suptitle(f"{first.model}: {first.n} prompts, {first.total_loops} loops, bars are 95 % intervals")
+        picture.legend(handles=_legend(rows), loc="outside lower center", ncols=6, frameon=False)
+        _save(picture, paths)
+
+
+def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
+    """Draws the new tokens of the sample texts, each box in the colour of its depth."""
+    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "sigma0"}):
+        picture = Picture(figsize=(11, 0.62 * len(row.samples) + 1.2), layout="constrained")
+        axis = picture.subplots()
+        for line, sample in enumerate(row.samples):
+            for column, (text, depth) in enumerate(sample.tokens[:_COLUMNS]):
+                colour = depth_style(depth, row.total_loops)
+                axis.add_patch(Rectangle((column, -line - 0.9), 0.96, 0.8, color=colour))
+                ink = "white" if sum(to_rgb(colour)) < _DARK else "black"
+                shown = _shown(text)
+                size = 9 if len(shown) <= 8 else 7
+                axis.text(column + 0.48, -line - 0.5, shown, ha="center", va="center", color=ink, fontsize=size)
+        axis.set_xlim(-0.1, max(min(len(sample.tokens), _COLUMNS) for sample in row.samples))
+        axis.set_ylim(-len(row.samples) - 0.1, 0.1)
+        axis.set_axis_off()
+        loops = range(1, row.total_loops + 1)
+        handles = [Rectangle((0, 0), 1, 1, color=depth_style(loop, row.total_loops), label=str(loop)) for loop in loops]
+        settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
+        picture.suptitle(
+            f"{row.model}, {row.mode} ({settings}): the loop each token of {len(row.samples)} answers took"
+        )
+        picture.legend(handles=handles, loc="outside lower center", ncols=row.total_loops, frameon=False, title="loop")
+        _save(picture, paths)
+
+
+def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str) -> None:
+    points = [(getattr(row, saving), row.agreement_on_answers) for row in rows]
+    known: list[tuple[Figure, Figure]] = sorted(
+        ((x, y) for x, y in points if x is not None), key=lambda point: point[0].value
+    )
+    if not known:
+        return
+    mode, after = rows[0].mode, rows[0].after_exit
+    axis.errorbar(
+        [100 * x.value for x, _ in known],
+        [100 * y.value for _, y in known],
+        yerr=[[100 * (y.value - y.low) for _, y in known], [100 * (y.high - y.value) for _, y in known]],
+        color=COLOURS[mode],
+        marker=MARKERS.get(mode, "o"),
+        markersize=11 if mode == "oracle" else 5,
+        linestyle=_line(mode, after),
+        linewidth=1.3,
+        elinewidth=0.7,
+        alpha=0.9,
+    )
+
+
+def _line(mode: str, after: str) -> Literal["-", "--", ":"]:
+    if mode == "random":
+        return ":"
+    return "--" if after == "drop" else "-"
+
+
+def _legend(rows: Sequence[FidelityRow]) -> list[Line2D]:
+    shown = {(row.mode, row.after_exit) for row in rows if row.mode in COLOURS}
+    handles = []
+    for mode in COLOURS:
+        for after in ("finish", "drop"):
+            if (mode, after) not in shown:
+                continue
+            both = (mode, "drop") in shown
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=COLOURS[mode],
+                    marker=MARKERS.get(mode, "o"),
+                    linestyle=_line(mode, after),
+                    label=f"{mode}, {after}" if both else mode,
+                )
+            )
+    return handles
+
+
+def _shown(text: str) -> str:
+    return text.strip() or "\u2423"
+
+
+def _save(picture: Picture, paths: Sequence[Path]) -> None:
+    for path in paths:
+        # No date inside, so that the same rows give the same file.
+        picture.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})

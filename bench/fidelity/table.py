@@ -1,0 +1,123 @@
+"""Rows of the trade-off as tables: in the terminal, and as Markdown."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.ledger import FidelityRow, Figure
+
+COLUMNS = (
+    "rule",
+    "after",
+    "agreement",
+    "on answers",
+    "KL",
+    "same text",
+    "right",
+    "depth",
+    "depth_saved",
+    "passes_saved",
+    "rows_saved",
+    "of oracle",
+    "speed",
+)
+
+
+def oracle_share(row: FidelityRow, rows: Sequence[FidelityRow]) -> float | None:
+    """Passes saved over those that the oracle saves; None where the oracle is not among the rows."""
+    best = next((each.passes_saved for each in rows if each.mode == "oracle"), None)
+    if best is None or row.passes_saved is None or best.value <= 0:
+        return None
+    return row.passes_saved.value / best.value
+
+
+def cells(row: FidelityRow, rows: Sequence[FidelityRow]) -> list[str]:
+    """One row as text, column by column."""
+    return [
+        label(row),
+        row.after_exit,
+        percent(row.agreement),
+        percent(row.agreement_on_answers),
+        f"{row.kl.value:.4f}",
+        percent(row.exact_match),
+        percent(row.accuracy),
+        "-" if row.mean_depth is None else f"{row.mean_depth.value:.2f}",
+        percent(row.depth_saved),
+        percent(row.passes_saved),
+        percent(row.rows_saved),
+        share_text(oracle_share(row, rows)),
+        "-" if row.speed_ratio is None else f"{row.speed_ratio.value:.2f}",
+    ]
+
+
+def label(row: FidelityRow) -> str:
+    """A mode and its parameters."""
+    settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
+    return f"{row.mode} ({settings})" if settings else row.mode
+
+
+def percent(figure: Figure | None) -> str:
+    """A share without its interval."""
+    return share_text(None if figure is None else figure.value)
+
+
+def share_text(value: float | None) -> str:
+    """A share in per cent, - where there is none."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(figure: Figure | None) -> str:
+    """A share and its interval."""
+    return "-" if figure is None else f"{100 * figure.value:.1f} % ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
+
+
+def print_rows(rows: Sequence[FidelityRow]) -> None:
+    """Prints all rows of a run."""
+    first = rows[0]
+    table = Table(title=f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}", title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=column == "rule")
+    for row in rows:
+        table.add_row(*cells(row, rows))
+    Console(width=max(Console().width, 180)).print(table)
+
+
+def markdown(rows: Sequence[FidelityRow], of: Sequence[FidelityRow], intervals: bool = False) -> str:
+    """Rows as a Markdown table.
+
+    Args:
+        rows: What to show.
+        of: All rows of the run, the oracle's among them.
+        intervals: Whether shares carry theirs.
+    """
+    head = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
+    lines = []
+    for row in rows:
+        texts = cells(row, of)
+        if intervals:
+            texts[2], texts[3] = with_interval(row.agreement), with_interval(row.agreement_on_answers)
+            texts[5], texts[6] = with_interval(row.exact_match), with_interval(row.accuracy)
+            texts[8:11] = [with_interval(each) for each in (row.depth_saved, row.passes_saved, row.rows_saved)]
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join([*head, *lines])
+
+
+def cheapest(rows: Sequence[FidelityRow], least: float) -> list[FidelityRow]:
+    """For each rule and setting of after_exit, the row that saves most passes and keeps the least agreement.
+
+    Args:
+        rows: All rows of a run.
+        least: Agreement to keep, on all tokens and on the new ones. A rule that never does is left out.
+    """
+    best: dict[tuple[str, str], FidelityRow] = {}
+    for row in rows:
+        if row.mode in ("full", "random") or row.passes_saved is None:
+            continue
+        if min(row.agreement.value, row.agreement_on_answers.value) < least:
+            continue
+        key = (row.mode, row.after_exit)
+        known = best.get(key)
+        if known is None or known.passes_saved is None or row.passes_saved.value > known.passes_saved.value:
+            best[key] = row
+    return list(best.values())

@@ -1,0 +1,255 @@
+"""The ledger: one JSON line for each measured setting, under one published schema.
+
+A row is appended whole, by one writer at a time. A last line that a killed run left half-written is cut off by the next
+writer; anything else that is not a row is refused, naming the line, so that nothing is silently mixed.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from sigma0.estimates import Estimate
+from sigma0.settings import explain
+
+LEDGER = Path("bench/results/leaderboard.jsonl")
+
+
+class Figure(BaseModel):
+    """A measured figure and its 95 % bootstrap interval over prompts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, estimate: Estimate | None) -> "Figure | None":
+        """The figure of an estimate."""
+        if estimate is None:
+            return None
+        return cls(value=estimate.value, low=estimate.interval[0], high=estimate.interval[1])
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Figure":
+        if not self.low <= self.high:
+            raise ValueError(f"the interval from {self.low} to {self.high} is upside down")
+        return self
+
+
+class Conditions(BaseModel):
+    """Under which a row was measured; two rows of one run share all of them.
+
+    Attributes:
+        model: Name of the model, as it was loaded.
+        model_sha256: Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several.
+        total_loops: T.
+        parameters: How many.
+        device: Device type and, on a GPU, its name.
+        dtype: Of the weights.
+        threads: CPU threads.
+        prompts: Where they come from: a file's name, or a task and its split and seed.
+        prompts_sha256: Of the prompts' ids.
+        n: Prompts.
+        batch_size: Prompts in a batch.
+        max_new_tokens: New tokens of each prompt at most.
+        commit: Git commit of the code, "+" behind it where files differ from it; None outside a repository.
+        versions: Of Python and of the libraries that compute.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    model_sha256: str
+    total_loops: int
+    parameters: int
+    device: str
+    dtype: str
+    threads: int
+    prompts: str
+    prompts_sha256: str
+    n: int
+    batch_size: int
+    max_new_tokens: int
+    commit: str | None
+    versions: dict[str, str]
+
+    @property
+    def run(self) -> str:
+        """A short name for these conditions, the same for all rows of a run."""
+        shared = {name: getattr(self, name) for name in Conditions.model_fields}
+        return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class FidelityRow(Conditions):
+    """One way of decoding beside full depth.
+
+    Attributes:
+        benchmark: "fidelity".
+        time: When it was measured, ISO 8601, UTC.
+        mode: The exit rule, or a baseline.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode.
+        agreement: Share of teacher-forced tokens, prompts included, with full depth's argmax at the exit.
+        agreement_on_answers: The same over the new tokens.
+        kl: Mean KL(full || exit) over the same tokens, nats.
+        kl_on_answers: The same over the new tokens.
+        exact_match: Share of free runs equal to full depth's, token for token.
+        first_divergence: New tokens before the first that differs, mean over the runs that differ; None without.
+        accuracy: Share of free runs that give the known answer; None where none is known.
+        mean_depth: Mean exit depth of free runs, as the next three over the tokens after each first.
+        depth_saved: 1 - sum of exit depths / (T tokens): notional.
+        passes_saved: 1 - passes / (T tokens), counted.
+        rows_saved: 1 - rows / (T tokens), counted.
+        prompt_rows: Rows that reading the prompts took: nothing is saved there.
+        head_rows: Rows that the head read behind the prompts.
+        new_tokens: New tokens of the free runs.
+        reasons: How many of them stopped for which reason; empty for depths given beforehand.
+        tokens_per_second: New tokens over time, prompts included, of the timed runs.
+        speed_ratio: The same over full depth's, run in turn with it; None for full depth.
+        timed: Prompts that were timed, the first ones.
+    """
+
+    benchmark: Literal["fidelity"] = "fidelity"
+    time: str
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    agreement: Figure
+    agreement_on_answers: Figure
+    kl: Figure
+    kl_on_answers: Figure
+    exact_match: Figure
+    first_divergence: Figure | None
+    accuracy: Figure | None
+    mean_depth: Figure | None
+    depth_saved: Figure | None
+    passes_saved: Figure | None
+    rows_saved: Figure | None
+    prompt_rows: int
+    head_rows: int
+    new_tokens: int
+    reasons: dict[str, int]
+    tokens_per_second: float
+    speed_ratio: Figure | None
+    timed: int
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return row_key(self.benchmark, self.mode, self.after_exit, self.settings)
+
+
+class DepthSample(BaseModel):
+    """A prompt as the model reads it, and text and depth of each new token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    tokens: tuple[tuple[str, int], ...]
+
+
+class DepthRow(Conditions):
+    """The depth of every new token behind some of the prompts.
+
+    Attributes:
+        benchmark: "depth".
+        time: When it was measured, ISO 8601, UTC.
+        mode: The exit rule.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode.
+        samples: The texts.
+    """
+
+    benchmark: Literal["depth"] = "depth"
+    time: str
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    samples: tuple[DepthSample, ...]
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return row_key(self.benchmark, self.mode, self.after_exit, self.settings)
+
+
+Row = Annotated[FidelityRow | DepthRow, Field(discriminator="benchmark")]
+_ROW: TypeAdapter[FidelityRow | DepthRow] = TypeAdapter(Row)
+
+
+def row_key(benchmark: str, mode: str, after_exit: str, settings: Mapping[str, float | int | str]) -> str:
+    """What makes two rows of a run measurements of the same thing."""
+    return json.dumps([benchmark, mode, after_exit, dict(settings)], sort_keys=True)
+
+
+def row_schema() -> dict[str, Any]:
+    """The JSON Schema of a row."""
+    return _ROW.json_schema()
+
+
+def parse_row(line: str | bytes) -> FidelityRow | DepthRow:
+    """One line of a ledger.
+
+    Raises:
+        ValueError: If it is no row.
+    """
+    try:
+        return _ROW.validate_json(line)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error
+
+
+def read_rows(path: Path) -> list[FidelityRow | DepthRow]:
+    """All rows of a ledger; none where the file is missing.
+
+    Raises:
+        ValueError: For a line that is no row, named by its number; a last line without its end included.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_bytes().split(b"\n")
+    if lines[-1]:
+        raise ValueError(f"{str(path)!r} ends in a half-written line: measure again with it, which cuts the line off")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            rows.append(parse_row(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no row of this schema: {error}") from error
+    return rows
+
+
+def append_row(path: Path, row: FidelityRow | DepthRow) -> None:
+    """Adds a row, whole."""
+    with _alone(path), path.open("ab") as file:
+        file.write(row.model_dump_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def repair(path: Path) -> bytes:
+    """Cuts off a last line that a killed writer left without its end, and returns it."""
+    with _alone(path):
+        if not path.exists():
+            return b""
+        content = path.read_bytes()
+        kept = content.rfind(b"\n") + 1
+        if kept < len(content):
+            with path.open("r+b") as file:
+                file.truncate(kept)
+        return content[kept:]
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield

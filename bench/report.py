@@ -1,0 +1,70 @@
+"""`python -m sigma0.bench report`: the ledger as tables and pictures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigma0.bench.fidelity.table import cheapest, markdown
+from sigma0.bench.ledger import LEDGER, DepthRow, FidelityRow, read_rows
+from sigma0.extras import needs_extra
+from sigma0.rendering import one_line_errors
+
+
+def report(
+    ledger: Annotated[Path, typer.Argument(help="The ledger.")] = LEDGER,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and pictures; by default beside the ledger.")
+    ] = None,
+    least: Annotated[float, typer.Option(min=0, max=1, help="Agreement that the short table keeps.")] = 0.98,
+) -> None:
+    """Write the whole tables and the pictures of the latest run of each model; print the short tables."""
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.fidelity.plots import draw_depths, draw_trade_off
+
+        if not ledger.exists():
+            raise ValueError(f"there is no ledger {str(ledger)!r}: python -m sigma0.bench fidelity writes one")
+        folder = ledger.parent if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = read_rows(ledger)
+        for name, run in latest_runs(rows).items():
+            trade_off = [row for row in run if isinstance(row, FidelityRow)]
+            (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
+            draw_trade_off(trade_off, [folder / f"fidelity-{name}.{kind}" for kind in ("png", "svg")])
+            for row in run:
+                if isinstance(row, DepthRow):
+                    draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
+            typer.echo(short_table(trade_off, least) + "\n")
+        typer.echo(f"whole tables and pictures in {folder}", err=True)
+
+
+def latest_runs(rows: Sequence[FidelityRow | DepthRow]) -> dict[str, list[FidelityRow | DepthRow]]:
+    """The rows of the run of each model that was measured last, by a name fit for a file."""
+    last: dict[str, str] = {}
+    for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
+        last[row.model] = row.run
+    return {model.strip("/").replace("/", "--"): [row for row in rows if row.run == run] for model, run in last.items()}
+
+
+def conditions_text(row: FidelityRow) -> str:
+    """What the rows of a run were measured with, in a sentence or two."""
+    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+    return (
+        f"{row.model}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
+        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
+        f"commit {(row.commit or 'unknown')[:12]}."
+    )
+
+
+def whole_table(rows: Sequence[FidelityRow]) -> str:
+    """Every row of a run with its intervals, as a Markdown page."""
+    return f"# {rows[0].model}\n\n{conditions_text(rows[0])}\n\n{markdown(rows, rows, intervals=True)}\n"
+
+
+def short_table(rows: Sequence[FidelityRow], least: float) -> str:
+    """The cheapest row of each rule that keeps an agreement, as Markdown."""
+    chosen = cheapest(rows, least)
+    left_out = sorted({row.mode for row in rows} - {row.mode for row in chosen} - {"full", "random"})
+    text = f"{conditions_text(rows[0])}\n\n{markdown(chosen, rows)}"
+    return f"{text}\n\nNo threshold of {', '.join(left_out)} keeps {least:.0%}." if left_out else text

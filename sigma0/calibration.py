@@ -1,0 +1,257 @@
+"""From a stated quality budget to a threshold: `sigma0 calibrate`.
+
+The unit is a prompt. Its loss at a threshold is the share of its new tokens whose argmax at the exit is not full
+depth's, read under teacher forcing along full depth's own greedy continuation; agreement is 1 minus the mean loss.
+Which thresholds keep the promise is decided by `sigma0.learn_then_test`; the prompts set apart for the check have no
+part in it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sigma0.estimates import Estimate, ratio
+from sigma0.forced import ForcedText, read_forced
+from sigma0.learn_then_test import p_value, passing, units_needed
+from sigma0.settings import ExitConfig, ExitMode
+
+CHECK_SHARE = 0.2
+_BATCH = 25
+_SEED = 0
+
+
+def _probabilities() -> tuple[float, ...]:
+    """From nearly 1 down to 0.1, evenly in the logit: the patient ones first."""
+    return tuple(float(f"{1 / (1 + np.exp(-logit)):.6g}") for logit in np.arange(12, -2.25, -0.25))
+
+
+def _steps() -> tuple[float, ...]:
+    """From 0.005 up to 1, evenly in the logarithm."""
+    return tuple(float(f"{eps:.4g}") for eps in np.geomspace(0.005, 1.0, 40))
+
+
+# For each rule, settings from the most patient to the most eager: the order of the tests.
+GRIDS: dict[ExitMode, tuple[ExitConfig, ...]] = {
+    "qexit": tuple(ExitConfig(mode="qexit", q=q) for q in _probabilities()),
+    "margin": tuple(ExitConfig(mode="margin", theta=theta) for theta in _probabilities()),
+    "converge": tuple(ExitConfig(mode="converge", eps=eps) for eps in _steps()),
+    "accel": tuple(ExitConfig(mode="accel", eps=eps, patience=1) for eps in _steps()),
+}
+THRESHOLD: dict[ExitMode, str] = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One setting on the calibration prompts.
+
+    Attributes:
+        threshold: Its q, theta or eps.
+        agreement: 1 minus the mean loss.
+        p_value: Of "the agreement is below the one asked for".
+        mean_depth: Mean exit depth of the new tokens.
+        passed: Whether it keeps the promise.
+    """
+
+    threshold: float
+    agreement: float
+    p_value: float
+    mean_depth: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """The chosen setting on prompts that had no part in the choice.
+
+    Attributes:
+        prompts: How many.
+        agreement: Mean over prompts of the share of new tokens with full depth's argmax.
+        same: Share of free runs equal to full depth's, token for token.
+        mean_depth: Mean exit depth of the tokens after each first; None if there are none.
+        passes_saved: Of free runs of one prompt at a time, over the tokens after each first.
+        rows_saved: The same in rows.
+    """
+
+    prompts: int
+    agreement: Estimate
+    same: Estimate
+    mean_depth: Estimate | None
+    passes_saved: Estimate | None
+    rows_saved: Estimate | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `calibrate` found.
+
+    Attributes:
+        mode: The exit rule.
+        agreement: The agreement asked for.
+        confidence: With which it was to be kept.
+        prompts: Calibration prompts.
+        needed: Prompts that the promise takes with no error at all, and at half of the allowed errors.
+        tested: Settings from the most patient on, down to the first that did not pass.
+        chosen: The most eager that passed, or None.
+        check: What it does on other prompts, or None.
+    """
+
+    mode: ExitMode
+    agreement: float
+    confidence: float
+    prompts: int
+    needed: tuple[int, int]
+    tested: tuple[Tested, ...]
+    chosen: ExitConfig | None
+    check: Check | None
+
+
+def calibrate(
+    model: Any,
+    prompts: Sequence[tuple[int, ...]],
+    mode: ExitMode = "qexit",
+    agreement: float = 0.99,
+    confidence: float = 0.95,
+    max_new_tokens: int = 64,
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> Calibration:
+    """Chooses the most eager threshold whose agreement with full depth is kept with the confidence asked for.
+
+    Args:
+        model: A looped model.
+        prompts: Ids of at least 5 prompts; every fifth, after shuffling, is set apart for the check.
+        mode: An exit rule with a threshold.
+        agreement: Share of new tokens that must keep full depth's argmax, in (0, 1).
+        confidence: In (0, 1).
+        max_new_tokens: New tokens of each prompt at most.
+        on_prompt: Told how many prompts are done; there are `len(prompts)`, the checked ones counted a second time.
+
+    Raises:
+        ValueError: For a mode without a threshold, too few prompts or a share out of range.
+    """
+    if mode not in GRIDS:
+        raise ValueError(f"mode {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
+    if len(prompts) < 5:
+        raise ValueError(f"{len(prompts)} prompts: at least 5, and hundreds for a promise worth having")
+    if not 0 < agreement < 1:
+        raise ValueError(f"agreement {agreement!r} is not between 0 and 1")
+    risk = 1 - agreement
+    needed = (units_needed(risk, confidence), units_needed(risk, confidence, 0.5))
+    order = list(range(len(prompts)))
+    Random(_SEED).shuffle(order)
+    held_out = max(1, round(CHECK_SHARE * len(prompts)))
+    apart, fitting = [prompts[k] for k in order[:held_out]], [prompts[k] for k in order[held_out:]]
+    losses, depths = _losses(model, continue_in_full(model, fitting, max_new_tokens, on_prompt), GRIDS[mode])
+    kept = passing(losses, risk, confidence)
+    shown = losses[:, : kept + 1]
+    tested = tuple(
+        Tested(
+            threshold=getattr(config, THRESHOLD[mode]),
+            agreement=1 - float(loss),
+            p_value=p_value(float(loss), len(fitting), risk),
+            mean_depth=depth,
+            passed=place < kept,
+        )
+        for place, (config, loss, depth) in enumerate(zip(GRIDS[mode], shown.mean(0), depths, strict=False))
+    )
+    chosen = GRIDS[mode][kept - 1] if kept else None
+    checked = None if chosen is None else _check(model, apart, chosen, max_new_tokens, len(fitting), on_prompt)
+    return Calibration(mode, agreement, confidence, len(fitting), needed, tested, chosen, checked)
+
+
+def continue_in_full(
+    model: Any,
+    prompts: Sequence[tuple[int, ...]],
+    max_new_tokens: int,
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> list[ForcedText]:
+    """Continues prompts greedily at full depth, several at once (those of like length together)."""
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    found: dict[int, ForcedText] = {}
+    for start in range(0, len(order), _BATCH):
+        group = order[start : start + _BATCH]
+        for number, new in zip(group, _continue(model, [prompts[k] for k in group], max_new_tokens), strict=True):
+            found[number] = ForcedText((*prompts[number], *new), len(new))
+        on_prompt(len(found))
+    return [found[number] for number in range(len(prompts))]
+
+
+def _continue(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[tuple[int, ...]]:
+    longest = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    outputs = model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        exit_config=ExitConfig(mode="full"),
+        return_dict_in_generate=True,
+    )
+    lengths = (outputs.exit_depths > 0).sum(-1).tolist()
+    rows = outputs.sequences[:, longest:].tolist()
+    return [tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _losses(
+    model: Any, texts: Sequence[ForcedText], configs: Sequence[ExitConfig]
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Loss of each text at each setting `[texts, settings]`, and the mean depth of each setting."""
+    rules = {str(place): model.exit_rule(config) for place, config in enumerate(configs)}
+    readings = read_forced(model, rules, texts)
+    new = np.bincount(readings.text[readings.is_new], minlength=len(texts))
+    losses = np.empty((len(texts), len(configs)))
+    depths = []
+    for place, exits in enumerate(readings.exits.values()):
+        wrong = readings.is_new & ~readings.same_at(exits)
+        losses[:, place] = np.bincount(readings.text[wrong], minlength=len(texts)) / new
+        depths.append(float(exits[readings.is_new].mean()))
+    return losses, depths
+
+
+def _check(
+    model: Any,
+    prompts: Sequence[tuple[int, ...]],
+    config: ExitConfig,
+    max_new_tokens: int,
+    done: int,
+    on_prompt: Callable[[int], None],
+) -> Check:
+    texts = continue_in_full(model, prompts, max_new_tokens)
+    agreed = 1 - _losses(model, texts, [config])[0][:, 0]
+    same, depths, passes, rows, later = [], [], [], [], []
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
+        ids = torch.tensor([prompt], device=model.device)
+        run = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            exit_config=config,
+            return_dict_in_generate=True,
+        )
+        same.append(tuple(run.sequences[0].tolist()) == text.ids)
+        depths.append(int(run.exit_depths[0, 1:].sum()))
+        passes.append(run.loop_passes)
+        rows.append(run.loop_rows)
+        later.append(run.exit_depths.shape[1] - 1)
+        on_prompt(done + number)
+    ones = np.ones(len(prompts))
+    full = model.num_loops * np.array(later)
+    agreement, equal = ratio(agreed, ones), ratio(same, ones)
+    assert agreement is not None and equal is not None
+    return Check(
+        prompts=len(prompts),
+        agreement=agreement,
+        same=equal,
+        mean_depth=ratio(depths, later),
+        passes_saved=ratio(full - np.array(passes), full),
+        rows_saved=ratio(full - np.array(rows), full),
+    )

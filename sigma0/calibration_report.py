@@ -1,0 +1,81 @@
+"""What `sigma0 calibrate` prints and writes."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.calibration import THRESHOLD, Calibration
+from sigma0.estimates import Estimate
+
+# Rows of the table around the choice; the whole list is in the JSON.
+_SHOWN = 12
+
+
+def print_calibration(found: Calibration) -> None:
+    """Prints the settings around the choice, the choice, its check, and what the promise means."""
+    console = Console(highlight=False, soft_wrap=True)
+    name = THRESHOLD[found.mode]
+    table = Table(title=f"{found.mode} on {found.prompts} prompts, patient settings first", title_justify="left")
+    for column in (name, "agreement", "p-value", "mean depth", "kept"):
+        table.add_column(column, justify="right")
+    for row in found.tested[-_SHOWN:]:
+        table.add_row(
+            f"{row.threshold:g}",
+            f"{row.agreement:.3%}",
+            f"{row.p_value:.2g}",
+            f"{row.mean_depth:.2f}",
+            "yes" if row.passed else "no",
+        )
+    console.print(table)
+    if found.chosen is None or found.check is None:
+        console.print(refusal(found))
+        return
+    check = found.check
+    console.print(f"chosen          {found.mode}, {name} = {getattr(found.chosen, name):g}")
+    console.print(f"promise         agreement >= {found.agreement:g} with confidence {found.confidence:g}")
+    console.print(f"agreement       {_percent(check.agreement)} on {check.prompts} prompts set apart")
+    console.print(f"same text       {_percent(check.same)} of free runs, beside full depth")
+    console.print(f"passes_saved    {_percent(check.passes_saved)}")
+    console.print(f"rows_saved      {_percent(check.rows_saved)}")
+
+
+def refusal(found: Calibration) -> str:
+    """Why no setting was chosen, and the way out."""
+    first = found.tested[0]
+    fewest, half = found.needed
+    return (
+        f"no threshold keeps agreement >= {found.agreement:g} with confidence {found.confidence:g}: the most patient "
+        f"one, {THRESHOLD[found.mode]} = {first.threshold:g}, agrees on {first.agreement:.3%} of {found.prompts} "
+        f"prompts (p = {first.p_value:.2g}). The promise takes {fewest} prompts without one error, {half} at half of "
+        "the allowed errors: give more prompts, or ask for a lower agreement or confidence"
+    )
+
+
+def write_calibration(model: Any, tokenizer: Any, found: Calibration, folder: Path, is_source: bool) -> None:
+    """Stores the chosen setting in `generation_config.json`.
+
+    Args:
+        model: The looped model.
+        tokenizer: Its tokenizer.
+        found: A calibration that chose a setting.
+        folder: Where the checkpoint is, or a new or empty folder for a calibrated copy.
+        is_source: Whether the model was loaded from `folder`, so that its weights are there already.
+    """
+    assert found.chosen is not None
+    model.generation_config.exit_config = found.chosen.to_dict()
+    # While this flag is set, transformers drops what it does not know when it loads the file.
+    model.generation_config._from_model_config = False
+    if is_source:
+        model.generation_config.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "none to tell: there is one token a prompt"
+    low, high = estimate.interval
+    return f"{estimate.value:.2%} ({low:.2%} to {high:.2%})"

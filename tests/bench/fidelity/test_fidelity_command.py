@@ -1,0 +1,185 @@
+"""The commands as a user runs them: rows, resuming, damaged files, clear errors, tables and pictures."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.fidelity.grid import GRID, MODES, plan
+from sigma0.bench.fidelity.table import cheapest, markdown, oracle_share
+from sigma0.bench.ledger import DepthRow, FidelityRow, read_rows
+
+QUICK = ("--modes", "qexit,fixed,oracle", "--grid", '{"qexit": [0.5, 0.9]}', "--n", "3", "--max-new-tokens", "6")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def rows_of(path):
+    return [row for row in read_rows(path) if isinstance(row, FidelityRow)]
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ledger") / "rows.jsonl"
+    result = run("fidelity", "pocket", *QUICK, "--out", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_a_run_leaves_one_row_for_each_setting(ledger):
+    rows = rows_of(ledger)
+    assert [(row.mode, row.after_exit) for row in rows] == [
+        ("full", "finish"),
+        *[("qexit", "finish")] * 2,
+        *[("qexit", "drop")] * 2,
+        *[("fixed", "finish")] * 5,
+        ("oracle", "finish"),
+    ]
+    assert {row.n for row in rows} == {3} and len({row.run for row in rows}) == 1
+    for row in rows:
+        assert row.passes_saved.value == pytest.approx(row.depth_saved.value)
+        if row.after_exit == "drop":
+            assert row.rows_saved.value == pytest.approx(row.passes_saved.value)
+    assert isinstance(read_rows(ledger)[-1], DepthRow)
+
+
+def test_a_second_start_measures_nothing_again(ledger):
+    before = ledger.read_bytes()
+    result = run("fidelity", "pocket", *QUICK, "--out", ledger, "--json")
+    assert result.exit_code == 0
+    assert ledger.read_bytes() == before
+    printed = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["mode"] for row in printed] == [row.mode for row in rows_of(ledger)]
+
+
+def test_a_killed_run_goes_on_behind_its_last_whole_row(ledger, tmp_path):
+    copy = tmp_path / "rows.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    copy.write_bytes(b"".join(lines[:3]) + lines[3][:100])
+    result = run("fidelity", "pocket", *QUICK, "--out", copy)
+    assert result.exit_code == 0 and "half-written" in result.output
+    again, whole = read_rows(copy), read_rows(ledger)
+    assert [row.key for row in again] == [row.key for row in whole]
+    assert again[:3] == whole[:3]
+    for mine, theirs in zip(rows_of(copy), rows_of(ledger), strict=True):
+        assert mine.passes_saved == theirs.passes_saved and mine.agreement == theirs.agreement
+
+
+def test_a_damaged_ledger_is_refused(ledger, tmp_path):
+    copy = tmp_path / "rows.jsonl"
+    copy.write_bytes(ledger.read_bytes().replace(b'"mode":"fixed"', b'"mood":"fixed"', 1))
+    for arguments in (("fidelity", "pocket", *QUICK, "--out", copy), ("report", copy)):
+        result = run(*arguments)
+        assert result.exit_code == 2 and "is no row of this schema" in result.output
+
+
+def test_other_conditions_are_another_run(ledger, tmp_path):
+    copy = tmp_path / "rows.jsonl"
+    copy.write_bytes(ledger.read_bytes())
+    result = run("fidelity", "pocket", "--modes", "full", "--n", "2", "--max-new-tokens", "6", "--out", copy)
+    assert result.exit_code == 0, result.output
+    assert len({row.run for row in read_rows(copy)}) == 2
+
+
+def test_a_text_file_is_measured_without_accuracy(tmp_path):
+    text = tmp_path / "prompts.txt"
+    text.write_text("Mary went to the park.\n\nTom is with\n\nThe cup is in the hat. The hat")
+    out = tmp_path / "rows.jsonl"
+    result = run(
+        "fidelity", "pocket", "--prompts", text, "--modes", "full,margin", "--grid", '{"margin": [0.5]}', "--out", out
+    )
+    assert result.exit_code == 0, result.output
+    rows = rows_of(out)
+    assert [row.mode for row in rows] == ["full", "margin", "margin"]
+    assert {row.n for row in rows} == {3} and all(row.accuracy is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--modes", "qexit,fast"), "no such mode: 'fast'"),
+        (("--after", "later"), "no such setting of after_exit: 'later'"),
+        (("--grid", '{"qexit": [2.0]}'), "must lie in (0, 1]"),
+        (("--grid", '{"fixed": [1]}'), "mode 'fixed' has no grid"),
+        (("--grid", "[1]"), "--grid '[1]'"),
+        (("--prompts", "EMPTY"), "holds no prompt"),
+        (("--prompts", "ONE"), "holds one prompt"),
+        (("--prompts", "LONG"), "prompt 2 has"),
+        (("--prompts", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(tmp_path, arguments, message):
+    files = {"EMPTY": "", "ONE": "Mary", "LONG": "Mary\n\n" + "Mary went to the park. " * 600}
+    found = []
+    for argument in arguments:
+        if argument in files:
+            (tmp_path / "prompts.txt").write_text(files[argument])
+        found.append(str(tmp_path / "prompts.txt") if argument in files else argument)
+    result = run("fidelity", "pocket", *found, "--out", tmp_path / "rows.jsonl")
+    assert result.exit_code == 2 and message in result.output, result.output
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_checkpoint_without_a_gate_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    import sigma0
+
+    model, tokenizer = sigma0.load("pocket", device="cpu")
+    folder = tmp_path / "gateless"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "gate" not in name}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    result = run("fidelity", folder, *QUICK, "--out", tmp_path / "rows.jsonl")
+    assert result.exit_code == 2 and "early_exit_gate" in result.output
+
+
+def test_the_report_draws_and_tells(ledger, tmp_path):
+    result = run("report", ledger, "--out", tmp_path, "--least", "0.0")
+    assert result.exit_code == 0, result.output
+    rows = rows_of(ledger)
+    chosen = cheapest(rows, 0.0)
+    assert markdown(chosen, rows) in result.stdout
+    whole = (tmp_path / "fidelity-pocket.md").read_text()
+    assert markdown(rows, rows, intervals=True) in whole
+    assert len([line for line in whole.splitlines() if line.startswith("|")]) == len(rows) + 2
+    for name in ("fidelity-pocket", "depth-pocket"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert run("report", ledger, "--out", tmp_path).exit_code == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first, "the same rows, other pictures"
+
+
+def test_a_missing_ledger_is_told(tmp_path):
+    result = run("report", tmp_path / "none.jsonl")
+    assert result.exit_code == 2 and "there is no ledger" in result.output
+
+
+def test_the_cheapest_row_keeps_the_agreement(ledger):
+    rows = rows_of(ledger)
+    for least in (0.0, 0.9, 1.0):
+        chosen = cheapest(rows, least)
+        for row in chosen:
+            assert min(row.agreement.value, row.agreement_on_answers.value) >= least
+            rivals = [
+                each.passes_saved.value
+                for each in rows
+                if (each.mode, each.after_exit) == (row.mode, row.after_exit)
+                and min(each.agreement.value, each.agreement_on_answers.value) >= least
+            ]
+            assert row.passes_saved.value == max(rivals)
+    oracle = next(row for row in rows if row.mode == "oracle")
+    assert oracle_share(oracle, rows) == 1.0 and oracle_share(oracle, rows[:1]) is None
+
+
+def test_the_plan_holds_every_mode_once():
+    settings = plan(MODES, ("finish", "drop"), 6, {})
+    assert len({setting.key for setting in settings}) == len(settings)
+    grid = sum(map(len, GRID.values()))
+    assert len(settings) == 1 + 2 * grid + 5 + len(GRID["qexit"]) + 2
+    assert plan(("qexit",), ("finish",), 6, {})[0].mode == "full"

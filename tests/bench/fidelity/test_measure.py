@@ -1,0 +1,225 @@
+"""Every figure of a row against brute force on a small random model."""
+
+from collections import Counter
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from sigma0.bench.fidelity.grid import plan
+from sigma0.bench.fidelity.measure import common, open_bench
+from sigma0.bench.fidelity.replay import ReplayRule, replaying
+from sigma0.bench.fidelity.runs import run_free
+from sigma0.bench.ledger import Conditions
+from sigma0.bench.pocket.tokenizer import build_tokenizer
+from sigma0.settings import ExitConfig
+from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
+
+NEW = 5
+TOTAL = 4
+GRID = {"qexit": (0.3, 0.8), "margin": (0.15,), "converge": (0.8,), "accel": (0.9,), "accel-steps": (0.6,)}
+SETTINGS = plan(
+    ("full", "qexit", "margin", "converge", "accel", "accel-steps", "fixed", "random", "oracle", "settled"),
+    ("finish", "drop"),
+    TOTAL,
+    GRID,
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(seed=2, total_ut_steps=TOTAL, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = torch.Generator().manual_seed(1)
+    return [tuple(torch.randint(8, 61, (2 + k,), generator=generator).tolist()) for k in range(6)]
+
+
+@pytest.fixture(scope="module")
+def bench(model, prompts):
+    tokenizer = build_tokenizer()
+    full = [run_free(model, prompt, ExitConfig(mode="full"), NEW).ids for prompt in prompts]
+    # Half of the "known answers" are full depth's own.
+    answers = [
+        tokenizer.decode(list(ids), skip_special_tokens=True).strip() if k % 2 else "?" for k, ids in enumerate(full)
+    ]
+    conditions = Conditions(
+        model="tiny",
+        model_sha256="0" * 64,
+        total_loops=TOTAL,
+        parameters=1,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        prompts="random",
+        prompts_sha256="1" * 64,
+        n=len(prompts),
+        batch_size=1,
+        max_new_tokens=NEW,
+        commit=None,
+        versions={},
+    )
+    return open_bench(model, tokenizer, conditions, prompts, answers, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def exact(model):
+    return deepcopy(model).double()
+
+
+def free_reference(exact, prompt, config):
+    if config.after_exit == "drop":
+        return DroppingReference(exact, config).generate(list(prompt), NEW)
+    return run_all_loops(exact, list(prompt), config, NEW)
+
+
+def forced_reference(exact, prompt, new, config):
+    """(agrees, KL) of each new token, full depth's continuation fed back under the rule."""
+    ids = [*prompt, *new]
+    with torch.no_grad():
+        output = exact.model(input_ids=torch.tensor([ids]), use_cache=False)
+        loops = exact.lm_head(output.loop_states[:, 0]).log_softmax(-1)  # [T, S, V]
+    found = []
+    if config.after_exit == "drop":
+        reference = DroppingReference(exact, config)
+        for token in prompt:
+            reference.read(token, prompt=True)
+        for place, token in enumerate(new):
+            full, here = loops[-1, len(prompt) - 1 + place], reference.logits.log_softmax(-1)
+            found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+            reference.read(token, prompt=False)
+        return found
+    for place in range(len(new)):
+        position = len(prompt) - 1 + place
+        depth = run_all_loops(exact, ids[: position + 1], config, 1)[0].depth
+        full, here = loops[-1, position], loops[depth - 1, position]
+        found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+    return found
+
+
+RULES = [setting for setting in SETTINGS if setting.mode not in ("random", "oracle", "settled")]
+
+
+@pytest.mark.parametrize("setting", RULES, ids=lambda setting: f"{setting.mode}-{setting.config.after_exit}")
+def test_a_row_equals_brute_force(bench, exact, prompts, setting):
+    row = bench.measure(setting)
+    config = setting.config
+    full = [run_all_loops(exact, list(prompt), ExitConfig(mode="full"), NEW) for prompt in prompts]
+    runs = [free_reference(exact, prompt, config) for prompt in prompts]
+    margins = [step.margin for run in (*full, *runs) for step in run]
+    assert min(margins) > 1e-5, "a near tie: choose another seed"
+    ids = [[step.token for step in run] for run in runs]
+    wanted = [[step.token for step in run] for run in full]
+    equal = [mine == theirs for mine, theirs in zip(ids, wanted, strict=True)]
+    assert row.exact_match.value == pytest.approx(np.mean(equal))
+    parted = [common(mine, theirs) for mine, theirs in zip(ids, wanted, strict=True) if mine != theirs]
+    assert (row.first_divergence is None) == (not parted)
+    assert row.first_divergence is None or row.first_divergence.value == pytest.approx(np.mean(parted))
+    texts = bench.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    right = [text.strip() == answer for text, answer in zip(texts, bench.answers, strict=True)]
+    assert row.accuracy.value == pytest.approx(np.mean(right))
+    depths = [[step.depth for step in run] for run in runs]
+    spent, most = sum(sum(each[1:]) for each in depths), TOTAL * (NEW - 1) * len(prompts)
+    assert row.mean_depth.value == pytest.approx(spent / (most / TOTAL))
+    assert row.depth_saved.value == pytest.approx(1 - spent / most)
+    assert row.passes_saved.value == pytest.approx(1 - spent / most)
+    total = config.depth or TOTAL
+    rows = spent if config.after_exit == "drop" else sum(finish_rows(each, total) for each in depths)
+    assert row.rows_saved.value == pytest.approx(1 - rows / most)
+    assert row.new_tokens == NEW * len(prompts) == sum(row.reasons.values())
+    assert row.prompt_rows == total * sum(map(len, prompts))
+    if config.mode not in ("full", "fixed"):
+        met = sum(step.met for run in runs for step in run)
+        assert row.reasons.get("max_depth", 0) == row.new_tokens - met
+    heads = spent if config.mode == "margin" else (NEW - 1) * len(prompts)
+    assert row.head_rows == heads
+    forced = [forced_reference(exact, prompt, new, config) for prompt, new in zip(prompts, wanted, strict=True)]
+    flat = [each for text in forced for each in text]
+    assert row.agreement_on_answers.value == pytest.approx(np.mean([same for same, _ in flat]))
+    assert row.kl_on_answers.value == pytest.approx(np.mean([kl for _, kl in flat]), abs=1e-5)
+
+
+def test_agreement_counts_the_prompts_too(bench, exact, prompts):
+    setting = next(each for each in SETTINGS if each.mode == "qexit")
+    row = bench.measure(setting)
+    found = []
+    for prompt, text in zip(prompts, bench.texts, strict=True):
+        with torch.no_grad():
+            output = exact.model(input_ids=torch.tensor([text.ids]), use_cache=False)
+            loops = exact.lm_head(output.loop_states[:, 0]).log_softmax(-1)
+        for position in range(len(text.ids) - 1):
+            depth = run_all_loops(exact, list(text.ids[: position + 1]), setting.config, 1)[0].depth
+            full, here = loops[-1, position], loops[depth - 1, position]
+            found.append((bool(full.argmax() == here.argmax()), float((full.exp() * (full - here)).sum())))
+        assert len(text.ids) == len(prompt) + NEW
+    assert row.agreement.value == pytest.approx(np.mean([same for same, _ in found]))
+    assert row.kl.value == pytest.approx(np.mean([kl for _, kl in found]), abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["oracle", "settled"])
+def test_the_oracles_change_nothing_and_their_passes_are_run(bench, mode):
+    row = bench.measure(next(each for each in SETTINGS if each.mode == mode))
+    assert row.exact_match.value == row.agreement.value == row.agreement_on_answers.value == 1.0
+    assert row.first_divergence is None and row.reasons == {}
+    chosen = bench.readings.oracle if mode == "oracle" else bench.readings.settled
+    later = [
+        depth
+        for number in range(len(bench.texts))
+        for depth in chosen[bench.readings.is_new & (bench.readings.text == number)][1:]
+    ]
+    assert row.passes_saved.value == pytest.approx(1 - sum(later) / (TOTAL * len(later)))
+    assert row.passes_saved.value > 0
+
+
+def test_random_depths_are_the_rules_own_shuffled(bench):
+    setting = next(each for each in SETTINGS if each.mode == "random")
+    rule = next(each for each in SETTINGS if each.mode == "qexit" and each.config == setting.config)
+    mine, theirs = bench._depths(setting), bench._depths(rule)
+    new = bench.readings.is_new
+    assert Counter(mine[new]) == Counter(theirs[new]) and Counter(mine[~new]) == Counter(theirs[~new])
+    assert (mine != theirs).any()
+    row = bench.measure(setting)
+    assert row.agreement.value == pytest.approx(bench.readings.same_at(mine).mean())
+    assert row.passes_saved.value == pytest.approx(row.depth_saved.value)
+    first, again = (bench._replayed(setting, 0) for _ in range(2))
+    assert first == again and len(first) == NEW and set(first) <= set(theirs[new].tolist())
+
+
+def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
+    for setting in SETTINGS[:4]:
+        row = bench.measure(setting)
+        for name in ("agreement", "kl", "exact_match", "accuracy", "passes_saved", "rows_saved"):
+            figure = getattr(row, name)
+            assert figure.low <= figure.value <= figure.high, name
+    full = bench.measure(SETTINGS[0])
+    assert SETTINGS[0].mode == "full" and full.exact_match.value == full.agreement.value == 1.0
+    assert full.kl.value == full.passes_saved.value == full.rows_saved.value == 0.0
+    assert full.accuracy.value == 0.5 and full.speed_ratio is None
+
+
+def test_replayed_depths_are_taken_token_by_token(model, prompts):
+    depths = [2, 4, 1, 3, 1]
+    with replaying(model, depths):
+        run = run_free(model, prompts[0], ExitConfig(mode="qexit", q=1.0), NEW)
+    assert list(run.depths) == depths and run.passes == sum(depths[1:])
+    again = run_free(model, prompts[0], ExitConfig(mode="full"), NEW)
+    assert set(again.depths) == {TOTAL}, "the model's own rule is back"
+    with pytest.raises(ValueError, match="2 rows at once"):
+        ReplayRule([1], TOTAL).start(torch.zeros(2, 3))
+
+
+def test_samples_show_the_tokens_of_the_first_prompts(bench, prompts):
+    row = bench.sample(ExitConfig(q=0.8))
+    assert len(row.samples) == len(prompts) and row.settings == {"q": 0.8}
+    run = run_free(bench.model, prompts[0], ExitConfig(q=0.8), NEW)
+    assert [depth for _, depth in row.samples[0].tokens] == list(run.depths)
+    assert [text for text, _ in row.samples[0].tokens] == [bench.tokenizer.decode([token]) for token in run.ids]
+
+
+def test_common_starts():
+    assert common((1, 2, 3), (1, 2, 4)) == 2
+    assert common((1, 2), (1, 2, 4)) == 2
+    assert common((), (1,)) == 0 and common((5,), (1,)) == 0

@@ -1,0 +1,157 @@
+"""Calibration on a small random model, and the command on the shipped one."""
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.calibration import GRIDS, calibrate, continue_in_full
+from sigma0.cli import app
+from sigma0.learn_then_test import p_value
+from sigma0.settings import ExitConfig
+from tests.reference import tiny_model
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(torch.randint(8, 61, (3 + k % 5,), generator=generator).tolist()) for k in range(60)]
+
+
+@pytest.fixture(scope="module")
+def model(prompts):
+    """A random model that ends some texts early: its EOS is a token it likes."""
+    found = tiny_model(seed=1, total_ut_steps=4)
+    new = [token for text in continue_in_full(found, prompts, 6) for token in text.ids[-text.new + 2 :]]
+    found.generation_config.eos_token_id = max(sorted(set(new)), key=new.count)
+    return found
+
+
+def alone(model, prompt, new, config):
+    return model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=new,
+        do_sample=False,
+        exit_config=config,
+        return_dict_in_generate=True,
+    )
+
+
+def test_continuations_equal_those_of_one_prompt_alone(model, prompts):
+    texts = continue_in_full(model, prompts, 6)
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected = alone(model, prompt, 6, ExitConfig(mode="full")).sequences[0].tolist()
+        assert list(text.ids) == expected and text.new == len(expected) - len(prompt)
+    assert len({text.new for text in texts}) > 1, "no sequence ended early: the lengths were not tested"
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
+    found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
+    assert found.prompts == 48
+    kept = [row for row in found.tested if row.passed]
+    assert kept == list(found.tested[: len(kept)]) and len(found.tested) - len(kept) <= 1
+    assert kept, "the test wants a choice"
+    for row in found.tested:
+        assert row.passed == (row.p_value <= 0.1)
+        assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
+    threshold = kept[-1].threshold
+    name = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}[mode]
+    assert found.chosen is not None and getattr(found.chosen, name) == threshold
+    # The check once more, with the forward's own exits and the stock loop's free runs.
+    order = list(range(60))
+    Random(0).shuffle(order)
+    shares, passes, most, same = [], 0, 0, []
+    for number in order[:12]:
+        run = alone(model, prompts[number], 6, ExitConfig(mode="full"))
+        with torch.no_grad():
+            output = model(run.sequences, exit_config=found.chosen, output_loop_states=True)
+        full = output.loop_logits[-1, 0].argmax(-1)
+        agreed = (output.logits[0].argmax(-1) == full)[len(prompts[number]) - 1 : -1]
+        shares.append(agreed.float().mean().item())
+        early = alone(model, prompts[number], 6, found.chosen)
+        same.append(early.sequences.tolist() == run.sequences.tolist())
+        passes += early.loop_passes
+        most += 4 * (early.sequences.shape[1] - len(prompts[number]) - 1)
+    assert found.check is not None and found.check.prompts == 12
+    assert found.check.agreement.value == pytest.approx(np.mean(shares))
+    assert found.check.same.value == pytest.approx(np.mean(same))
+    assert found.check.passes_saved.value == pytest.approx(1 - passes / most)
+
+
+def test_too_few_prompts_promise_nothing(model, prompts):
+    found = calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
+    assert found.chosen is None and found.check is None and found.needed[0] == 299
+    with pytest.raises(ValueError, match="4 prompts: at least 5"):
+        calibrate(model, prompts[:4])
+    with pytest.raises(ValueError, match="mode 'fixed' has no threshold"):
+        calibrate(model, prompts, "fixed")
+    with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
+        calibrate(model, prompts, agreement=0.0)
+
+
+def test_grids_run_from_patient_to_eager():
+    for mode, grid in GRIDS.items():
+        values = [config.q if mode == "qexit" else config.theta if mode == "margin" else -config.eps for config in grid]
+        assert values == sorted(values, reverse=True) and len(set(values)) == len(values)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    from sigma0.bench.pocket.prompts import json_line, micro_world
+
+    path = tmp_path_factory.mktemp("prompts") / "questions.jsonl"
+    path.write_text("\n".join(json_line(prompt) for prompt in micro_world(60, "calibration", 5)))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
+
+
+def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    asked = ("--agreement", "0.93", "--exit", "margin", "--prompts", questions, "--dtype", "float32")
+    result = run("pocket", *asked, "--out", folder)
+    assert result.exit_code == 0, result.output
+    assert "promise" in result.stdout and "passes_saved" in result.stdout
+    model, _ = sigma0.load(str(folder), device="cpu")
+    stored = model.resolve_exit_config(None)
+    assert stored.mode == "margin" and f"theta = {stored.theta:g}" in result.stdout
+    assert model.generation_config.eos_token_id is not None
+    # In a folder of one's own the file is rewritten in place, and the weights are left alone.
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    again = run(folder, "--agreement", "0.7", *asked[2:], "--json")
+    assert again.exit_code == 0, again.output
+    chosen = json.loads(again.stdout)["chosen"]
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.resolve_exit_config(None).to_dict() == chosen
+    assert chosen["theta"] < stored.theta
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    result = run("pocket", "--prompts", questions, "--out", folder, "--agreement", "0.99")
+    assert result.exit_code == 1
+    assert "no threshold keeps agreement >= 0.99" in result.stdout and "299 prompts" in result.stdout
+    assert not folder.exists()
+
+
+def test_the_command_names_bad_input(questions, tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "note").write_text("x")
+    for arguments, message in (
+        (("pocket", "--prompts", tmp_path / "none.txt"), "none.txt"),
+        (("pocket", "--prompts", questions, "--exit", "fixed"), "'fixed' has no threshold"),
+        (("pocket", "--prompts", questions, "--out", full), "not a new or empty folder"),
+        (("nowhere", "--prompts", questions), "no such model"),
+        (("pocket", "--prompts", questions, "--agreement", "1"), "agreement 1.0"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and message in result.output, result.output
