@@ -1,6 +1,7 @@
 """What a measurement was made with: weights, code, libraries, device."""
 
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from hashlib import sha256
@@ -72,20 +73,22 @@ def weights_sha256(name: str) -> str:
 
 def git_commit() -> str | None:
     """The commit of the code that runs, "+" behind it where tracked files differ; None outside a repository."""
-    try:
-        # Of these sources themselves, not of some repository around an installed package.
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!:/*.jsonl")
-    except (OSError, subprocess.CalledProcessError):
-        # No git, or installed as a package: the row says so by having no commit.
+    if shutil.which("git") is None or not _is_tracked():
         return None
-    return f"{commit}+" if changed else commit
+    commit = _git("rev-parse", "HEAD").stdout.strip()
+    # Results change while they are measured.
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)bench/results")
+    return f"{commit}+" if changed.stdout.strip() else commit
 
 
-def _git(*arguments: str) -> str:
+def _is_tracked() -> bool:
+    """Whether these sources stand in a repository of their own, not in an environment inside somebody else's."""
+    return _git("ls-files", "--error-unmatch", Path(__file__).name, check=False).returncode == 0
+
+
+def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).resolve().parent
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=check)
 
 
 def _digest(file: Path) -> str:

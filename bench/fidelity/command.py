@@ -28,7 +28,7 @@ def fidelity(
     prompts: Annotated[
         str, typer.Option(help=f"{TASK} (questions about held-out stories), or a file: JSON lines or paragraphs.")
     ] = TASK,
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most, the first ones.")] = 100,
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most, the first ones.")] = 60,
     modes: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(MODES),
     after: Annotated[str, typer.Option(help="After the exit: finish, drop or both.")] = "finish,drop",
     grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
