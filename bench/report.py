@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.fidelity.table import cheapest, markdown
+from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
 from sigma0.bench.ledger import LEDGER, DepthRow, FidelityRow, read_rows
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
@@ -66,5 +66,5 @@ def short_table(rows: Sequence[FidelityRow], least: float) -> str:
     """The cheapest row of each rule that keeps an agreement, as Markdown."""
     chosen = cheapest(rows, least)
     left_out = sorted({row.mode for row in rows} - {row.mode for row in chosen} - {"full", "random"})
-    text = f"{conditions_text(rows[0])}\n\n{markdown(chosen, rows)}"
+    text = f"{conditions_text(rows[0])}\n\n{markdown(chosen, rows, columns=SHORT_COLUMNS)}"
     return f"{text}\n\nNo threshold of {', '.join(left_out)} keeps {least:.0%}." if left_out else text

@@ -22,6 +22,9 @@ COLUMNS = (
     "of oracle",
     "speed",
 )
+# What the short table leaves out.
+_LONG = ("KL", "right", "depth", "depth_saved")
+SHORT_COLUMNS = tuple(column for column in COLUMNS if column not in _LONG)
 
 
 def oracle_share(row: FidelityRow, rows: Sequence[FidelityRow]) -> float | None:
@@ -83,15 +86,21 @@ def print_rows(rows: Sequence[FidelityRow]) -> None:
     Console(width=max(Console().width, 180)).print(table)
 
 
-def markdown(rows: Sequence[FidelityRow], of: Sequence[FidelityRow], intervals: bool = False) -> str:
+def markdown(
+    rows: Sequence[FidelityRow],
+    of: Sequence[FidelityRow],
+    intervals: bool = False,
+    columns: Sequence[str] = COLUMNS,
+) -> str:
     """Rows as a Markdown table.
 
     Args:
         rows: What to show.
         of: All rows of the run, the oracle's among them.
         intervals: Whether shares carry theirs.
+        columns: Some of `COLUMNS`, in their order.
     """
-    head = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
+    head = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
     lines = []
     for row in rows:
         texts = cells(row, of)
@@ -99,7 +108,8 @@ def markdown(rows: Sequence[FidelityRow], of: Sequence[FidelityRow], intervals: 
             texts[2], texts[3] = with_interval(row.agreement), with_interval(row.agreement_on_answers)
             texts[5], texts[6] = with_interval(row.exact_match), with_interval(row.accuracy)
             texts[8:11] = [with_interval(each) for each in (row.depth_saved, row.passes_saved, row.rows_saved)]
-        lines.append(f"| {' | '.join(texts)} |")
+        shown = [text for column, text in zip(COLUMNS, texts, strict=True) if column in columns]
+        lines.append(f"| {' | '.join(shown)} |")
     return "\n".join([*head, *lines])
 
 
