@@ -9,9 +9,9 @@ from sigma0.settings import AfterExit, ExitConfig, ExitMode
 # Thresholds of each rule, from eager to patient.
 GRID: dict[str, tuple[float, ...]] = {
     "qexit": (0.3, 0.6, 0.9, 0.99, 0.999),
-    "margin": (0.6, 0.9, 0.97, 0.99, 0.999),
-    "converge": (0.7, 0.5, 0.35, 0.25, 0.15),
-    "accel": (0.7, 0.5, 0.35, 0.25, 0.15),
+    "margin": (0.6, 0.9, 0.99, 0.999, 0.9999),
+    "converge": (0.7, 0.5, 0.35, 0.25, 0.1),
+    "accel": (0.7, 0.5, 0.35, 0.2, 0.1),
     "accel-steps": (0.5, 0.35, 0.25),
 }
 # One below the other: the loop as it is, a loop drawn by lot, and the earliest loops that change nothing.

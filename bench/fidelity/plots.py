@@ -19,6 +19,10 @@ SAVINGS = {
     "passes_saved": "passes saved, % (latency)",
     "rows_saved": "rows saved, % (arithmetic)",
 }
+FIDELITIES = {
+    "agreement_on_answers": "new tokens with full depth's argmax, %",
+    "agreement": "all tokens with full depth's argmax, %",
+}
 # Colour-blind safe (Okabe and Ito).
 COLOURS = {
     "qexit": "#0072B2",
@@ -32,32 +36,32 @@ COLOURS = {
     "settled": "#56B4E9",
 }
 MARKERS = {"fixed": "s", "random": "x", "oracle": "*", "settled": "P"}
-_LOWEST = 60.0
 _COLUMNS = 14
 # Sum of red, green and blue below which white text is easier to read.
 _DARK = 1.5
 
 
 def draw_trade_off(rows: Sequence[FidelityRow], paths: Sequence[Path]) -> None:
-    """Draws agreement on answer tokens against the three savings, one picture for all.
+    """Draws two measures of fidelity, one above the other, against the three savings.
 
     Args:
         rows: All rows of one run.
         paths: Files to write, .png or .svg.
     """
     with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
-        picture = Picture(figsize=(12, 4.9), layout="constrained")
-        axes = picture.subplots(1, 3, sharey=True)
-        for axis, (saving, text) in zip(axes, SAVINGS.items(), strict=True):
-            for mode in COLOURS:
-                for after in ("finish", "drop"):
-                    _curve(axis, [row for row in rows if row.mode == mode and row.after_exit == after], saving)
+        picture = Picture(figsize=(12, 8), layout="constrained")
+        axes = picture.subplots(2, 3, sharey="row", sharex="col")
+        for line, (fidelity, title) in zip(axes, FIDELITIES.items(), strict=True):
+            line[0].set_ylabel(title)
+            for axis, saving in zip(line, SAVINGS, strict=True):
+                for mode in COLOURS:
+                    for after in ("finish", "drop"):
+                        chosen = [row for row in rows if row.mode == mode and row.after_exit == after]
+                        _curve(axis, chosen, saving, fidelity)
+                axis.grid(alpha=0.3)
+        for axis, text in zip(axes[-1], SAVINGS.values(), strict=True):
             axis.set_xlabel(text)
-            axis.grid(alpha=0.3)
             axis.set_xlim(left=-3)
-        lowest = min(100 * row.agreement_on_answers.low for row in rows)
-        axes[0].set_ylim(max(_LOWEST, lowest - 2), 100.8)
-        axes[0].set_ylabel("new tokens with full depth's argmax, %")
         first = rows[0]
         picture.suptitle(f"{first.model}: {first.n} prompts, {first.total_loops} loops, bars are 95 % intervals")
         picture.legend(handles=_legend(rows), loc="outside lower center", ncols=6, frameon=False)
@@ -90,8 +94,8 @@ def draw_depths(row: DepthRow, paths: Sequence[Path]) -> None:
         _save(picture, paths)
 
 
-def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str) -> None:
-    points = [(getattr(row, saving), row.agreement_on_answers) for row in rows]
+def _curve(axis: Axes, rows: Sequence[FidelityRow], saving: str, fidelity: str) -> None:
+    points = [(getattr(row, saving), getattr(row, fidelity)) for row in rows]
     known: list[tuple[Figure, Figure]] = sorted(
         ((x, y) for x, y in points if x is not None), key=lambda point: point[0].value
     )
