@@ -239,6 +239,11 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Counts columns up to `columns` as in use."""
         self.store.length = max(self.store.length, columns)
 
+    def trim(self, columns: int) -> None:
+        """Counts no column from `columns` on as in use: tokens there were taken back, and none waits."""
+        assert self.frontier is None or int(self.frontier.columns.max()) < columns
+        self.store.length = min(self.store.length, columns)
+
     def skip(self, tokens: "SkippedTokens") -> None:
         """Remembers tokens that have a column and are not run."""
         self.skipped = tokens if self.skipped is None else self.skipped.concatenate(tokens)

@@ -1,8 +1,9 @@
 """The token loop over a wave: choose, emit, enter, advance. No sequence waits for another one's depth."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -268,7 +269,8 @@ def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsPr
         sequences: Batch indices of the rows, `[N]`.
 
     Returns:
-        The same list, but for a repetition penalty that holds the left padding of each row.
+        The same list, but for a repetition penalty that holds the left padding of each row, and for a caller's
+        function that is asked with the batch index of a single row.
     """
     fitting = LogitsProcessorList()
     for item in logits_processor:
@@ -276,8 +278,16 @@ def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsPr
         if isinstance(padding, Tensor):
             item = copy(item)
             item.prompt_ignore_length = padding[torch.from_numpy(sequences).to(padding.device)]
+        elif type(item) is processors.PrefixConstrainedLogitsProcessor and len(sequences) == 1:
+            item = copy(item)
+            item._prefix_allowed_tokens_fn = partial(_of_sequence, item._prefix_allowed_tokens_fn, int(sequences[0]))
         fitting.append(item)
     return fitting
+
+
+def _of_sequence(allowed: Callable[[int, Tensor], list[int]], sequence: int, _row: int, ids: Tensor) -> list[int]:
+    """What a caller's function allows, asked with the batch index that it knows."""
+    return allowed(sequence, ids)
 
 
 def _split_criteria(stopping_criteria: StoppingCriteriaList) -> tuple[StoppingCriteriaList, int | None, frozenset[int]]:

@@ -19,6 +19,7 @@ from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.results import EndRecorder, lockstep_output, wave_output
 from sigma0.settings import ExitConfig
+from sigma0.verify import VerifiedLoop
 from sigma0.wave import Exits, Wave
 
 CONTINUOUS_BATCHING = (
@@ -92,7 +93,15 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
         Returns:
             `logits` `[B, 1, V]` with `exit_depths` and `exit_met` `[B, 1]`.
+
+        Raises:
+            ValueError: Under `verify`, which may take a token back and so needs a loop of its own.
         """
+        if exit_config.after_exit == "verify":
+            raise ValueError(
+                "after_exit='verify' takes tokens back, which a forward of one token cannot: call generate or stream, "
+                "or use after_exit='finish'"
+            )
         wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
         batch = input_ids.shape[0]
         going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
@@ -196,7 +205,13 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
                 "generate gives no attentions or hidden states, since most loops are never run for all tokens at "
                 "once; call model(sequences, output_loop_states=True) on the result"
             )
-        alone = input_ids.shape[0] == 1
+        verified = model_kwargs["exit_config"].after_exit == "verify"
+        if verified and (synced_gpus or generation_config.is_assistant or (streamer and input_ids.shape[0] > 1)):
+            raise ValueError(
+                "after_exit='verify' cannot be used with synced_gpus, as an assistant, or with a streamer on a batch: "
+                "its sequences advance at their own pace; use after_exit='finish'"
+            )
+        alone = input_ids.shape[0] == 1 or verified
         known = rows_are_independent(logits_processor, stopping_criteria)
         if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
             stepped: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
@@ -243,6 +258,10 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """
         cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
         cache.counts = PassCounts()
+        verified = exit_config.after_exit == "verify"
+        if verified:
+            # The first token is read at loop T, where nothing is left to check.
+            model_kwargs = {**model_kwargs, "exit_config": ExitConfig(mode="full")}
         outputs = self._prefill(input_ids, generation_config, model_kwargs)
         batch = input_ids.shape[0]
         first = Exits(
@@ -253,7 +272,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
         wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
-        loop = TokenLoop(
+        loop = (VerifiedLoop if verified else TokenLoop)(
             wave,
             input_ids,
             np.broadcast_to(positions, (batch,)),

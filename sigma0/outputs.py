@@ -50,6 +50,9 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         loop_rows: Rows in those calls.
         prompt_rows: Rows that reading the prompt took; nothing is saved there.
         head_rows: Rows that the output head read after the prompt.
+        accepted: Under `verify`, whether each new token was proposed at its exit and stood, or was read at loop T in
+            the first place; False for replacements and after a sequence ended. bool `[B, new]`.
+        tail_passes: Under `verify`, how many of the passes came after the last token had stopped, to check it.
     """
 
     exit_depths: Tensor | None = None
@@ -58,3 +61,5 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     loop_rows: int | None = None
     prompt_rows: int | None = None
     head_rows: int | None = None
+    accepted: Tensor | None = None
+    tail_passes: int | None = None

@@ -11,6 +11,7 @@ from sigma0.decoding import Emission, TokenLoop
 from sigma0.exits import exit_reason
 from sigma0.outputs import DepthGenerateOutput
 from sigma0.settings import ExitMode
+from sigma0.verify import VerifiedLoop
 
 
 class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
@@ -54,6 +55,12 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
     depths = torch.zeros((len(emitted), new), dtype=torch.int64, device=sequences.device)
     for row, emissions in zip(depths, emitted, strict=True):
         row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
+    verified: dict[str, Any] = {}
+    if isinstance(loop, VerifiedLoop):
+        accepted = torch.zeros_like(depths, dtype=torch.bool)
+        for flags, stood in zip(accepted, loop.accepted, strict=True):
+            flags[: len(stood)] = torch.tensor(stood)
+        verified = {"accepted": accepted, "tail_passes": loop.tail_passes}
     return DepthGenerateOutput(
         sequences=sequences,
         scores=_stacked(loop.scores),
@@ -62,6 +69,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         exit_depths=depths,
         exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
         **_counts(loop.wave.cache),
+        **verified,
     )
 
 

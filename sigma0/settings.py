@@ -24,7 +24,8 @@ class ExitConfig:
         theta: `margin` stops when the top-1 probability leads the top-2 one by at least `theta`, in (0, 1].
         depth: The loop that `fixed` stops at, >= 1; not used by other modes.
         min_loops: No token stops before this loop, >= 1; a value above T means T.
-        after_exit: `finish` runs the deeper loops in later passes (exact), `drop` never runs them (approximate).
+        after_exit: `finish` runs the deeper loops in later passes (exact for this rule), `verify` also checks each
+            token at loop T (equal to full depth), `drop` never runs them (approximate).
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
@@ -66,8 +67,6 @@ class ExitConfig:
             raise ValueError("mode 'fixed' needs depth=k, the loop to stop at")
         if self.mode != "fixed" and self.depth is not None:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
-        if self.after_exit == "verify":
-            raise ValueError("after_exit='verify' is not available yet; use 'finish' (exact) or 'drop' (approximate)")
         return self
 
     @classmethod

@@ -128,6 +128,19 @@ class Exits:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """Tokens that had stopped before and reached loop T in one pass.
+
+    Attributes:
+        sequences: Batch index, int64 `[N]`, each at most once.
+        logits: Head of their states at loop T, `[N, V]`.
+    """
+
+    sequences: Ints
+    logits: Tensor
+
+
 @dataclass
 class Wave:
     """Advances the frontier of a cache.
@@ -188,6 +201,30 @@ class Wave:
         self._retire()
         return exits
 
+    def advance_to_the_end(self) -> tuple[Exits | None, Arrivals | None]:
+        """Runs one pass; returns the tokens that stopped in it, and those that stopped before and reached loop T."""
+        self.cache.counts.passes += 1
+        self.cache.counts.rows += self._run_block()
+        followers = ~self._leading
+        exits = self._stop_leaders() if self.has_leaders else None
+        arrivals = self._arrive(followers)
+        self._retire()
+        return exits, arrivals
+
+    def drop_from(self, sequence: int, column: int) -> None:
+        """Drops the tokens of a sequence from a column on; what their planes hold is written again."""
+        frontier = self.cache.frontier
+        if frontier is None:
+            return
+        gone = (frontier.sequences == sequence) & (frontier.columns >= column)
+        if not gone.any():
+            return
+        kept = np.flatnonzero(~gone[self._leading])
+        if self._state is not None and len(kept) < self._leading.sum():
+            device = frontier.hidden.device
+            self._state = self._state.select(torch.from_numpy(kept).to(device)) if len(kept) else None
+        self._select(np.flatnonzero(~gone))
+
     def park(self, sequences: Ints) -> None:
         """Leaves the tokens of ended sequences where they are until `unpark`."""
         frontier = self.cache.frontier
@@ -244,6 +281,16 @@ class Wave:
         exits = Exits(frontier.sequences[leaders[stopped]], loops[stopped], met[stopped], chosen)
         self._release(leaders, stopped)
         return exits
+
+    def _arrive(self, followers: Bools) -> Arrivals | None:
+        frontier = self.cache.frontier
+        assert frontier is not None
+        rows = np.flatnonzero(followers & (frontier.loops == self.cache.depth))
+        if not len(rows):
+            return None
+        self.cache.counts.head_rows += len(rows)
+        hidden = frontier.hidden.index_select(0, torch.from_numpy(rows).to(frontier.hidden.device))
+        return Arrivals(frontier.sequences[rows], self.model.head(hidden))
 
     def _release(self, leaders: Ints, stopped: Ints) -> None:
         """The stopped leaders become followers; the rule forgets them."""

@@ -24,6 +24,8 @@ LEVELS = [
     {"sigma0.estimates", "sigma0.extras", "sigma0.forced"},
     {"sigma0.wave"},
     {"sigma0.decoding"},
+    {"sigma0.stateless"},
+    {"sigma0.verify"},
     {"sigma0.results"},
     {"sigma0.generation"},
     {"sigma0.models"},

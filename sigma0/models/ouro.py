@@ -287,6 +287,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             raise TypeError(f"forward takes no argument {', '.join(unknown)}")
         config = self.resolve_exit_config(exit_config)
         rule = self.exit_rule(config)
+        if config.after_exit == "verify":
+            # What `verify` writes is full depth's, so every position is read there.
+            rule = self.exit_rule(ExitConfig(mode="full"))
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None:
             raise ValueError("pass exactly one of input_ids and inputs_embeds")

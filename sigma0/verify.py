@@ -1,0 +1,214 @@
+"""Lossless depth: tokens are proposed at their exits and checked at loop T (`after_exit="verify"`).
+
+A proposed token is fed back at once and runs on to loop T beside its followers. What the head reads there decides:
+
+    greedy      the token stands if it is the argmax at loop T, else that argmax takes its place
+    sampling    with q its distribution at the exit and p that at loop T, it stands with probability min(1, p(x) / q(x)),
+                else a token is drawn from max(p - q, 0), normalised (arXiv 2211.17192, section 2.3)
+
+On a replacement the followers are dropped: their rows leave the frontier and their columns are written again, nothing
+is copied. Tokens reach loop T in their order, since a follower is at least one loop behind. A token that reaches T
+without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the text
+opens no follower.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.decoding import Emission, TokenLoop, narrowed
+from sigma0.stateless import StateGuard
+from sigma0.wave import Exits
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A token that was read early.
+
+    Attributes:
+        token_id: The token.
+        depth: Loop it was read at.
+        met: Whether its rule was met there.
+        ends: Whether the text ends with it, if it stands.
+        chances: Its distribution q, float32 `[V]`, where tokens are drawn; None where they are chosen greedily.
+    """
+
+    token_id: int
+    depth: int
+    met: bool
+    ends: bool
+    chances: Tensor | None
+
+
+class VerifiedLoop(TokenLoop):
+    """Generates what full depth would, out of proposals at the exits.
+
+    Every sequence goes to processors and criteria alone, once for a proposal and once at loop T.
+
+    Attributes:
+        accepted: Of each checked token of each sequence, whether a proposal stood; True for a token that was read at
+            loop T in the first place.
+        tail_passes: Passes after the last token had stopped, which only check.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        batch = len(self.lengths)
+        self._prompt = int(self.lengths[0])
+        self._pending: list[deque[Proposal]] = [deque() for _ in range(batch)]
+        self.accepted: list[list[bool]] = [[] for _ in range(batch)]
+        self.tail_passes = 0
+        self._guard = StateGuard([*self.processors, *self.criteria])
+
+    def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
+        """Yields the checked tokens of each pass in which any appeared.
+
+        Args:
+            first: The exits of the last prompt token of every sequence, read at loop T.
+        """
+        try:
+            yield self._settle(first)
+            while self.wave.cache.frontier is not None:
+                emissions = self._step()
+                if emissions:
+                    yield emissions
+        finally:
+            self.wave.cache.trim(int(self.columns.max()))
+            self._note_skipped()
+
+    @torch.no_grad()
+    def _settle(self, first: Exits) -> tuple[Emission, ...]:
+        return tuple(
+            self._tell(sequence, logits, self.wave.rule.total_loops, met=False)
+            for sequence, logits in zip(first.sequences.tolist(), first.logits, strict=True)
+        )
+
+    @torch.no_grad()
+    def _step(self) -> tuple[Emission, ...]:
+        self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
+        exits, arrivals = self.wave.advance_to_the_end()
+        emissions: list[Emission] = []
+        dropped: set[int] = set()
+        if arrivals is not None:
+            for sequence, logits in zip(arrivals.sequences.tolist(), arrivals.logits, strict=True):
+                emission, goes_on = self._check(sequence, logits)
+                emissions.append(emission)
+                if not goes_on:
+                    dropped.add(sequence)
+        if exits is not None:
+            for place, sequence in enumerate(exits.sequences.tolist()):
+                if sequence in dropped:
+                    continue
+                depth, met = int(exits.depths[place]), bool(exits.met[place])
+                if depth == self.wave.rule.total_loops:
+                    emissions.append(self._tell(sequence, exits.logits[place], depth, met))
+                else:
+                    self._propose(sequence, exits.logits[place], depth, met)
+        return tuple(emissions)
+
+    def _tell(self, sequence: int, logits: Tensor, depth: int, met: bool) -> Emission:
+        """A token read at loop T, where nothing is left to check."""
+        place = int(self.lengths[sequence])
+        scores = self._scores(sequence, place, logits, keep=True)
+        token_id, _ = self._draw(sequence, scores)
+        self._write(sequence, place, token_id)
+        return self._conclude(sequence, token_id, depth, met, stood=True)
+
+    def _propose(self, sequence: int, logits: Tensor, depth: int, met: bool) -> None:
+        """A token read early: written down, and fed back unless it would end the text."""
+        place = int(self.lengths[sequence])
+        token_id, chances = self._draw(sequence, self._scores(sequence, place, logits))
+        self._write(sequence, place, token_id)
+        ends = self._ends(sequence, place + 1)
+        self._pending[sequence].append(Proposal(token_id, depth, met, ends, chances))
+        if not ends:
+            self.enter([Emission(sequence, token_id, depth, met, last=False)])
+
+    def _check(self, sequence: int, logits: Tensor) -> tuple[Emission, bool]:
+        """Judges the oldest proposal of a sequence by the logits at loop T.
+
+        Returns:
+            The token to tell, and whether what follows the proposal goes on.
+        """
+        proposal = self._pending[sequence].popleft()
+        place = self._prompt + len(self.accepted[sequence])
+        token_id, stood = self._judge(sequence, proposal, self._scores(sequence, place, logits, keep=True))
+        if stood and self._ends(sequence, place + 1) == proposal.ends:
+            self.accepted[sequence].append(True)
+            return Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends), True
+        self._rewind(sequence, place)
+        self._write(sequence, place, token_id)
+        depth = proposal.depth if stood else self.wave.rule.total_loops
+        return self._conclude(sequence, token_id, depth, stood and proposal.met, stood), False
+
+    def _judge(self, sequence: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
+        """The token that full depth writes, given scores `[V]` at loop T, and whether it is the proposed one."""
+        if self.generators is None or proposal.chances is None:
+            token_id = int(scores.argmax())
+            return token_id, token_id == proposal.token_id
+        generator = self.generators[sequence]
+        full, early = torch.softmax(scores, dim=-1), proposal.chances
+        draw = torch.rand((), generator=generator, device=scores.device)
+        if bool(draw * early[proposal.token_id] < full[proposal.token_id]):
+            return proposal.token_id, True
+        rest = (full - early).clamp_min(0.0)
+        # Where p and q differ by rounding alone, nothing may be left.
+        return int(torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)), False
+
+    def _conclude(self, sequence: int, token_id: int, depth: int, met: bool, stood: bool) -> Emission:
+        """Tells a token behind which nothing has been proposed, and feeds it back unless the text ends."""
+        self.accepted[sequence].append(stood)
+        emission = Emission(sequence, token_id, depth, met, self._ends(sequence, int(self.lengths[sequence])))
+        if not emission.last:
+            self.enter([emission])
+        return emission
+
+    def _rewind(self, sequence: int, place: int) -> None:
+        """Forgets the ids from index `place` on, and the rows that were fed them."""
+        column = place - self._shift
+        self.wave.drop_from(sequence, column)
+        self._pending[sequence].clear()
+        self.ids[sequence, place:] = self.pad
+        self.lengths[sequence] = place
+        self.positions[sequence] -= self.columns[sequence] - column
+        self.columns[sequence] = column
+
+    def _write(self, sequence: int, place: int, token_id: int) -> None:
+        self._make_room(place + 1)
+        self.ids[sequence, place] = token_id
+        self.lengths[sequence] = place + 1
+
+    def _draw(self, sequence: int, scores: Tensor) -> tuple[int, Tensor | None]:
+        """A token, and the distribution `[V]` it was drawn from where it was drawn."""
+        if self.generators is None:
+            return int(scores.argmax()), None
+        chances = torch.softmax(scores, dim=-1)
+        return int(torch.multinomial(chances, 1, generator=self.generators[sequence])), chances
+
+    def _scores(self, sequence: int, length: int, logits: Tensor, keep: bool = False) -> Tensor:
+        """Processed float32 scores `[V]` behind the first `length` ids of a sequence."""
+        raw = logits.to(torch.float32, copy=True).to(self.device)
+        scores = raw[None]
+        for item in narrowed(self.processors, np.array([sequence])):
+            with self._guard.watching(item):
+                scores = item(self.ids[[sequence], :length], scores.clone())
+        if keep:
+            for kept, values in ((self.raw_logits, raw), (self.scores, scores[0])):
+                if kept is not None:
+                    kept[sequence].append(values)
+        return scores[0]
+
+    def _ends(self, sequence: int, length: int) -> bool:
+        """Whether the first `length` ids of a sequence are a whole text."""
+        token_id = int(self.ids[sequence, length - 1])
+        over = token_id in self.eos or (self.max_length is not None and length >= self.max_length)
+        kept = None if self.scores is None else tuple(row[None] for row in self.scores[sequence])
+        for item in self.criteria:
+            with self._guard.watching(item):
+                over |= bool(item(self.ids[[sequence], :length], kept)[0])
+        return over
