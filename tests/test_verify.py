@@ -1,0 +1,348 @@
+"""`verify` writes what full depth writes: token for token when greedy, in distribution when drawn."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.verify import VerifiedLoop
+from tests.reference import gap, tiny_model
+
+FULL = ExitConfig(mode="full")
+RULES = st.one_of(
+    st.floats(0.05, 1.0).map(lambda q: ExitConfig(q=q, after_exit="verify")),
+    st.floats(0.01, 0.9).map(lambda theta: ExitConfig(mode="margin", theta=theta, after_exit="verify")),
+    st.floats(0.05, 2.0).map(lambda eps: ExitConfig(mode="converge", eps=eps, after_exit="verify")),
+    st.floats(0.05, 2.0).map(lambda eps: ExitConfig(mode="accel", eps=eps, patience=1, after_exit="verify")),
+    st.integers(1, 3).map(lambda depth: ExitConfig(mode="fixed", depth=depth, after_exit="verify")),
+    st.just(ExitConfig(mode="full", after_exit="verify")),
+)
+MODELS = [
+    tiny_model(seed=seed, total_ut_steps=loops, num_hidden_layers=layers)
+    for seed, loops, layers in ((0, 3, 2), (1, 4, 1), (2, 6, 1), (3, 3, 1))
+]
+# Models whose readouts settle early, as trained ones do: the head reads mostly the embedding.
+for settled in MODELS[1:3]:
+    for layer in settled.model.layers:
+        layer.input_layernorm_2.weight.data.fill_(0.15)
+        layer.post_attention_layernorm_2.weight.data.fill_(0.15)
+
+
+def run(model, ids, config, new, mask=None, **kwargs):
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        max_new_tokens=new,
+        do_sample=kwargs.pop("do_sample", False),
+        exit_config=config,
+        return_dict_in_generate=True,
+        **kwargs,
+    )
+
+
+def near_tie(outputs):
+    return any(gap(row[row.isfinite()]) < 1e-4 for step in outputs.scores for row in step if row.abs().sum() > 0)
+
+
+@given(
+    st.sampled_from(MODELS),
+    RULES,
+    st.integers(1, 4),
+    st.integers(1, 14),
+    st.integers(0, 2**16),
+    st.booleans(),
+    st.sampled_from([1.0, 1.4]),
+)
+def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, early_end, penalty):
+    generator = torch.Generator().manual_seed(seed)
+    prompt = 1 + seed % 7
+    ids = torch.randint(8, 61, (batch, prompt), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        mask[row, : int(torch.randint(0, prompt, (), generator=generator))] = 0
+    kwargs = {"repetition_penalty": penalty, "output_scores": True}
+    full = run(model, ids, FULL, new, mask, **kwargs)
+    if early_end:
+        # An EOS that full depth really writes somewhere.
+        kwargs["eos_token_id"] = int(full.sequences[seed % batch, prompt + seed % new])
+        full = run(model, ids, FULL, new, mask, **kwargs)
+    assume(not near_tie(full))
+    found = run(model, ids, config, new, mask, **kwargs)
+    assert found.sequences.tolist() == full.sequences.tolist()
+    for mine, theirs in zip(found.scores, full.scores, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    total = model.num_loops
+    lengths = (full.exit_depths > 0).sum(-1)
+    assert ((found.exit_depths > 0).sum(-1) == lengths).all()
+    assert (found.exit_depths <= total).all() and (found.exit_depths[:, 0] == total).all()
+    # Where no proposal stood, the token was read at T.
+    told = found.exit_depths > 0
+    assert (found.exit_depths[told & ~found.accepted] == total).all()
+    assert found.accepted[:, 0].all() and not found.accepted[~told].any()
+    # Never more passes than full depth, and at least those of the exits that stood.
+    assert found.loop_passes <= total * (int(lengths.max()) - 1)
+    longest = (found.exit_depths[:, 1:].sum(-1)).max()
+    assert found.loop_passes >= int(longest)
+    assert 0 <= found.tail_passes < total
+    if batch == 1:
+        dropped = int((~found.accepted[0]).sum())
+        assert found.loop_rows >= total * (int(lengths[0]) - 1)
+        assert dropped or found.loop_rows == total * (int(lengths[0]) - 1)
+
+
+def test_a_rule_that_never_stops_early_costs_what_full_depth_does():
+    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
+    full, found = run(model, ids, FULL, 8), run(model, ids, ExitConfig(q=1.0, after_exit="verify"), 8)
+    assert (found.loop_passes, found.loop_rows, found.tail_passes) == (full.loop_passes, full.loop_rows, 0)
+    assert found.accepted.all() and (found.exit_depths == 4).all()
+
+
+def test_proposals_that_stand_save_passes():
+    model, ids = MODELS[2], torch.tensor([[9, 10, 11]])
+    found = run(model, ids, ExitConfig(mode="margin", theta=0.05, after_exit="verify"), 20)
+    full = run(model, ids, FULL, 20)
+    assert found.sequences.tolist() == full.sequences.tolist()
+    assert found.loop_passes < full.loop_passes and found.accepted.float().mean() > 0
+    assert not found.accepted.all(), "no proposal was withdrawn: the test would not tell"
+
+
+def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
+    ids = torch.randint(3, golden.model.config.vocab_size, (3, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    reference = run(golden.model, ids, FULL, 24, mask, eos_token_id=None)
+    for config in (ExitConfig(q=0.3, after_exit="verify"), ExitConfig(mode="margin", theta=0.02, after_exit="verify")):
+        found = run(golden.model, ids, config, 24, mask, eos_token_id=None)
+        assert found.sequences.tolist() == reference.sequences.tolist()
+
+
+def joint_law(model, config, prompt, draws):
+    """How often each text of three tokens is drawn."""
+    torch.manual_seed(0)
+    ids = torch.tensor([prompt]).expand(500, -1)
+    counts = Counter()
+    for _ in range(draws // 500):
+        found = run(model, ids, config, 3, do_sample=True, temperature=1.3, top_k=0, eos_token_id=None)
+        counts.update(map(tuple, found.sequences[:, len(prompt) :].tolist()))
+    return counts
+
+
+def exact_law(model, prompt, temperature):
+    law = {}
+    with torch.no_grad():
+        for text in np.ndindex(*(model.config.vocab_size,) * 3):
+            ids = torch.tensor([[*prompt, *text]])
+            logits = model(ids, exit_config=FULL).logits[0, len(prompt) - 1 : -1] / temperature
+            chances = torch.softmax(logits.double(), -1)
+            law[text] = float(torch.stack([chances[place, token] for place, token in enumerate(text)]).prod())
+    return law
+
+
+def chi_square(counts, law, draws):
+    """Statistic over its degrees of freedom, cells that expect fewer than 5 together."""
+    rare = [text for text, share in law.items() if share * draws < 5]
+    cells = [(counts[text], share * draws) for text, share in law.items() if share * draws >= 5]
+    if rare:
+        cells.append((sum(counts[text] for text in rare), sum(law[text] for text in rare) * draws))
+    statistic = sum((seen - expected) ** 2 / max(expected, 1e-9) for seen, expected in cells)
+    freedom = len(cells) - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return tiny_model(seed=5, vocab_size=6, total_ut_steps=3, num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ExitConfig(mode="fixed", depth=1, after_exit="verify"),
+        ExitConfig(q=0.6, after_exit="verify"),
+        ExitConfig(mode="margin", theta=0.3, after_exit="verify"),
+    ],
+    ids=["fixed", "qexit", "margin"],
+)
+def test_drawn_texts_follow_the_law_of_full_depth(small, config):
+    draws, prompt = 20_000, (1, 4, 2)
+    law = exact_law(small, prompt, 1.3)
+    assert sum(law.values()) == pytest.approx(1.0)
+    assert abs(chi_square(joint_law(small, config, prompt, draws), law, draws)) < 4
+
+
+@pytest.mark.parametrize("wrong", ["accept all", "residual of q"])
+def test_a_wrong_rule_fails_the_same_test(small, monkeypatch, wrong):
+    right = VerifiedLoop._judge
+
+    def judge(self, sequence, proposal, scores):
+        if wrong == "accept all":
+            return proposal.token_id, True
+        token_id, stood = right(self, sequence, proposal, scores)
+        return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
+
+    monkeypatch.setattr(VerifiedLoop, "_judge", judge)
+    draws, prompt = 5_000, (1, 4, 2)
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    assert chi_square(joint_law(small, config, prompt, draws), exact_law(small, prompt, 1.3), draws) > 8
+
+
+def test_draws_do_not_depend_on_the_company(small):
+    config = ExitConfig(q=0.6, after_exit="verify")
+    texts = []
+    for company in ([[1, 2, 3]], [[1, 2, 3], [5, 4, 0]], [[1, 2, 3], [0, 0, 1], [2, 2, 2]]):
+        torch.manual_seed(3)
+        found = run(small, torch.tensor(company), config, 10, do_sample=True, eos_token_id=None)
+        texts.append(found.sequences[0].tolist())
+    # The first sequence's generator is seeded from as many draws as there are sequences, the first of them its own.
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_proposed_end_opens_no_follower_until_it_is_checked():
+    model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
+    plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
+    proposals = []
+    original = VerifiedLoop._propose
+
+    def spy(self, sequence, logits, depth, met):
+        original(self, sequence, logits, depth, met)
+        proposals.append((self._pending[sequence][-1].token_id, self._pending[sequence][-1].ends))
+
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VerifiedLoop, "_propose", spy)
+        run(model, ids, config, 16, eos_token_id=None)
+        wrong = [token for token, _ in proposals if token not in plain]
+        assert wrong, "every proposal was right: choose another seed"
+        # An EOS that is proposed, but that full depth never writes: the text must run on past it.
+        proposals.clear()
+        found = run(model, ids, config, 16, eos_token_id=wrong[0])
+    assert found.sequences[0, 3:].tolist() == plain
+    assert (wrong[0], True) in proposals
+
+
+def test_stop_strings_and_streams(pocket):
+    model, tokenizer = pocket
+    prompt = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    config = ExitConfig(q=0.2, after_exit="verify")
+    for stop in ((), (" park",), (" the",), (" in the",)):
+        full = sigma0.generate(model, tokenizer, prompt, exit_config=FULL, stop=stop)
+        stream = sigma0.stream(model, tokenizer, prompt, exit_config=config, stop=stop)
+        told = [token.id for token in stream]
+        assert told == [token.id for token in full.tokens]
+        assert stream.generation.text == full.text and stream.generation.stop_reason == full.stop_reason
+        assert stream.generation.loop_passes <= full.loop_passes
+
+
+def test_only_checked_tokens_are_streamed():
+    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    full = run(model, ids, FULL, 12).sequences[0, 3:].tolist()
+    put = []
+
+    class Streamer:
+        def put(self, value):
+            put.append(value.tolist())
+
+        def end(self):
+            put.append("end")
+
+    model.generate(ids, max_new_tokens=12, do_sample=False, exit_config=config, streamer=Streamer())
+    assert put[-1] == "end" and [token for chunk in put[1:-1] for token in chunk] == full
+    with pytest.raises(ValueError, match="streamer on a batch"):
+        model.generate(ids.expand(2, -1), max_new_tokens=2, exit_config=config, streamer=Streamer())
+
+
+def test_a_cache_goes_on_as_one_of_full_depth():
+    model = MODELS[1]
+    ids, mask = torch.tensor([[9, 10, 11], [0, 0, 12]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    texts = []
+    for config in (FULL, ExitConfig(mode="fixed", depth=1, after_exit="verify")):
+        first = run(model, ids, config, 7, mask, eos_token_id=15)
+        longer = torch.cat([first.sequences, torch.tensor([[20, 21], [22, 23]])], 1)
+        seen = torch.cat([mask, torch.ones(2, longer.shape[1] - 3, dtype=torch.int64)], 1)
+        again = run(model, longer, config, 6, seen, past_key_values=first.past_key_values)
+        texts.append(again.sequences.tolist())
+        alone = run(model, longer, FULL, 6, seen)
+        assert again.sequences.tolist() == alone.sequences.tolist()
+    assert texts[0] == texts[1]
+
+
+class Counting(LogitsProcessor):
+    """Remembers how often it was called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, input_ids, scores):
+        self.calls.append(input_ids.shape[1])
+        return scores
+
+
+class Bent(LogitsProcessor):
+    """Keeps nothing; treats rows of a batch by themselves."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, input_ids[0, -1] % 7 :: 7] -= 1.5
+        return scores
+
+
+class Sated(StoppingCriteria):
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen += 1
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_what_keeps_state_between_calls_is_refused_by_name():
+    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    with pytest.raises(ValueError, match=r"Counting keeps state.*verify"):
+        run(model, ids, config, 4, logits_processor=LogitsProcessorList([Counting()]))
+    with pytest.raises(ValueError, match=r"Sated keeps state"):
+        run(model, ids, config, 4, stopping_criteria=StoppingCriteriaList([Sated()]))
+
+
+def test_strangers_see_one_sequence_at_a_time():
+    model = MODELS[1]
+    ids, mask = torch.tensor([[9, 10, 11], [0, 13, 12]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
+    config = ExitConfig(mode="fixed", depth=2, after_exit="verify")
+    found = run(model, ids, config, 9, mask, logits_processor=LogitsProcessorList([Bent()]))
+    for row in range(2):
+        alone = run(model, ids[[row]], FULL, 9, mask[[row]], logits_processor=LogitsProcessorList([Bent()]))
+        assert found.sequences[row].tolist() == alone.sequences[0].tolist()
+
+
+def test_a_callers_function_gets_the_true_batch_index():
+    model = MODELS[1]
+    ids = torch.tensor([[9, 10, 11], [14, 13, 12], [20, 21, 22]])
+    allowed = {0: list(range(8, 30)), 1: list(range(30, 50)), 2: list(range(50, 61))}
+    asked = set()
+
+    def prefix(batch, sent):
+        asked.add(batch)
+        return allowed[batch]
+
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    found = run(model, ids, config, 8, prefix_allowed_tokens_fn=prefix)
+    full = run(model, ids, FULL, 8, prefix_allowed_tokens_fn=prefix)
+    assert found.sequences.tolist() == full.sequences.tolist() and asked == {0, 1, 2}
+
+
+def test_a_single_step_is_refused_and_a_forward_reads_at_full_depth():
+    model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    cache = model.new_cache()
+    with torch.no_grad():
+        logits = model(ids, exit_config=config, past_key_values=cache).logits
+        assert torch.equal(logits, model(ids, exit_config=FULL).logits)
+        with pytest.raises(ValueError, match="call generate or stream"):
+            model(ids[:, :1], exit_config=config, past_key_values=cache)
