@@ -36,8 +36,8 @@ class StateGuard:
         yield
         if _print_of(vars(item), _DEPTH) != before:
             raise ValueError(
-                f"{type(item).__name__} keeps state between calls, but after_exit='verify' asks it twice about a token: "
-                "leave it out, or use after_exit='finish'"
+                f"{type(item).__name__} keeps state between calls, but after_exit='verify' asks it twice about a "
+                "token: leave it out, or use after_exit='finish'"
             )
 
 

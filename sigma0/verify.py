@@ -3,13 +3,14 @@
 A proposed token is fed back at once and runs on to loop T beside its followers. What the head reads there decides:
 
     greedy      the token stands if it is the argmax at loop T, else that argmax takes its place
-    sampling    with q its distribution at the exit and p that at loop T, it stands with probability min(1, p(x) / q(x)),
-                else a token is drawn from max(p - q, 0), normalised (arXiv 2211.17192, section 2.3)
+    sampling    with q its distribution at the exit and p that at loop T, it stands with probability
+                min(1, p(x) / q(x)), else a token is drawn from max(p - q, 0), normalised
+                (speculative sampling: arXiv 2211.17192, section 2.3)
 
 On a replacement the followers are dropped: their rows leave the frontier and their columns are written again, nothing
 is copied. Tokens reach loop T in their order, since a follower is at least one loop behind. A token that reaches T
-without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the text
-opens no follower.
+without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the
+text opens no follower.
 """
 
 from collections import deque
