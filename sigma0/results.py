@@ -102,7 +102,7 @@ def lockstep_output(
     )
 
 
-def _counts(cache: DepthCache) -> dict[str, int]:
+def _counts(cache: DepthCache) -> dict[str, Any]:
     """The counts of a cache under the names of `DepthGenerateOutput`."""
     counts = cache.counts
     return {
