@@ -133,8 +133,7 @@ def calibrate(
     Raises:
         ValueError: For a mode without a threshold, too few prompts or a share out of range.
     """
-    if mode not in GRIDS:
-        raise ValueError(f"mode {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
+    check_mode(mode)
     if len(prompts) < 5:
         raise ValueError(f"{len(prompts)} prompts: at least 5, and hundreds for a promise worth having")
     if not 0 < agreement < 1:
@@ -161,6 +160,18 @@ def calibrate(
     chosen = GRIDS[mode][kept - 1] if kept else None
     checked = None if chosen is None else _check(model, apart, chosen, max_new_tokens, len(fitting), on_prompt)
     return Calibration(mode, agreement, confidence, len(fitting), needed, tested, chosen, checked)
+
+
+def check_mode(mode: str) -> ExitMode:
+    """The exit rule of a name, if it has a threshold.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    for known in GRIDS:
+        if mode == known:
+            return known
+    raise ValueError(f"exit rule {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
 
 
 def continue_in_full(

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from sigma0.calibration import THRESHOLD, Calibration
 from sigma0.estimates import Estimate
+from sigma0.latency import LatencyCalibration
+from sigma0.settings import ExitConfig
 
 # Rows of the table around the choice; the whole list is in the JSON.
 _SHOWN = 12
@@ -53,18 +55,43 @@ def refusal(found: Calibration) -> str:
     )
 
 
-def write_calibration(model: Any, tokenizer: Any, found: Calibration, folder: Path, is_source: bool) -> None:
+def print_latency(found: LatencyCalibration) -> None:
+    """Prints every setting tried under `verify`, the fastest, and its check."""
+    console = Console(highlight=False, soft_wrap=True)
+    name = THRESHOLD[found.mode]
+    table = Table(title=f"{found.mode} under verify on {found.prompts} prompts", title_justify="left")
+    for column in (name, "passes/token", "of them tail", "accepted", "passes_saved"):
+        table.add_column(column, justify="right")
+    for row in found.tested:
+        table.add_row(
+            f"{row.threshold:g}",
+            f"{row.passes_per_token.value:.2f}",
+            f"{row.tail_passes_per_token.value:.2f}",
+            f"{row.accepted.value:.1%}",
+            f"{row.passes_saved.value:.1%}",
+        )
+    console.print(table)
+    console.print(f"chosen          {found.mode}, {name} = {getattr(found.chosen, name):g}, after_exit = verify")
+    console.print(f"passes_saved    {_percent(found.check.passes_saved)} on {found.checked_prompts} prompts set apart")
+    console.print(f"accepted        {_percent(found.check.accepted)} of their tokens")
+
+
+def print_found(found: Calibration | LatencyCalibration) -> None:
+    """Prints either kind."""
+    print_calibration(found) if isinstance(found, Calibration) else print_latency(found)
+
+
+def write_calibration(model: Any, tokenizer: Any, chosen: ExitConfig, folder: Path, is_source: bool) -> None:
     """Stores the chosen setting in `generation_config.json`.
 
     Args:
         model: The looped model.
         tokenizer: Its tokenizer.
-        found: A calibration that chose a setting.
+        chosen: The setting.
         folder: Where the checkpoint is, or a new or empty folder for a calibrated copy.
         is_source: Whether the model was loaded from `folder`, so that its weights are there already.
     """
-    assert found.chosen is not None
-    model.generation_config.exit_config = found.chosen.to_dict()
+    model.generation_config.exit_config = chosen.to_dict()
     # While this flag is set, transformers drops what it does not know when it loads the file.
     model.generation_config._from_model_config = False
     if is_source:

@@ -2,19 +2,15 @@
 
 import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
+from sigma0.calibrate_command import calibrate
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
-from sigma0.extras import needs_extra
-from sigma0.loading import load, shipped_models
-from sigma0.prompts import encode_prompts, read_prompts
-from sigma0.rendering import one_line_errors, print_report, print_stream, progress_bar, quiet_transformers
+from sigma0.loading import load
+from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.settings import ExitConfig
 from sigma0.text import stream
 
@@ -56,20 +52,6 @@ def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) ->
         if options.get(name) is not None and config.mode not in option:
             raise ValueError(f"--{name} has no effect with exit mode '{config.mode}', only with {' or '.join(option)}")
     return config
-
-
-def calibrated_folder(model: str, out: Path | None) -> Path | None:
-    """Where a calibrated setting goes: the model's own folder, or a new one; None if nowhere.
-
-    Raises:
-        ValueError: If `out` holds something.
-    """
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
-        return out
-    is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
-    return Path(model).expanduser() if is_folder else None
 
 
 @app.command()
@@ -140,51 +122,7 @@ def generate(
             print_stream(tokens, looped.num_loops, text, svg)
 
 
-@app.command()
-def calibrate(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt each (*.jsonl), or paragraphs of text.")],
-    agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
-    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
-    exit: Annotated[str, typer.Option("--exit", help="Exit rule: qexit, margin, converge or accel.")] = "qexit",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
-    out: Annotated[
-        Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
-    ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Turn a quality budget into an exit threshold, and store it in generation_config.json."""
-    quiet_transformers()
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
-        from sigma0.calibration import GRIDS
-        from sigma0.calibration import calibrate as find
-        from sigma0.calibration_report import print_calibration, refusal, write_calibration
-
-        if exit not in GRIDS:
-            raise ValueError(f"exit rule {exit!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
-        folder = calibrated_folder(model, out)
-        read = read_prompts(prompts)
-        looped, tokenizer = load(model, device=device, dtype=dtype)
-        ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
-        with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-            found = find(looped, ids, exit, agreement, confidence, max_new_tokens, advance)
-        if as_json:
-            typer.echo(json.dumps(asdict(found), indent=1))
-        else:
-            print_calibration(found)
-        if found.chosen is None:
-            typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
-            raise typer.Exit(1)
-        if folder is None:
-            told = "not stored: pass --out FOLDER for a calibrated copy"
-        else:
-            write_calibration(looped, tokenizer, found, folder, is_source=out is None)
-            told = f"stored in {folder / 'generation_config.json'}"
-    typer.echo(told, err=as_json)
+app.command()(calibrate)
 
 
 @app.command()

@@ -34,8 +34,10 @@ LEVELS = [
     {"sigma0.doctor", "sigma0.prompts"},
     {"sigma0.learn_then_test"},
     {"sigma0.calibration"},
+    {"sigma0.latency"},
     {"sigma0.calibration_report"},
     {"sigma0.rendering"},
+    {"sigma0.calibrate_command"},
     {"sigma0.serve", "sigma0.bench"},
     {"sigma0.cli"},
 ]

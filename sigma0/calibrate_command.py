@@ -1,0 +1,96 @@
+"""`sigma0 calibrate`: a threshold for a quality budget, or the fastest one that is checked."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+
+from sigma0.extras import needs_extra
+from sigma0.loading import load, shipped_models
+from sigma0.prompts import encode_prompts, read_prompts
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+
+Objective = Literal["agreement", "latency"]
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt each (*.jsonl), or paragraphs of text.")],
+    objective: Annotated[
+        Objective, typer.Option(help="agreement: keep the promise with finish; latency: fewest passes with verify.")
+    ] = "agreement",
+    agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
+    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
+    exit: Annotated[str, typer.Option("--exit", help="Exit rule: qexit, margin, converge or accel.")] = "qexit",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Turn a quality budget into an exit threshold, and store it in generation_config.json."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.calibration import check_mode
+        from sigma0.calibration_report import print_found, refusal, write_calibration
+
+        mode = check_mode(exit)
+        folder = calibrated_folder(model, out)
+        read = read_prompts(prompts)
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
+        found = _find(looped, ids, objective, mode, agreement, confidence, max_new_tokens, as_json)
+        if as_json:
+            typer.echo(json.dumps(asdict(found), indent=1))
+        else:
+            print_found(found)
+        if found.chosen is None:
+            typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
+            raise typer.Exit(1)
+        if folder is None:
+            told = "not stored: pass --out FOLDER for a calibrated copy"
+        else:
+            write_calibration(looped, tokenizer, found.chosen, folder, is_source=out is None)
+            told = f"stored in {folder / 'generation_config.json'}"
+    typer.echo(told, err=as_json)
+
+
+def calibrated_folder(model: str, out: Path | None) -> Path | None:
+    """Where a calibrated setting goes: the model's own folder, or a new one; None if nowhere.
+
+    Raises:
+        ValueError: If `out` holds something.
+    """
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+        return out
+    is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
+    return Path(model).expanduser() if is_folder else None
+
+
+def _find(
+    looped: Any,
+    ids: list[tuple[int, ...]],
+    objective: Objective,
+    mode: Any,
+    agreement: float,
+    confidence: float,
+    max_new_tokens: int,
+    quiet: bool,
+) -> Any:
+    from sigma0.calibration import calibrate as keep_promise
+    from sigma0.latency import calibrate_latency, latency_runs
+
+    if objective == "latency":
+        with progress_bar("runs", latency_runs(len(ids), mode), hidden=quiet) as advance:
+            return calibrate_latency(looped, ids, mode, max_new_tokens, advance)
+    with progress_bar("prompts", len(ids), hidden=quiet) as advance:
+        return keep_promise(looped, ids, mode, agreement, confidence, max_new_tokens, advance)
