@@ -68,7 +68,7 @@ def generate(
     theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
     depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
     min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
-    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish or drop.")] = None,
+    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, sampling.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,

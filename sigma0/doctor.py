@@ -90,10 +90,7 @@ def _devices() -> tuple[Finding, ...]:
 def _features() -> tuple[Finding, ...]:
     triton = find_spec("triton") is not None
     kernels = "installed" if triton else "not installed (Linux x86-64 only)"
-    return (
-        Finding(name="triton", ok=triton, detail=f"{kernels}; no kernel needs it yet, all operations are torch's"),
-        Finding(name="after_exit=verify", ok=False, detail="not available yet; finish is exact for its exit rule"),
-    )
+    return (Finding(name="triton", ok=triton, detail=f"{kernels}; no kernel needs it yet, all operations are torch's"),)
 
 
 def _models() -> tuple[Finding, ...]:

@@ -88,7 +88,7 @@ def test_too_few_prompts_promise_nothing(model, prompts):
     assert found.chosen is None and found.check is None and found.needed[0] == 299
     with pytest.raises(ValueError, match="4 prompts: at least 5"):
         calibrate(model, prompts[:4])
-    with pytest.raises(ValueError, match="mode 'fixed' has no threshold"):
+    with pytest.raises(ValueError, match="exit rule 'fixed' has no threshold"):
         calibrate(model, prompts, "fixed")
     with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
         calibrate(model, prompts, agreement=0.0)

@@ -81,7 +81,7 @@ def test_options_keep_the_checkpoints_other_settings(pocket):
         (["x", "--exit", "fixed"], "needs depth=k"),
         (["x", "--depth", "2"], "depth=2 has no meaning"),
         (["x", "--exit", "fixed", "--depth", "99"], "exceeds the model's"),
-        (["x", "--after", "verify"], "not available yet"),
+        (["x", "--after", "later"], "after_exit: Input should be"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1"),
         (["x", "--temperature", "nan"], "temperature must be a number of at least 0, got nan"),
         (["x", "--seed", "-4"], "seed must lie in"),

@@ -24,7 +24,7 @@ from sigma0.settings import explain
         ({"mode": "fixed", "depth": 0}, "depth: must be at least 1, got 0"),
         ({"depth": 3}, "depth=3 has no meaning for mode 'qexit'"),
         ({"mode": "never"}, "mode: Input should be 'full'"),
-        ({"after_exit": "verify"}, "not available yet"),
+        ({"after_exit": "later"}, "after_exit: Input should be"),
         ({"threshold": 0.5}, "threshold: Unexpected keyword argument"),
     ],
 )
