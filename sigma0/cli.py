@@ -12,7 +12,7 @@ import typer
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
 from sigma0.extras import needs_extra
-from sigma0.loading import load, shipped_models
+from sigma0.loading import checkpoint_folder, load, shipped_models
 from sigma0.prompts import encode_prompts, read_prompts
 from sigma0.rendering import one_line_errors, print_report, print_stream, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
@@ -67,6 +67,7 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+        out.mkdir(parents=True, exist_ok=True)
         return out
     is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
     return Path(model).expanduser() if is_folder else None
@@ -160,18 +161,18 @@ def calibrate(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.calibration import GRIDS
         from sigma0.calibration import calibrate as find
-        from sigma0.calibration_report import print_calibration, refusal, write_calibration
+        from sigma0.calibration import check_mode, prompts_needed
+        from sigma0.calibration_report import copy_checkpoint, print_calibration, refusal, write_calibration
 
-        if exit not in GRIDS:
-            raise ValueError(f"exit rule {exit!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
+        mode = check_mode(exit)
+        prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-            found = find(looped, ids, exit, agreement, confidence, max_new_tokens, advance)
+            found = find(looped, ids, mode, agreement, confidence, max_new_tokens, advance)
         if as_json:
             typer.echo(json.dumps(asdict(found), indent=1))
         else:
@@ -182,7 +183,9 @@ def calibrate(
         if folder is None:
             told = "not stored: pass --out FOLDER for a calibrated copy"
         else:
-            write_calibration(looped, tokenizer, found, folder, is_source=out is None)
+            if out is not None:
+                copy_checkpoint(checkpoint_folder(model), folder)
+            write_calibration(looped, found.chosen, folder)
             told = f"stored in {folder / 'generation_config.json'}"
     typer.echo(told, err=as_json)
 
