@@ -106,7 +106,7 @@ def test_too_few_prompts_promise_nothing(model, prompts):
         calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
     with pytest.raises(ValueError, match="4 prompts cannot promise"):
         calibrate(model, prompts[:4], agreement=0.5)
-    with pytest.raises(ValueError, match="mode 'fixed' has no threshold"):
+    with pytest.raises(ValueError, match="exit rule 'fixed' has no threshold"):
         calibrate(model, prompts, "fixed")
     with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
         calibrate(model, prompts, agreement=0.0)

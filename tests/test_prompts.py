@@ -79,7 +79,7 @@ def test_a_template_that_refuses_names_the_prompt(pocket):
 
 
 def test_a_prompt_without_tokens_is_named(pocket):
-    model, tokenizer = pocket
+    model, _ = pocket
     silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"x": 0, "?": 1}, "?")))
     silent.backend_tokenizer.pre_tokenizer = Whitespace()
     with pytest.raises(ValueError, match="prompt 1 has no tokens: '  '"):
