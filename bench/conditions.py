@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 
 from sigma0.bench.ledger import Conditions
-from sigma0.loading import resolve_model
+from sigma0.loading import checkpoint_folder
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
+# git's exit code for "no repository here" and for every other trouble.
+_TROUBLE = 128
 
 
 def describe(
@@ -23,6 +24,7 @@ def describe(
     name: str,
     prompts: str,
     ids: Sequence[tuple[int, ...]],
+    answers: Sequence[str | None],
     max_new_tokens: int,
     batch_size: int = 1,
 ) -> Conditions:
@@ -33,19 +35,23 @@ def describe(
         name: What it was loaded as.
         prompts: Where the prompts come from.
         ids: Their ids.
+        answers: Their known answers.
         max_new_tokens: New tokens of each prompt at most.
         batch_size: Prompts in a batch.
     """
+    folder = checkpoint_folder(name)
+    known = [(tuple(row), answer) for row, answer in zip(ids, answers, strict=True)]
     return Conditions(
         model=name,
         model_sha256=weights_sha256(name),
+        settings_sha256=_digest_of([path for path in folder.glob("*.json") if path.is_file()]),
         total_loops=model.num_loops,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         device=_device(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         prompts=prompts,
-        prompts_sha256=sha256(repr([tuple(row) for row in ids]).encode()).hexdigest(),
+        prompts_sha256=sha256(repr(known).encode()).hexdigest(),
         n=len(ids),
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,
@@ -60,35 +66,58 @@ def weights_sha256(name: str) -> str:
     Raises:
         ValueError: If no safetensors file is there.
     """
-    source = resolve_model(name)
-    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(checkpoint_folder(name).glob("*.safetensors"))
     if not files:
         raise ValueError(f"{name!r} has no *.safetensors file")
-    digests = [(_digest(file), file.name) for file in files]
-    if len(digests) == 1:
-        return digests[0][0]
-    return sha256("".join(f"{digest}  {file}\n" for digest, file in digests).encode()).hexdigest()
+    return _digest(files[0]) if len(files) == 1 else _digest_of(files)
 
 
 def git_commit() -> str | None:
-    """The commit of the code that runs, "+" behind it where tracked files differ; None outside a repository."""
+    """The commit of the code that runs, with "+" and a digest behind it where sources differ from it.
+
+    Returns:
+        None outside a repository, or where these sources are not part of it.
+
+    Raises:
+        ValueError: If git refuses to tell.
+    """
     if shutil.which("git") is None or not _is_tracked():
         return None
-    commit = _git("rev-parse", "HEAD").stdout.strip()
+    root = Path(_git("rev-parse", "--show-toplevel").strip())
+    commit = _git("rev-parse", "HEAD").strip()
     # Results change while they are measured.
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)bench/results")
-    return f"{commit}+" if changed.stdout.strip() else commit
+    everything_else = ("--", ":(top)", ":(top,exclude)bench/results")
+    changed = _git("diff", "HEAD", *everything_else)
+    new = _git("ls-files", "--others", "--exclude-standard", "--full-name", "--", ":(top)*.py").split()
+    if not changed and not new:
+        return commit
+    text = changed + "".join(f"{name}\n{(root / name).read_text()}" for name in new)
+    return f"{commit}+{sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _is_tracked() -> bool:
     """Whether these sources stand in a repository of their own, not in an environment inside somebody else's."""
-    return _git("ls-files", "--error-unmatch", Path(__file__).name, check=False).returncode == 0
+    found = _run_git("ls-files", "--error-unmatch", Path(__file__).name)
+    if found.returncode == _TROUBLE and "not a git repository" not in found.stderr:
+        raise ValueError(f"git does not tell the commit of these sources: {found.stderr.strip()}")
+    return found.returncode == 0
 
 
-def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def _git(*arguments: str) -> str:
+    found = _run_git(*arguments)
+    if found.returncode:
+        raise ValueError(f"git {' '.join(arguments[:2])} failed: {found.stderr.strip()}")
+    return found.stdout
+
+
+def _run_git(*arguments: str) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).resolve().parent
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=check)
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    lines = "".join(f"{_digest(file)}  {file.name}\n" for file in sorted(files))
+    return sha256(lines.encode()).hexdigest()
 
 
 def _digest(file: Path) -> str:
@@ -100,4 +129,14 @@ def _digest(file: Path) -> str:
 
 
 def _device(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"{device.type} ({_processor()})" if device.type == "cpu" else device.type
+
+
+def _processor() -> str:
+    """Name of the processor, as far as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

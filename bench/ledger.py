@@ -24,7 +24,7 @@ LEDGER = Path("bench/results/leaderboard.jsonl")
 class Figure(BaseModel):
     """A measured figure and its 95 % bootstrap interval over prompts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     value: float
     low: float
@@ -50,17 +50,19 @@ class Conditions(BaseModel):
     Attributes:
         model: Name of the model, as it was loaded.
         model_sha256: Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several.
+        settings_sha256: Of the "sha256  name" lines of its other files (configs, tokenizer).
         total_loops: T.
         parameters: How many.
-        device: Device type and, on a GPU, its name.
+        device: Device type and the processor's name.
         dtype: Of the weights.
         threads: CPU threads.
         prompts: Where they come from: a file's name, or a task and its split and seed.
-        prompts_sha256: Of the prompts' ids.
+        prompts_sha256: Of the prompts' ids and their known answers.
         n: Prompts.
         batch_size: Prompts in a batch.
         max_new_tokens: New tokens of each prompt at most.
-        commit: Git commit of the code, "+" behind it where files differ from it; None outside a repository.
+        commit: Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside
+            a repository.
         versions: Of Python and of the libraries that compute.
     """
 
@@ -68,6 +70,7 @@ class Conditions(BaseModel):
 
     model: str
     model_sha256: str
+    settings_sha256: str
     total_loops: int
     parameters: int
     device: str
@@ -103,7 +106,7 @@ class FidelityRow(Conditions):
         kl_on_answers: The same over the new tokens.
         exact_match: Share of free runs equal to full depth's, token for token.
         first_divergence: New tokens before the first that differs, mean over the runs that differ; None without.
-        accuracy: Share of free runs that give the known answer; None where none is known.
+        accuracy: Share of free runs that give the known answer; None unless the answer to every prompt is known.
         mean_depth: Mean exit depth of free runs, as the next three over the tokens after each first.
         depth_saved: 1 - sum of exit depths / (T tokens): notional.
         passes_saved: 1 - passes / (T tokens), counted.
@@ -112,7 +115,8 @@ class FidelityRow(Conditions):
         head_rows: Rows that the head read behind the prompts.
         new_tokens: New tokens of the free runs.
         reasons: How many of them stopped for which reason; empty for depths given beforehand.
-        tokens_per_second: New tokens over time, prompts included, of the timed runs.
+        tokens_per_second: New tokens over time, prompts included, of the timed runs; the time of a prompt is its median
+            over some rounds.
         speed_ratio: The same over full depth's, run in turn with it; None for full depth.
         timed: Prompts that were timed, the first ones.
     """
@@ -227,25 +231,41 @@ def read_rows(path: Path) -> list[FidelityRow | DepthRow]:
     return rows
 
 
-def append_row(path: Path, row: FidelityRow | DepthRow) -> None:
-    """Adds a row, whole."""
-    with _alone(path), path.open("ab") as file:
-        file.write(row.model_dump_json().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+def append_row(path: Path, row: FidelityRow | DepthRow) -> bool:
+    """Adds a row, whole, unless its run holds one of the same key.
+
+    Returns:
+        Whether it was added: another process may have measured the same meanwhile.
+
+    Raises:
+        ValueError: If the ledger holds a line that is no row.
+    """
+    with _alone(path):
+        _cut(path)
+        if any((known.run, known.key) == (row.run, row.key) for known in read_rows(path)):
+            return False
+        with path.open("ab") as file:
+            file.write(row.model_dump_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return True
 
 
 def repair(path: Path) -> bytes:
     """Cuts off a last line that a killed writer left without its end, and returns it."""
     with _alone(path):
-        if not path.exists():
-            return b""
-        content = path.read_bytes()
-        kept = content.rfind(b"\n") + 1
-        if kept < len(content):
-            with path.open("r+b") as file:
-                file.truncate(kept)
-        return content[kept:]
+        return _cut(path)
+
+
+def _cut(path: Path) -> bytes:
+    if not path.exists():
+        return b""
+    content = path.read_bytes()
+    kept = content.rfind(b"\n") + 1
+    if kept < len(content):
+        with path.open("r+b") as file:
+            file.truncate(kept)
+    return content[kept:]
 
 
 @contextmanager

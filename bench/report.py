@@ -28,6 +28,8 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
+        if not any(isinstance(row, FidelityRow) for row in rows):
+            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
             (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
@@ -44,7 +46,13 @@ def latest_runs(rows: Sequence[FidelityRow | DepthRow]) -> dict[str, list[Fideli
     last: dict[str, str] = {}
     for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
         last[row.model] = row.run
-    return {model.strip("/").replace("/", "--"): [row for row in rows if row.run == run] for model, run in last.items()}
+    found: dict[str, list[FidelityRow | DepthRow]] = {}
+    for model, run in last.items():
+        name = model.strip("/").replace("/", "--")
+        if name in found:
+            raise ValueError(f"two models in the ledger would both be called {name!r} in file names")
+        found[name] = [row for row in rows if row.run == run]
+    return found
 
 
 def conditions_text(row: FidelityRow) -> str:
@@ -53,8 +61,13 @@ def conditions_text(row: FidelityRow) -> str:
     return (
         f"{row.model}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
         f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
-        f"commit {(row.commit or 'unknown')[:12]}."
+        f"commit {_short(row.commit)}."
     )
+
+
+def _short(commit: str | None) -> str:
+    """A commit in 12 digits, with what follows it where sources differed from it."""
+    return "unknown" if commit is None else commit[:12] + commit[40:]
 
 
 def whole_table(rows: Sequence[FidelityRow]) -> str:
@@ -66,5 +79,8 @@ def short_table(rows: Sequence[FidelityRow], least: float) -> str:
     """The cheapest row of each rule that keeps an agreement, as Markdown."""
     chosen = cheapest(rows, least)
     left_out = sorted({row.mode for row in rows} - {row.mode for row in chosen} - {"full", "random"})
-    text = f"{conditions_text(rows[0])}\n\n{markdown(chosen, rows, columns=SHORT_COLUMNS)}"
+    text = (
+        f"{conditions_text(rows[0])} Thresholds are chosen on these very prompts: the cheapest on the grid whose "
+        f"agreement is at least {least:.0%}.\n\n{markdown(chosen, rows, columns=SHORT_COLUMNS)}"
+    )
     return f"{text}\n\nNo threshold of {', '.join(left_out)} keeps {least:.0%}." if left_out else text

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from sigma0.extras import needs_extra
-from sigma0.loading import load, shipped_models
+from sigma0.loading import checkpoint_folder, load, shipped_models
 from sigma0.prompts import encode_prompts, read_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
@@ -38,10 +38,11 @@ def calibrate(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.calibration import check_mode
-        from sigma0.calibration_report import print_found, refusal, write_calibration
+        from sigma0.calibration import check_mode, prompts_needed
+        from sigma0.calibration_report import copy_checkpoint, print_found, refusal, write_calibration
 
         mode = check_mode(exit)
+        prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
         looped, tokenizer = load(model, device=device, dtype=dtype)
@@ -57,7 +58,9 @@ def calibrate(
         if folder is None:
             told = "not stored: pass --out FOLDER for a calibrated copy"
         else:
-            write_calibration(looped, tokenizer, found.chosen, folder, is_source=out is None)
+            if out is not None:
+                copy_checkpoint(checkpoint_folder(model), folder)
+            write_calibration(looped, found.chosen, folder)
             told = f"stored in {folder / 'generation_config.json'}"
     typer.echo(told, err=as_json)
 
@@ -71,6 +74,7 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+        out.mkdir(parents=True, exist_ok=True)
         return out
     is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
     return Path(model).expanduser() if is_folder else None

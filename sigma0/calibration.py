@@ -1,9 +1,9 @@
 """From a stated quality budget to a threshold: `sigma0 calibrate`.
 
-The unit is a prompt. Its loss at a threshold is the share of its new tokens whose argmax at the exit is not full
-depth's, read under teacher forcing along full depth's own greedy continuation; agreement is 1 minus the mean loss.
-Which thresholds keep the promise is decided by `sigma0.learn_then_test`; the prompts set apart for the check have no
-part in it.
+The unit is a prompt, and prompts are taken for independent draws from what the model will be asked. Its loss at a
+threshold is the share of its new tokens whose argmax at the exit is not full depth's, read under teacher forcing
+along full depth's own greedy continuation; agreement is 1 minus the mean loss. Which thresholds keep the promise is
+decided by `sigma0.learn_then_test`; the prompts set apart for the check have no part in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,7 +94,8 @@ class Calibration:
         agreement: The agreement asked for.
         confidence: With which it was to be kept.
         prompts: Calibration prompts.
-        needed: Prompts that the promise takes with no error at all, and at half of the allowed errors.
+        needed: Prompts, those of the check included, that the promise takes with no error at all, and at half of the
+            allowed errors.
         tested: Settings from the most patient on, down to the first that did not pass.
         chosen: The most eager that passed, or None.
         check: What it does on other prompts, or None.
@@ -131,15 +132,18 @@ def calibrate(
         on_prompt: Told how many prompts are done; there are `len(prompts)`, the checked ones counted a second time.
 
     Raises:
-        ValueError: For a mode without a threshold, too few prompts or a share out of range.
+        ValueError: For a mode without a threshold, too few prompts, two that are the same, or a share out of range.
     """
     check_mode(mode)
-    if len(prompts) < 5:
-        raise ValueError(f"{len(prompts)} prompts: at least 5, and hundreds for a promise worth having")
-    if not 0 < agreement < 1:
-        raise ValueError(f"agreement {agreement!r} is not between 0 and 1")
+    needed = prompts_needed(agreement, confidence)
+    if len(prompts) < needed[0]:
+        raise ValueError(
+            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}: it "
+            f"takes {needed[0]} without one error, {needed[1]} at half of the allowed errors (a fifth is set apart for "
+            "the check); give more prompts, or ask for a lower agreement or confidence"
+        )
+    check_distinct(prompts)
     risk = 1 - agreement
-    needed = (units_needed(risk, confidence), units_needed(risk, confidence, 0.5))
     order = list(range(len(prompts)))
     Random(_SEED).shuffle(order)
     held_out = max(1, round(CHECK_SHARE * len(prompts)))
@@ -172,6 +176,44 @@ def check_mode(mode: str) -> ExitMode:
         if mode == known:
             return known
     raise ValueError(f"exit rule {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
+
+
+def prompts_needed(agreement: float, confidence: float) -> tuple[int, int]:
+    """Prompts that a promise takes with no error, and at half of the allowed errors, the check's fifth included.
+
+    Raises:
+        ValueError: For a share that is not between 0 and 1.
+    """
+    if not 0 < agreement < 1:
+        raise ValueError(f"agreement {agreement!r} is not between 0 and 1")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence!r} is not between 0 and 1")
+    risk = 1 - agreement
+    return _with_check(units_needed(risk, confidence)), _with_check(units_needed(risk, confidence, 0.5))
+
+
+def check_distinct(prompts: Sequence[tuple[int, ...]]) -> None:
+    """Refuses a prompt given twice: copies carry no evidence of their own.
+
+    Raises:
+        ValueError: Naming the two, counted from 1.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    for number, prompt in enumerate(prompts, start=1):
+        if prompt in seen:
+            raise ValueError(
+                f"prompts {seen[prompt]} and {number} are the same; the promise takes prompts drawn independently, so "
+                "leave copies out"
+            )
+        seen[prompt] = number
+
+
+def _with_check(fitting: int) -> int:
+    """The fewest prompts that leave so many once the check has got its share."""
+    count = fitting
+    while count - max(1, round(CHECK_SHARE * count)) < fitting:
+        count += 1
+    return count
 
 
 def continue_in_full(
@@ -235,7 +277,8 @@ def _check(
     done: int,
     on_prompt: Callable[[int], None],
 ) -> Check:
-    texts = continue_in_full(model, prompts, max_new_tokens)
+    # One at a time, as the runs at the exits: in a narrow dtype a batch may differ in near ties.
+    texts = [text for prompt in prompts for text in continue_in_full(model, [prompt], max_new_tokens)]
     agreed = 1 - _losses(model, texts, [config])[0][:, 0]
     same, depths, passes, rows, later = [], [], [], [], []
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):

@@ -1,5 +1,6 @@
 """What `sigma0 calibrate` prints and writes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from sigma0.settings import ExitConfig
 
 # Rows of the table around the choice; the whole list is in the JSON.
 _SHOWN = 12
+# No code and no pickles.
+COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*")
 
 
 def print_calibration(found: Calibration) -> None:
@@ -49,9 +52,10 @@ def refusal(found: Calibration) -> str:
     fewest, half = found.needed
     return (
         f"no threshold keeps agreement >= {found.agreement:g} with confidence {found.confidence:g}: the most patient "
-        f"one, {THRESHOLD[found.mode]} = {first.threshold:g}, agrees on {first.agreement:.3%} of {found.prompts} "
-        f"prompts (p = {first.p_value:.2g}). The promise takes {fewest} prompts without one error, {half} at half of "
-        "the allowed errors: give more prompts, or ask for a lower agreement or confidence"
+        f"one, {THRESHOLD[found.mode]} = {first.threshold:g}, has a mean agreement of {first.agreement:.3%} over "
+        f"{found.prompts} prompts (p = {first.p_value:.2g}). The promise takes {fewest} prompts without one error, "
+        f"{half} at half of the allowed errors, those of the check included: give more prompts, or ask for a lower "
+        "agreement or confidence"
     )
 
 
@@ -81,24 +85,25 @@ def print_found(found: Calibration | LatencyCalibration) -> None:
     print_calibration(found) if isinstance(found, Calibration) else print_latency(found)
 
 
-def write_calibration(model: Any, tokenizer: Any, chosen: ExitConfig, folder: Path, is_source: bool) -> None:
-    """Stores the chosen setting in `generation_config.json`.
+def write_calibration(model: Any, chosen: ExitConfig, folder: Path) -> None:
+    """Stores the chosen setting in the `generation_config.json` of a checkpoint's folder.
 
     Args:
-        model: The looped model.
-        tokenizer: Its tokenizer.
+        model: The looped model that was loaded from there.
         chosen: The setting.
-        folder: Where the checkpoint is, or a new or empty folder for a calibrated copy.
-        is_source: Whether the model was loaded from `folder`, so that its weights are there already.
+        folder: The checkpoint's folder.
     """
     model.generation_config.exit_config = chosen.to_dict()
     # While this flag is set, transformers drops what it does not know when it loads the file.
     model.generation_config._from_model_config = False
-    if is_source:
-        model.generation_config.save_pretrained(folder)
-    else:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Copies a checkpoint's weights, configs, tokenizer and licence, just as they are, into an existing folder."""
+    for pattern in COPIED:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _percent(estimate: Estimate | None) -> str:

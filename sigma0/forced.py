@@ -25,8 +25,8 @@ from sigma0.exits import ExitRule, select_exits
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-# Texts run in one forward, and logits of all loops held at once (in numbers: 64 MiB of float32).
-_TEXTS = 25
+# Tokens run in one forward, pads included, and logits of all loops held at once (in numbers: 64 MiB of float32).
+_TOKENS = 2**13
 _LOGITS = 2**24
 
 
@@ -103,15 +103,16 @@ def read_forced(
         on_text: Told how many texts are done.
 
     Raises:
-        ValueError: If there is no text.
+        ValueError: If there is no text, or the model computes logits that are not finite.
     """
     if not texts:
         raise ValueError("there is no text to read")
     parts = []
-    for start in range(0, len(texts), _TEXTS):
-        group = texts[start : start + _TEXTS]
+    done = 0
+    for group in _groups(texts):
         parts += list(_read(model, rules, group))
-        on_text(start + len(group))
+        done += len(group)
+        on_text(done)
     lengths = [len(text.ids) - 1 for text in texts]
     marks = [np.arange(length) >= length - text.new for text, length in zip(texts, lengths, strict=True)]
     return LoopReadings(
@@ -121,6 +122,18 @@ def read_forced(
         kl=np.concatenate([part.kl for part in parts], axis=1),
         exits={name: np.concatenate([part.exits[name] for part in parts]) for name in rules},
     )
+
+
+def _groups(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
+    """Texts in order, as many at once as fit padded."""
+    group: list[ForcedText] = []
+    for text in texts:
+        longest = max(len(each.ids) for each in [*group, text])
+        if group and longest * (len(group) + 1) > _TOKENS:
+            yield group
+            group = []
+        group.append(text)
+    yield group
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]
 
 
 def _read_tokens(model: Any, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
-    logits = [model.head(state) for state in states]  # T of [n, V]
+    logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
     top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
     kl = [divergence(full, torch.log_softmax(each.float(), -1)) for each in logits]
@@ -163,6 +176,20 @@ def _exits(rule: ExitRule, states: Tensor, gates: Tensor, logits: Sequence[Tenso
 
     depths: Ints = select_exits(rule, states[:, None], gates[:, None], head).depths[0].cpu().numpy()
     return depths
+
+
+def check_finite(logits: Tensor, loop: int) -> Tensor:
+    """The logits of a loop, once it is sure that comparing them means something.
+
+    Raises:
+        ValueError: If one of them is NaN or infinite.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError(
+            f"the logits of loop {loop} are not finite: the weights are damaged, or {str(logits.dtype)[6:]} is too "
+            "narrow for this model"
+        )
+    return logits
 
 
 def divergence(full: Tensor, other: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -44,6 +45,12 @@ def resolve_model(name: str) -> str:
         f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), a folder, or a hub id such as "
         "ByteDance/Ouro-1.4B"
     )
+
+
+def checkpoint_folder(name: str) -> Path:
+    """The folder that a loaded model's files lie in: its own, or the hub cache's."""
+    source = resolve_model(name)
+    return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -56,7 +56,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         ValueError: If the file is missing, not UTF-8, empty, too long, or a line is malformed; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors put a byte order mark in front.
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
     found = _lines(path, text) if path.suffix == ".jsonl" else _paragraphs(text)
@@ -80,6 +81,8 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Sequence[Prompt], max_ne
             ids: Tensor = encode(tokenizer, prompt.content)[0]
         except ValueError as error:
             raise ValueError(f"prompt {number}: {error}") from error
+        if not len(ids):
+            raise ValueError(f"prompt {number} has no tokens: {prompt.content!r}")
         if len(ids) + max_new_tokens > limit:
             raise ValueError(
                 f"prompt {number} has {len(ids)} tokens, which with {max_new_tokens} new ones exceed the model's "
@@ -101,7 +104,8 @@ def _paragraphs(text: str) -> list[Prompt]:
 
 def _lines(path: Path, text: str) -> list[Prompt]:
     found = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines, which also parts at separators that may stand inside of a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import StoppingCriteriaList
@@ -197,9 +198,12 @@ def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
     elif tokenizer.chat_template is None:
         raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
     else:
-        ids = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )["input_ids"]
+        try:
+            ids = tokenizer.apply_chat_template(
+                [dict(message) for message in prompt], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )["input_ids"]
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
     encoded: Tensor = ids
     return encoded
 

@@ -9,9 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.calibration import GRIDS, calibrate, continue_in_full
+from sigma0.calibration import GRIDS, calibrate, continue_in_full, prompts_needed
 from sigma0.cli import app
 from sigma0.learn_then_test import p_value
+from sigma0.loading import checkpoint_folder
 from sigma0.settings import ExitConfig
 from tests.reference import tiny_model
 
@@ -49,6 +50,12 @@ def test_continuations_equal_those_of_one_prompt_alone(model, prompts):
     assert len({text.new for text in texts}) > 1, "no sequence ended early: the lengths were not tested"
 
 
+def _order():
+    order = list(range(60))
+    Random(0).shuffle(order)
+    return order
+
+
 @pytest.mark.parametrize("mode", GRIDS)
 def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
     found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
@@ -59,12 +66,23 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
     for row in found.tested:
         assert row.passed == (row.p_value <= 0.1)
         assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
+    texts = continue_in_full(model, [prompts[k] for k in _order()[12:]], 6)
+    for row in (found.tested[0], found.tested[len(kept) // 2], found.tested[-1]):
+        config = next(each for each in GRIDS[mode] if row.threshold in (each.q, each.theta, each.eps))
+        agreed, depths = [], []
+        for text in texts:
+            with torch.no_grad():
+                output = model(torch.tensor([text.ids]), exit_config=config, output_loop_states=True)
+            full = output.loop_logits[-1, 0].argmax(-1)
+            new = slice(len(text.ids) - text.new - 1, -1)
+            agreed.append((output.logits[0].argmax(-1) == full)[new].float().mean().item())
+            depths += output.exit_depths[0, new].tolist()
+        assert row.agreement == pytest.approx(np.mean(agreed)) and row.mean_depth == pytest.approx(np.mean(depths))
     threshold = kept[-1].threshold
     name = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}[mode]
     assert found.chosen is not None and getattr(found.chosen, name) == threshold
     # The check once more, with the forward's own exits and the stock loop's free runs.
-    order = list(range(60))
-    Random(0).shuffle(order)
+    order = _order()
     shares, passes, most, same = [], 0, 0, []
     for number in order[:12]:
         run = alone(model, prompts[number], 6, ExitConfig(mode="full"))
@@ -84,14 +102,27 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
 
 
 def test_too_few_prompts_promise_nothing(model, prompts):
-    found = calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
-    assert found.chosen is None and found.check is None and found.needed[0] == 299
-    with pytest.raises(ValueError, match="4 prompts: at least 5"):
-        calibrate(model, prompts[:4])
+    with pytest.raises(ValueError, match=r"60 prompts cannot promise agreement >= 0\.99 .* 374 without one error"):
+        calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
+    with pytest.raises(ValueError, match="4 prompts cannot promise"):
+        calibrate(model, prompts[:4], agreement=0.5)
     with pytest.raises(ValueError, match="exit rule 'fixed' has no threshold"):
         calibrate(model, prompts, "fixed")
     with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
         calibrate(model, prompts, agreement=0.0)
+
+
+def test_the_prompts_needed_leave_enough_for_the_fit():
+    fewest, half = prompts_needed(0.99, 0.95)
+    assert fewest - round(0.2 * fewest) == 299 and (fewest - 1) - round(0.2 * (fewest - 1)) < 299
+    assert half > 4 * fewest
+    with pytest.raises(ValueError, match="confidence nan"):
+        prompts_needed(0.9, float("nan"))
+
+
+def test_a_prompt_given_twice_is_refused(model, prompts):
+    with pytest.raises(ValueError, match="prompts 3 and 61 are the same"):
+        calibrate(model, [*prompts, prompts[2]], agreement=0.6, confidence=0.9)
 
 
 def test_grids_run_from_patient_to_eager():
@@ -132,14 +163,23 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     assert model.resolve_exit_config(None).to_dict() == chosen
     assert chosen["theta"] < stored.theta
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert (folder / "model.safetensors").read_bytes() == (
+        checkpoint_folder("pocket") / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
-    result = run("pocket", "--prompts", questions, "--out", folder, "--agreement", "0.99")
-    assert result.exit_code == 1
-    assert "no threshold keeps agreement >= 0.99" in result.stdout and "299 prompts" in result.stdout
-    assert not folder.exists()
+    wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
+    with pytest.MonkeyPatch.context() as patch:
+        # One setting, which stops every token at its second loop.
+        patch.setitem(GRIDS, "converge", (ExitConfig(mode="converge", eps=100.0),))
+        result = run("pocket", *wrong, "--out", folder)
+    assert result.exit_code == 1, result.output
+    assert "no threshold keeps agreement >= 0.9" in result.stdout and "prompts without one error" in result.stdout
+    assert list(folder.iterdir()) == []
+    few = run("pocket", "--prompts", questions, "--agreement", "0.99")
+    assert few.exit_code == 2 and "60 prompts cannot promise" in few.output
 
 
 def test_the_command_names_bad_input(questions, tmp_path):

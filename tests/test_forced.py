@@ -68,7 +68,7 @@ def test_every_figure_equals_float64_one_token_at_a_time(model, texts):
 
 def test_small_parts_give_the_same(model, texts, monkeypatch):
     whole = read(model, texts)
-    monkeypatch.setattr(sigma0.forced, "_TEXTS", 3)
+    monkeypatch.setattr(sigma0.forced, "_TOKENS", 20)
     monkeypatch.setattr(sigma0.forced, "_LOGITS", 4 * 61 * 7)
     parts = read(model, texts)
     assert (whole.same == parts.same).all() and (whole.text == parts.text).all()
@@ -93,6 +93,20 @@ def test_divergence_of_ruled_out_tokens():
     assert divergence(full, torch.tensor([[0.25, 0.5, 0.25]]).log()).item() == pytest.approx(0.5 * np.log(2))
     assert divergence(full, torch.tensor([[0.0, 0.5, 0.5]]).log()).item() == np.inf
     assert divergence(full, full).item() == 0.0
+
+
+@pytest.mark.parametrize("loop", [1, 4])
+def test_a_loop_that_is_not_finite_is_an_error(texts, loop):
+    broken = tiny_model(seed=3, total_ut_steps=4)
+    calls = []
+
+    def head(states):
+        calls.append(None)
+        return broken.lm_head(states) * (float("nan") if len(calls) == loop else 1.0)
+
+    broken.head = head
+    with pytest.raises(ValueError, match=rf"logits of loop {loop} are not finite.*float32"):
+        read(broken, texts)
 
 
 def test_bad_texts_are_refused(model):

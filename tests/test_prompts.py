@@ -1,8 +1,13 @@
 """Prompts from files, good and bad."""
 
 import json
+from copy import deepcopy
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from sigma0.prompts import Prompt, encode_prompts, read_prompts
 
@@ -23,6 +28,13 @@ def test_json_lines_hold_texts_chats_and_answers(tmp_path):
     lines = [json.dumps({"prompt": "Hi"}), "", json.dumps({"prompt": turns, "answer": "Here."})]
     path = write(tmp_path, "a.jsonl", "\n".join(lines))
     assert read_prompts(path) == [Prompt("Hi"), Prompt(turns, "Here.")]
+
+
+def test_marks_and_separators_of_other_systems_are_read(tmp_path):
+    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps({"prompt": "Hi"}).encode() + b"\r\n")
+    assert read_prompts(tmp_path / "mark.jsonl") == [Prompt("Hi")]
+    line = json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False)
+    assert read_prompts(write(tmp_path, "line.jsonl", line)) == [Prompt("one\u2028two")]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +68,22 @@ def test_too_many_prompts_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("sigma0.prompts.MAX_PROMPTS", 2)
     with pytest.raises(ValueError, match="holds 3 prompts, more than 2"):
         read_prompts(write(tmp_path, "a.txt", "a\n\nb\n\nc"))
+
+
+def test_a_template_that_refuses_names_the_prompt(pocket):
+    model, tokenizer = pocket
+    strict = deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match=r"prompt 2: the chat template refuses .*roles must alternate"):
+        encode_prompts(model, strict, [Prompt("Hi"), Prompt([{"role": "user", "content": "Hi"}])], 4)
+
+
+def test_a_prompt_without_tokens_is_named(pocket):
+    model, _ = pocket
+    silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"x": 0, "?": 1}, "?")))
+    silent.backend_tokenizer.pre_tokenizer = Whitespace()
+    with pytest.raises(ValueError, match="prompt 1 has no tokens: '  '"):
+        encode_prompts(model, silent, [Prompt("  ")], 4)
 
 
 def test_ids_leave_room_for_what_is_to_come(pocket):

@@ -54,17 +54,16 @@ def fidelity(
         looped, tokenizer = load(model, device=device, dtype=dtype)
         settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid))
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
-        conditions = describe(looped, model, source, ids, max_new_tokens)
+        answers = [prompt.answer for prompt in chosen]
+        conditions = describe(looped, model, source, ids, answers, max_new_tokens)
         if repair(out):
             typer.echo(f"cut off the half-written last line of {out}", err=True)
-        answers = [prompt.answer for prompt in chosen]
+        read_rows(out)  # A damaged ledger is told before anything is measured.
         with progress_bar("settings", len(settings) + 1, hidden=as_json) as advance:
             bench = open_bench(looped, tokenizer, conditions, ids, answers, settings)
             advance(1)
             _append_missing(out, conditions, settings, bench.measure, advance)
-            own = bench.sample(looped.resolve_exit_config(None))
-            if own.key not in {row.key for row in _rows_of(out, conditions)}:
-                append_row(out, own)
+            append_row(out, bench.sample(looped.resolve_exit_config(None)))
         wanted = {setting.key for setting in settings}
         rows = [row for row in _rows_of(out, conditions) if isinstance(row, FidelityRow) and row.key in wanted]
     if as_json:

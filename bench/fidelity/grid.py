@@ -66,6 +66,11 @@ def plan(
     for name in grid:
         if name not in GRID:
             raise ValueError(f"mode {name!r} has no grid; {', '.join(GRID)} have")
+    for name, values in grid.items():
+        if name not in modes:
+            raise ValueError(f"the grid names thresholds for {name!r}, which is not among the modes measured")
+        if not values or len(set(values)) != len(values):
+            raise ValueError(f"thresholds {list(values)} of {name!r}: at least one, each once")
     if not modes or not after:
         raise ValueError("name at least one mode and one setting of after_exit")
     thresholds = {**GRID, **{name: tuple(values) for name, values in grid.items()}}

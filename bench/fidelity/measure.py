@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from random import Random
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,15 @@ from sigma0.bench.fidelity.grid import Setting, threshold
 from sigma0.bench.fidelity.replay import replaying
 from sigma0.bench.fidelity.runs import FreeRun, run_forced, run_free
 from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
-from sigma0.calibration import continue_in_full
-from sigma0.estimates import ratio
+from sigma0.estimates import bootstrap, ratio
 from sigma0.forced import ForcedText, LoopReadings, read_forced
 from sigma0.settings import ExitConfig
 
 FULL = ExitConfig(mode="full")
-TIMED = 10
+TIMED = 6
+ROUNDS = 3
 SAMPLES = 8
+_FULL_SETTING = Setting("full", FULL)
 _BY_DEPTH = ("random", "oracle", "settled")
 
 
@@ -107,9 +109,17 @@ class Bench:
         if setting.mode != "random":
             return depths
         shuffled: NDArray[np.int64] = depths.copy()
-        for marks in (self.readings.is_new, ~self.readings.is_new):
-            shuffled[marks] = np.random.default_rng(0).permutation(depths[marks])
+        rng = np.random.default_rng(0)
+        for marks in (self._first, self.readings.is_new & ~self._first, ~self.readings.is_new):
+            shuffled[marks] = rng.permutation(depths[marks])
         return shuffled
+
+    @property
+    def _first(self) -> NDArray[np.bool_]:
+        """Which forced tokens are the first new one of their text; the savings leave these out."""
+        new = self.readings.is_new
+        first: NDArray[np.bool_] = new & ~np.concatenate([[False], new[:-1]])
+        return first
 
     def _run(self, setting: Setting, number: int) -> FreeRun:
         prompt, limit = self.prompts[number], self.conditions.max_new_tokens
@@ -124,8 +134,10 @@ class Bench:
         """Depths for a free run: the oracle's own, or as many drawn by lot as there may be tokens."""
         new = self.readings.is_new
         if setting.mode == "random":
-            drawn = Random(f"{setting.config.q}/{number}")
-            return drawn.choices(self.readings.exits[setting.key][new].tolist(), k=self.conditions.max_new_tokens)
+            drawn, depths = Random(f"{setting.config.q}/{number}"), self.readings.exits[setting.key]
+            later = depths[new & ~self._first].tolist() or [self.conditions.total_loops]
+            more = drawn.choices(later, k=self.conditions.max_new_tokens - 1)
+            return [drawn.choice(depths[self._first].tolist()), *more]
         mine = new & (self.readings.text == number)
         found: list[int] = self._depths(setting)[mine].tolist()
         return found
@@ -166,23 +178,32 @@ class Bench:
 
     def _right(self, runs: Sequence[FreeRun]) -> list[bool]:
         texts = self.tokenizer.batch_decode([list(run.ids) for run in runs], skip_special_tokens=True)
-        return [text.strip() == answer for text, answer in zip(texts, self.answers, strict=True)]
+        known = [None if answer is None else answer.strip() for answer in self.answers]
+        return [text.strip() == answer for text, answer in zip(texts, known, strict=True)]
 
     def _speed(self, setting: Setting) -> tuple[float, Figure | None]:
-        """Tokens a second, and that over full depth's: prompts in turn at full depth and at the exits."""
-        numbers = range(min(TIMED, len(self.prompts)))
+        """Tokens a second, and that over full depth's: the same prompts in turn, each taking its median time."""
+        theirs, ours = [], []
+        for number in range(min(TIMED, len(self.prompts))):
+            full: list[FreeRun] = []
+            mine: list[FreeRun] = []
+            for turn in range(ROUNDS):
+                # Whoever comes first may find the caches cold: they take turns.
+                for is_full in (True, False) if turn % 2 == 0 else (False, True):
+                    (full if is_full else mine).append(self._timed(_FULL_SETTING if is_full else setting, number))
+            theirs.append((len(full[0].ids), median(run.seconds for run in full)))
+            ours.append((len(mine[0].ids), median(run.seconds for run in mine)))
+        speeds = np.array(ours)  # [N, tokens and seconds]
+        others = np.array(theirs)
+        speed = float(speeds[:, 0].sum() / speeds[:, 1].sum())
         if setting.mode == "full":
-            timed = [self.full[number] for number in numbers]
-            return sum(len(run.ids) for run in timed) / sum(run.seconds for run in timed), None
-        pairs = []
-        for number in numbers:
-            full = run_free(self.model, self.prompts[number], FULL, self.conditions.max_new_tokens)
-            pairs.append((full, self._run(setting, number)))
-        speed = sum(len(run.ids) for _, run in pairs) / sum(run.seconds for _, run in pairs)
-        # Time of a token at full depth over that of one at the exits, as a ratio of sums over prompts.
-        ours = np.array([run.seconds / len(run.ids) for _, run in pairs])
-        theirs = np.array([run.seconds / len(run.ids) for run, _ in pairs])
-        return speed, Figure.of(ratio(theirs, ours))
+            return speed, None
+        return speed, Figure.of(bootstrap(lambda drawn: _speed_ratio(speeds[drawn], others[drawn]), len(ours)))
+
+    def _timed(self, setting: Setting, number: int) -> FreeRun:
+        if setting.mode == "full":
+            return run_free(self.model, self.prompts[number], FULL, self.conditions.max_new_tokens)
+        return self._run(setting, number)
 
 
 def open_bench(
@@ -196,14 +217,20 @@ def open_bench(
 ) -> Bench:
     """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings."""
     limit = conditions.max_new_tokens
-    texts = continue_in_full(model, prompts, limit)
-    rules = {each.key: model.exit_rule(replace(each.config, after_exit="finish")) for each in settings}
-    readings = read_forced(model, rules, texts)
     full = []
     for number, prompt in enumerate(prompts, start=1):
         full.append(run_free(model, prompt, FULL, limit))
         on_prompt(number)
+    texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
+    rules = {each.key: model.exit_rule(replace(each.config, after_exit="finish")) for each in settings}
+    readings = read_forced(model, rules, texts)
     return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full)
+
+
+def _speed_ratio(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
+    """Tokens a second over tokens a second, from `[N, tokens and seconds]`."""
+    mine, full = ours.sum(0), theirs.sum(0)
+    return float((mine[0] / mine[1]) / (full[0] / full[1]))
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:

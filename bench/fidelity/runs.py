@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sigma0.forced import ForcedText, divergence
+from sigma0.forced import ForcedText, check_finite, divergence
 from sigma0.settings import ExitConfig
 
 
@@ -87,7 +87,7 @@ def run_forced(model: Any, text: ForcedText, config: ExitConfig) -> ForcedRun:
     ids = torch.tensor([text.ids], device=model.device)
     prompt = ids.shape[1] - text.new
     full = model(ids, use_cache=False, exit_config=ExitConfig(mode="full"), logits_to_keep=text.new + 1)
-    reference = torch.log_softmax(full.logits[0, :-1].float(), -1)  # [new, V]
+    reference = torch.log_softmax(check_finite(full.logits[0, :-1], model.num_loops).float(), -1)  # [new, V]
     cache = model.new_cache(ids.shape[1])
     parts = [model(ids[:, :prompt], past_key_values=cache, exit_config=config, logits_to_keep=1).logits[0]]
     for place in range(prompt, ids.shape[1] - 1):

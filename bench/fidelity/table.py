@@ -108,6 +108,8 @@ def markdown(
             texts[2], texts[3] = with_interval(row.agreement), with_interval(row.agreement_on_answers)
             texts[5], texts[6] = with_interval(row.exact_match), with_interval(row.accuracy)
             texts[8:11] = [with_interval(each) for each in (row.depth_saved, row.passes_saved, row.rows_saved)]
+            if row.speed_ratio is not None:
+                texts[12] += f" ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
         shown = [text for column, text in zip(COLUMNS, texts, strict=True) if column in columns]
         lines.append(f"| {' | '.join(shown)} |")
     return "\n".join([*head, *lines])

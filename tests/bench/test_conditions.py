@@ -41,8 +41,23 @@ def test_a_commit_is_told_with_a_plus_where_sources_differ(repository):
     assert found is not None and len(found) == 40
     (repository / "bench" / "results" / "rows.jsonl").write_text("more")
     assert git_commit() == found, "results may grow"
-    (repository / "bench" / "conditions.py").write_text("other")
-    assert git_commit() == f"{found}+"
+    states = {found}
+    for name, text in (("conditions.py", "other"), ("conditions.py", "another"), ("new.py", "x"), ("new.py", "y")):
+        (repository / "bench" / name).write_text(text)
+        states.add(git_commit())
+    assert len(states) == 5 and all(state.startswith(found) for state in states)
+    assert sum(state.startswith(f"{found}+") for state in states) == 4
+
+
+def test_trouble_with_git_is_an_error_not_an_absence(repository, monkeypatch):
+    git(repository, "add", ".")
+    with pytest.raises(ValueError, match="git rev-parse HEAD failed"):
+        git_commit()
+    git(repository, "commit", "-qm", "first")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    with pytest.raises(ValueError, match="does not tell the commit"):
+        git_commit()
 
 
 def test_without_git_there_is_no_commit(monkeypatch):
@@ -68,8 +83,22 @@ def test_weights_are_named_by_their_digest(tmp_path, pocket):
 
 
 def test_conditions_describe_model_and_prompts(pocket):
-    found = describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], 8)
-    assert (found.n, found.batch_size, found.max_new_tokens, found.dtype, found.device) == (2, 1, 8, "float32", "cpu")
+    found = describe(pocket[0], "pocket", "a file", [(1, 2), (3,)], ["x", None], 8)
+    assert (found.n, found.batch_size, found.max_new_tokens, found.dtype) == (2, 1, 8, "float32")
+    assert found.device.startswith("cpu (")
     assert found.total_loops == pocket[0].num_loops and found.versions["torch"] == torch.__version__
     assert found.versions["sigma0-lm"] == sigma0.__version__
-    assert describe(pocket[0], "pocket", "a file", [(1, 2), (4,)], 8).prompts_sha256 != found.prompts_sha256
+    for ids, answers in (([(1, 2), (4,)], ["x", None]), ([(1, 2), (3,)], ["y", None])):
+        assert describe(pocket[0], "pocket", "a file", ids, answers, 8).prompts_sha256 != found.prompts_sha256
+
+
+def test_other_settings_beside_the_same_weights_are_told(tmp_path, pocket):
+    digests = []
+    for name in ("one", "two"):
+        shutil.copytree(resolve_model("pocket"), tmp_path / name)
+        if name == "two":
+            config = tmp_path / name / "config.json"
+            config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+        digests.append(describe(pocket[0], str(tmp_path / name), "a file", [(1, 2)], ["x"], 8))
+    assert digests[0].model_sha256 == digests[1].model_sha256
+    assert digests[0].settings_sha256 != digests[1].settings_sha256

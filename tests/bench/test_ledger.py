@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONDITIONS = {
     "model": "pocket",
     "model_sha256": "0" * 64,
+    "settings_sha256": "2" * 64,
     "total_loops": 6,
     "parameters": 10,
     "device": "cpu",
@@ -97,6 +98,23 @@ def test_a_half_written_line_is_refused_by_readers_and_cut_off_by_writers(tmp_pa
     assert repair(tmp_path / "none.jsonl") == b""
 
 
+def test_a_living_writer_cuts_off_what_a_killed_one_left(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first, second = fidelity_row(), fidelity_row(mode="full", settings={})
+    assert append_row(path, first)
+    path.write_bytes(path.read_bytes() + b'{"model": "half')
+    assert append_row(path, second)
+    assert read_rows(path) == [first, second]
+
+
+def test_a_setting_is_kept_once_whoever_measured_it(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    assert append_row(path, fidelity_row())
+    assert not append_row(path, fidelity_row(time="2027-01-01T00:00:00+00:00"))
+    assert append_row(path, fidelity_row(threads=2))
+    assert len(read_rows(path)) == 2
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -131,5 +149,7 @@ def test_every_committed_row_is_valid_and_of_its_own_kind():
 
 def test_a_figure_is_an_estimate():
     assert Figure.of(None) is None
+    with pytest.raises(ValueError, match="finite"):
+        Figure(value=float("inf"), low=0.0, high=1.0)
     with pytest.raises(ValueError, match="upside down"):
         Figure(value=0.5, low=0.6, high=0.4)

@@ -105,6 +105,9 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
         (("--grid", '{"qexit": [2.0]}'), "must lie in (0, 1]"),
         (("--grid", '{"fixed": [1]}'), "mode 'fixed' has no grid"),
         (("--grid", "[1]"), "--grid '[1]'"),
+        (("--grid", '{"margin": [0.3]}', "--modes", "full"), "not among the modes measured"),
+        (("--grid", '{"qexit": []}'), "at least one, each once"),
+        (("--grid", '{"qexit": [0.5, 0.5]}'), "at least one, each once"),
         (("--prompts", "EMPTY"), "holds no prompt"),
         (("--prompts", "ONE"), "holds one prompt"),
         (("--prompts", "LONG"), "prompt 2 has"),
@@ -153,6 +156,27 @@ def test_the_report_draws_and_tells(ledger, tmp_path):
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert run("report", ledger, "--out", tmp_path).exit_code == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first, "the same rows, other pictures"
+
+
+def test_a_ledger_without_rows_of_fidelity_is_told(ledger, tmp_path):
+    only = tmp_path / "depth.jsonl"
+    only.write_bytes(b"".join(line for line in ledger.read_bytes().splitlines(True) if b'"benchmark":"depth"' in line))
+    assert only.read_bytes()
+    result = run("report", only)
+    assert result.exit_code == 2 and "no row of fidelity" in result.output
+
+
+def test_corrected_answers_are_another_run(tmp_path):
+    out, questions = tmp_path / "rows.jsonl", tmp_path / "q.jsonl"
+    for answer in ("wrong", " Mary is in the park. "):
+        lines = [
+            {"prompt": "Mary went to the park. Where is Mary?", "answer": answer},
+            {"prompt": "Tom", "answer": "x"},
+        ]
+        questions.write_text("\n".join(map(json.dumps, lines)))
+        result = run("fidelity", "pocket", "--prompts", questions, "--modes", "full", "--out", out)
+        assert result.exit_code == 0, result.output
+    assert [row.accuracy.value for row in rows_of(out)] == [0.0, 0.5]
 
 
 def test_a_missing_ledger_is_told(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ def bench(model, prompts):
     conditions = Conditions(
         model="tiny",
         model_sha256="0" * 64,
+        settings_sha256="2" * 64,
         total_loops=TOTAL,
         parameters=1,
         device="cpu",
@@ -178,14 +180,17 @@ def test_random_depths_are_the_rules_own_shuffled(bench):
     setting = next(each for each in SETTINGS if each.mode == "random")
     rule = next(each for each in SETTINGS if each.mode == "qexit" and each.config == setting.config)
     mine, theirs = bench._depths(setting), bench._depths(rule)
-    new = bench.readings.is_new
-    assert Counter(mine[new]) == Counter(theirs[new]) and Counter(mine[~new]) == Counter(theirs[~new])
+    new, text = bench.readings.is_new, bench.readings.text
+    first = new & (np.arange(len(new)) == np.searchsorted(text + new / 2, text + 0.5))
+    assert first.sum() == len(bench.texts)
+    for marks in (first, new & ~first, ~new):
+        assert Counter(mine[marks]) == Counter(theirs[marks])
     assert (mine != theirs).any()
     row = bench.measure(setting)
     assert row.agreement.value == pytest.approx(bench.readings.same_at(mine).mean())
     assert row.passes_saved.value == pytest.approx(row.depth_saved.value)
-    first, again = (bench._replayed(setting, 0) for _ in range(2))
-    assert first == again and len(first) == NEW and set(first) <= set(theirs[new].tolist())
+    one, again = (bench._replayed(setting, 0) for _ in range(2))
+    assert one == again and len(one) == NEW and set(one[1:]) <= set(theirs[new & ~first].tolist())
 
 
 def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
@@ -198,6 +203,29 @@ def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
     assert SETTINGS[0].mode == "full" and full.exact_match.value == full.agreement.value == 1.0
     assert full.kl.value == full.passes_saved.value == full.rows_saved.value == 0.0
     assert full.accuracy.value == 0.5 and full.speed_ratio is None
+
+
+def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
+    """With times given, so that numerator, denominator, median and turns can be told apart."""
+    asked = []
+    stall = iter([True] + [False] * 1000)
+
+    def timed(model, prompt, config, new):
+        asked.append(config.mode)
+        seconds = 4.0 if config.mode == "full" else 1.0
+        tokens = NEW if config.mode == "full" else 3
+        return replace(run, ids=run.ids[:tokens], seconds=1000.0 if next(stall) else seconds * len(prompt))
+
+    run = run_free(bench.model, bench.prompts[0], ExitConfig(mode="full"), NEW)
+    monkeypatch.setattr("sigma0.bench.fidelity.measure.run_free", timed)
+    setting = next(each for each in SETTINGS if each.mode == "qexit")
+    speed, figure = bench._speed(setting)
+    lengths = sum(len(prompt) for prompt in bench.prompts)
+    assert speed == pytest.approx(3 * len(bench.prompts) / lengths)
+    assert figure.value == pytest.approx(speed / (NEW * len(bench.prompts) / (4.0 * lengths)))
+    assert figure.low <= figure.value <= figure.high
+    assert asked[:6] == ["full", "qexit", "qexit", "full", "full", "qexit"]
+    assert bench._speed(SETTINGS[0]) == (pytest.approx(NEW * len(bench.prompts) / (4.0 * lengths)), None)
 
 
 def test_replayed_depths_are_taken_token_by_token(model, prompts):
