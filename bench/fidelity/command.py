@@ -30,7 +30,9 @@ def fidelity(
     ] = TASK,
     n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most, the first ones.")] = 60,
     modes: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(MODES),
-    after: Annotated[str, typer.Option(help="After the exit: finish, drop or both.")] = "finish,drop",
+    after: Annotated[
+        str, typer.Option(help="After the exit: some of finish, drop, verify, parted by commas.")
+    ] = "finish,drop",
     grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,

@@ -100,7 +100,9 @@ class Bench:
         )
 
     def _depths(self, setting: Setting) -> NDArray[np.int64]:
-        """Exit depth of every forced token."""
+        """Depth at which every forced token is read: under `verify` it is told at loop T, wherever it was proposed."""
+        if setting.config.after_exit == "verify":
+            return np.full(len(self.readings.text), self.conditions.total_loops)
         if setting.mode == "oracle":
             return self.readings.oracle
         if setting.mode == "settled":

@@ -228,6 +228,19 @@ def test_speed_is_tokens_a_second_over_those_of_full_depth(bench, monkeypatch):
     assert bench._speed(SETTINGS[0]) == (pytest.approx(NEW * len(bench.prompts) / (4.0 * lengths)), None)
 
 
+@pytest.mark.parametrize("mode", ["qexit", "margin"])
+def test_verify_writes_full_depth_and_counts_its_tail(bench, prompts, mode):
+    setting = next(each for each in plan((mode,), ("verify",), TOTAL, {mode: GRID[mode]}) if each.mode == mode)
+    row = bench.measure(setting)
+    assert row.after_exit == "verify"
+    assert row.exact_match.value == row.agreement.value == 1.0 and row.kl.value == 0.0
+    runs = [run_free(bench.model, prompt, setting.config, NEW) for prompt in prompts]
+    assert row.passes_saved.value == pytest.approx(
+        1 - sum(run.passes for run in runs) / (TOTAL * (NEW - 1) * len(runs))
+    )
+    assert row.rows_saved.value <= 0
+
+
 def test_replayed_depths_are_taken_token_by_token(model, prompts):
     depths = [2, 4, 1, 3, 1]
     with replaying(model, depths):
