@@ -1,0 +1,112 @@
+"""Would a second proposal pay? A simulation from recorded argmax traces, no decoder (arXiv 2609.17184).
+
+Under `verify` a token stops at its exit e and proposes a_e, the argmax there; if a_e is not a_T, its followers are
+dropped and the next token enters after loop T. A *fallback* would open a second branch at the first deeper loop t
+whose argmax is not a_e, with a_t: where a_t is a_T, the next token enters after loop t instead. So the passes from
+a token to the next are
+
+    verify            e  if a_e = a_T, else T
+    with a fallback   e  if a_e = a_T;  t  if a_t = a_T;  else T
+
+(a branch that is right in between and wrong at T costs rows, no passes), and the last token is checked up to T in both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sigma0.exits import select_exits
+from sigma0.settings import ExitConfig
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Passes of one rule over all texts, tokens after each first.
+
+    Attributes:
+        passes: Under `verify`.
+        with_fallback: With a second proposal.
+        full: At full depth.
+        wrong: Share of the proposals that are withdrawn.
+        rescued: Share of these whose second proposal is right.
+    """
+
+    passes: int
+    with_fallback: int
+    full: int
+    wrong: float
+    rescued: float
+
+    @property
+    def saved(self) -> float:
+        """Share of `verify`'s passes that the fallback saves."""
+        return 1 - self.with_fallback / self.passes
+
+
+def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
+    """Counts passes.
+
+    Args:
+        traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
+        exits: Loop at which the rule stops each of them, `[n]`.
+    """
+    passes = with_fallback = full = wrong = rescued = tokens = 0
+    for trace, exit_loops in zip(traces, exits, strict=True):
+        total, count = trace.shape
+        for place in range(count):
+            path, depth = trace[:, place], int(exit_loops[place])
+            verified, fallback = step(path, depth)
+            last = place == count - 1
+            # The last token opens no follower; it is checked up to T.
+            passes += total if last else verified
+            with_fallback += total if last else fallback
+            full += total
+            tokens += 1
+            wrong += verified == total and depth < total
+            rescued += fallback < verified
+    return Simulated(passes, with_fallback, full, wrong / max(tokens, 1), rescued / max(wrong, 1))
+
+
+def step(path: Ints, depth: int) -> tuple[int, int]:
+    """Passes from a token to the next, under `verify` and with a fallback.
+
+    Args:
+        path: Its argmax at loop 1 to T, `[T]`.
+        depth: Its exit.
+    """
+    total = len(path)
+    if path[depth - 1] == path[-1]:
+        return depth, depth
+    changed = int(np.flatnonzero(path[depth:] != path[depth - 1])[0]) + depth + 1
+    return total, changed if path[changed - 1] == path[-1] else total
+
+
+@torch.no_grad()
+def record(
+    model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, new: int
+) -> tuple[list[Ints], list[Ints]]:
+    """Argmax traces along full depth's own text, `new` tokens without an end, and the exits of a rule."""
+    rule = model.exit_rule(config)
+    traces, exits = [], []
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=model.device)
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            do_sample=False,
+            exit_config=ExitConfig(mode="full"),
+            eos_token_id=None,
+        )
+        output = model.model(input_ids=whole, use_cache=False)
+        states = output.loop_states[:, :, len(prompt) : -1]  # [T, 1, new - 1, D]
+        gates = output.gate_logits[:, :, len(prompt) : -1]
+        traces.append(model.head(states[:, 0]).argmax(-1).cpu().numpy())
+        exits.append(select_exits(rule, states, gates, model.head).depths[0].cpu().numpy())
+    return traces, exits
