@@ -233,6 +233,19 @@ def continue_in_full(
     return [found[number] for number in range(len(prompts))]
 
 
+def continue_alone(model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int) -> Any:
+    """Continues one prompt of ids greedily, alone in its batch; a `DepthGenerateOutput`."""
+    ids = torch.tensor([prompt], device=model.device)
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        exit_config=config,
+        return_dict_in_generate=True,
+    )
+
+
 def _continue(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[tuple[int, ...]]:
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
@@ -282,15 +295,7 @@ def _check(
     agreed = 1 - _losses(model, texts, [config])[0][:, 0]
     same, depths, passes, rows, later = [], [], [], [], []
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
-        ids = torch.tensor([prompt], device=model.device)
-        run = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            exit_config=config,
-            return_dict_in_generate=True,
-        )
+        run = continue_alone(model, prompt, config, max_new_tokens)
         same.append(tuple(run.sequences[0].tolist()) == text.ids)
         depths.append(int(run.exit_depths[0, 1:].sum()))
         passes.append(run.loop_passes)

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sigma0.bench.ledger import FidelityRow, read_rows
 from sigma0.bench.pocket.items import split_of
+from sigma0.bench.report import latest_runs, short_table, whole_table
 from sigma0.cli import app
+from sigma0.loading import shipped_models
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,6 +63,29 @@ def numbers(value):
         yield value
 
 
+def test_the_short_tables_are_those_of_the_ledger():
+    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
+    runs = latest_runs(rows)
+    assert set(runs) == set(shipped_models())
+    for run in runs.values():
+        assert short_table([row for row in run if isinstance(row, FidelityRow)], 0.98) in README
+    for name, run in runs.items():
+        table = whole_table([row for row in run if isinstance(row, FidelityRow)])
+        assert (ROOT / "bench" / "results" / f"fidelity-{name}.md").read_text() == table
+
+
+def test_what_calibrate_did_is_quoted_right():
+    found = json.loads((ROOT / "bench" / "results" / "calibrate-pocket.json").read_text())
+    low, high = found["check"]["agreement"]["interval"]
+    section = " ".join(README.split("## From a quality budget")[1].split("## ")[0].split())
+    assert f"chose q = {found['chosen']['q']:.2f}" in section and low > found["agreement"]
+    assert f"{found['check']['agreement']['value']:.1%}".replace("%", " %") in section
+    assert f"interval {100 * low:.1f} % to {100 * high:.1f} %" in section
+    for name in ("same", "passes_saved"):
+        assert f"{100 * found['check'][name]['value']:.1f} %" in section
+    assert f"takes {found['needed'][0]} prompts" in section
+
+
 def test_figures_of_the_measured_table_are_committed():
     """Every percentage, time and ratio in the section stands in a result file."""
     known = set()
@@ -69,6 +95,6 @@ def test_figures_of_the_measured_table_are_committed():
         for number in numbers(json.loads(text)):
             known |= {f"{100 * number:.1f} %", f"{number:.1f} ms", f"{number:.2f}"}
     section = README.split("## Measured")[1].split("## ")[0]
-    quoted = re.findall(r"\d+\.\d %|\d+\.\d ms|\b\d\.\d\d\b", section)
+    quoted = re.findall(r"\d+\.\d %|\d+\.\d ms|(?<![\d.])\d\.\d\d(?![\d.])", section)
     assert len(quoted) >= 10
     assert not [figure for figure in quoted if figure not in known]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from sigma0.calibration import continue_alone
 from sigma0.forced import ForcedText, check_finite, divergence
 from sigma0.settings import ExitConfig
 
@@ -40,18 +40,10 @@ class FreeRun:
 
 def run_free(model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int) -> FreeRun:
     """Continues a prompt of ids greedily, alone in its batch."""
-    ids = torch.tensor([prompt], device=model.device)
-    _wait(ids)
+    _wait(model.device)
     start = time.perf_counter()
-    outputs = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        exit_config=config,
-        return_dict_in_generate=True,
-    )
-    _wait(ids)
+    outputs = continue_alone(model, prompt, config, max_new_tokens)
+    _wait(model.device)
     seconds = time.perf_counter() - start
     return FreeRun(
         ids=tuple(outputs.sequences[0, len(prompt) :].tolist()),
@@ -97,6 +89,6 @@ def run_forced(model: Any, text: ForcedText, config: ExitConfig) -> ForcedRun:
     return ForcedRun(same.cpu().numpy(), divergence(reference, found).cpu().numpy())
 
 
-def _wait(ids: Tensor) -> None:
-    if ids.is_cuda:
-        torch.cuda.synchronize(ids.device)
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
