@@ -7,10 +7,10 @@ a token to the next are
 
     verify            e  if a_e = a_T, else T
     with a fallback   e  if a_e = a_T;  t  if a_t = a_T;  else T
-    with restarts     the first loop from e on at which the argmax is a_T and stays it
+    with redrafts     the first loop from e on at which the argmax is a_T and stays it
 
 (a branch that is right in between and wrong at T costs rows, no passes), and the last token is checked up to T in all.
-*Restarts* need no second branch: whenever a deeper loop changes its mind, the followers are dropped and its argmax is fed.
+A *redraft* needs no second branch: whenever a deeper loop changes its mind, the followers are dropped and its argmax is fed.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Simulated:
     Attributes:
         passes: Under `verify`.
         with_fallback: With a second proposal.
-        with_restarts: With a new proposal whenever the argmax changes.
+        with_redraft: With a new proposal whenever the argmax changes.
         full: At full depth.
         wrong: Share of the proposals that are withdrawn.
         rescued: Share of these whose second proposal is right.
@@ -42,15 +42,15 @@ class Simulated:
 
     passes: int
     with_fallback: int
-    with_restarts: int
+    with_redraft: int
     full: int
     wrong: float
     rescued: float
 
     @property
     def saved(self) -> tuple[float, float]:
-        """Share of `verify`'s passes that the fallback saves, and that restarts save."""
-        return 1 - self.with_fallback / self.passes, 1 - self.with_restarts / self.passes
+        """Share of `verify`'s passes that the fallback saves, and that redrafts save."""
+        return 1 - self.with_fallback / self.passes, 1 - self.with_redraft / self.passes
 
 
 def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
@@ -60,26 +60,26 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
         traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
         exits: Loop at which the rule stops each of them, `[n]`.
     """
-    passes = with_fallback = with_restarts = full = wrong = rescued = tokens = 0
+    passes = with_fallback = with_redraft = full = wrong = rescued = tokens = 0
     for trace, exit_loops in zip(traces, exits, strict=True):
         total, count = trace.shape
         for place in range(count):
             path, depth = trace[:, place], int(exit_loops[place])
-            verified, fallback, restarted = step(path, depth)
+            verified, fallback, redrafted = step(path, depth)
             last = place == count - 1
             # The last token opens no follower; it is checked up to T.
             passes += total if last else verified
             with_fallback += total if last else fallback
-            with_restarts += total if last else restarted
+            with_redraft += total if last else redrafted
             full += total
             tokens += 1
             wrong += verified == total and depth < total
             rescued += fallback < verified
-    return Simulated(passes, with_fallback, with_restarts, full, wrong / max(tokens, 1), rescued / max(wrong, 1))
+    return Simulated(passes, with_fallback, with_redraft, full, wrong / max(tokens, 1), rescued / max(wrong, 1))
 
 
 def step(path: Ints, depth: int) -> tuple[int, int, int]:
-    """Passes from a token to the next: under `verify`, with a fallback, with restarts.
+    """Passes from a token to the next: under `verify`, with a fallback, with redrafts.
 
     Args:
         path: Its argmax at loop 1 to T, `[T]`.
@@ -87,11 +87,11 @@ def step(path: Ints, depth: int) -> tuple[int, int, int]:
     """
     total = len(path)
     other = np.flatnonzero(path != path[-1])
-    restarted = max(depth, int(other[-1]) + 2 if len(other) else 1)
+    redrafted = max(depth, int(other[-1]) + 2 if len(other) else 1)
     if path[depth - 1] == path[-1]:
-        return depth, depth, restarted
+        return depth, depth, redrafted
     changed = int(np.flatnonzero(path[depth:] != path[depth - 1])[0]) + depth + 1
-    return total, changed if path[changed - 1] == path[-1] else total, restarted
+    return total, changed if path[changed - 1] == path[-1] else total, redrafted
 
 
 @torch.no_grad()

@@ -26,6 +26,8 @@ class ExitConfig:
         min_loops: No token stops before this loop, >= 1; a value above T means T.
         after_exit: `finish` runs the deeper loops in later passes (exact for this rule), `verify` also checks each
             token at loop T (equal to full depth), `drop` never runs them (approximate).
+        redraft: Under `verify`, read a proposed token again at every loop and propose anew as soon as one thinks
+            otherwise; else it is read again at T alone. Not used elsewhere.
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
@@ -38,6 +40,7 @@ class ExitConfig:
     depth: int | None = None
     min_loops: int = 1
     after_exit: AfterExit = "finish"
+    redraft: bool = True
     accel_scale: Literal["states", "steps"] = "states"
 
     @field_validator("q", "theta")

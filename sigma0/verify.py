@@ -11,11 +11,17 @@ On a replacement the followers are dropped: their rows leave the frontier and th
 is copied. Tokens reach loop T in their order, since a follower is at least one loop behind. A token that reaches T
 without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the
 text opens no follower.
+
+With `redraft` the same judgement is passed at every loop on the way, so that a deeper loop that thinks otherwise
+proposes anew at once and the mistake does not run on to T. Greedy, the next token is then entered once the argmax has
+settled. Sampling, a token that follows q before the judgement follows p behind it; so along the chain of loops it
+follows each loop's distribution in turn, and at T full depth's. (arXiv 2609.17184 keeps the first draft's branch beside
+a second one; dropping it costs no branch and, in `sigma0.bench.fallback`, a little fewer passes.)
 """
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +40,7 @@ class Proposal:
     Attributes:
         token_id: The token.
         depth: Loop it was read at.
-        met: Whether its rule was met there.
+        met: Whether its rule had been met.
         ends: Whether the text ends with it, if it stands.
         chances: Its distribution q, float32 `[V]`, where tokens are drawn; None where they are chosen greedily.
     """
@@ -49,7 +55,8 @@ class Proposal:
 class VerifiedLoop(TokenLoop):
     """Generates what full depth would, out of proposals at the exits.
 
-    Every sequence goes to processors and criteria alone, once for a proposal and once at loop T.
+    Every sequence goes to processors and criteria alone, once for a proposal and once at loop T (with `redraft` at each
+    loop between them too).
 
     Attributes:
         accepted: Of each checked token of each sequence, whether a proposal stood; True for a token that was read at
@@ -64,6 +71,7 @@ class VerifiedLoop(TokenLoop):
         self._pending: list[deque[Proposal]] = [deque() for _ in range(batch)]
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
+        self._redraft = self.wave.rule.config.redraft
         self._guard = StateGuard([*self.processors, *self.criteria])
 
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
@@ -92,24 +100,31 @@ class VerifiedLoop(TokenLoop):
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...]:
         self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
-        exits, arrivals = self.wave.advance_to_the_end()
+        exits, readings = self.wave.advance_and_read(self._redraft)
         emissions: list[Emission] = []
         dropped: set[int] = set()
-        if arrivals is not None:
-            for sequence, logits in zip(arrivals.sequences.tolist(), arrivals.logits, strict=True):
-                emission, goes_on = self._check(sequence, logits)
-                emissions.append(emission)
+        if readings is not None:
+            for row, sequence in enumerate(readings.sequences.tolist()):
+                if sequence in dropped:
+                    continue
+                place = int(readings.columns[row]) + 1 + self._shift
+                depth = int(readings.loops[row])
+                if depth == self.wave.rule.total_loops:
+                    emission, goes_on = self._check(sequence, place, readings.logits[row])
+                    emissions.append(emission)
+                else:
+                    goes_on = self._reconsider(sequence, place, readings.logits[row], depth)
                 if not goes_on:
                     dropped.add(sequence)
         if exits is not None:
-            for place, sequence in enumerate(exits.sequences.tolist()):
+            for row, sequence in enumerate(exits.sequences.tolist()):
                 if sequence in dropped:
                     continue
-                depth, met = int(exits.depths[place]), bool(exits.met[place])
+                depth, met = int(exits.depths[row]), bool(exits.met[row])
                 if depth == self.wave.rule.total_loops:
-                    emissions.append(self._tell(sequence, exits.logits[place], depth, met))
+                    emissions.append(self._tell(sequence, exits.logits[row], depth, met))
                 else:
-                    self._propose(sequence, exits.logits[place], depth, met)
+                    self._propose(sequence, exits.logits[row], depth, met)
         return tuple(emissions)
 
     def _tell(self, sequence: int, logits: Tensor, depth: int, met: bool) -> Emission:
@@ -124,24 +139,49 @@ class VerifiedLoop(TokenLoop):
         """A token read early: written down, and fed back unless it would end the text."""
         place = int(self.lengths[sequence])
         token_id, chances = self._draw(sequence, self._scores(sequence, place, logits))
-        self._write(sequence, place, token_id)
-        ends = self._ends(sequence, place + 1)
-        self._pending[sequence].append(Proposal(token_id, depth, met, ends, chances))
-        if not ends:
-            self.enter([Emission(sequence, token_id, depth, met, last=False)])
+        self._open(sequence, place, Proposal(token_id, depth, met, False, chances))
 
-    def _check(self, sequence: int, logits: Tensor) -> tuple[Emission, bool]:
+    def _open(self, sequence: int, place: int, proposal: Proposal) -> None:
+        self._write(sequence, place, proposal.token_id)
+        ends = self._ends(sequence, place + 1)
+        self._pending[sequence].append(replace(proposal, ends=ends))
+        if not ends:
+            self.enter([Emission(sequence, proposal.token_id, proposal.depth, proposal.met, last=False)])
+
+    def _reconsider(self, sequence: int, place: int, logits: Tensor, depth: int) -> bool:
+        """Judges a proposal by the logits at a loop between its own and T.
+
+        Returns:
+            Whether what follows it goes on; if not, another token has been proposed.
+        """
+        pending = self._pending[sequence]
+        number = place - self._prompt - len(self.accepted[sequence])
+        proposal = pending[number]
+        scores = self._scores(sequence, place, logits)
+        token_id, stood = self._judge(sequence, proposal, scores)
+        chances = None if proposal.chances is None else torch.softmax(scores, dim=-1)
+        if stood:
+            pending[number] = replace(proposal, chances=chances)
+            return True
+        while len(pending) > number:
+            pending.pop()
+        self._rewind(sequence, place)
+        self._open(sequence, place, Proposal(token_id, depth, proposal.met, False, chances))
+        return False
+
+    def _check(self, sequence: int, place: int, logits: Tensor) -> tuple[Emission, bool]:
         """Judges the oldest proposal of a sequence by the logits at loop T.
 
         Returns:
             The token to tell, and whether what follows the proposal goes on.
         """
         proposal = self._pending[sequence].popleft()
-        place = self._prompt + len(self.accepted[sequence])
+        assert place == self._prompt + len(self.accepted[sequence])
         token_id, stood = self._judge(sequence, proposal, self._scores(sequence, place, logits, keep=True))
         if stood and self._ends(sequence, place + 1) == proposal.ends:
             self.accepted[sequence].append(True)
             return Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends), True
+        self._pending[sequence].clear()
         self._rewind(sequence, place)
         self._write(sequence, place, token_id)
         depth = proposal.depth if stood else self.wave.rule.total_loops
@@ -173,7 +213,6 @@ class VerifiedLoop(TokenLoop):
         """Forgets the ids from index `place` on, and the rows that were fed them."""
         column = place - self._shift
         self.wave.drop_from(sequence, column)
-        self._pending[sequence].clear()
         self.ids[sequence, place:] = self.pad
         self.lengths[sequence] = place
         self.positions[sequence] -= self.columns[sequence] - column

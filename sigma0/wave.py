@@ -129,15 +129,19 @@ class Exits:
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Tokens that had stopped before and reached loop T in one pass.
+class Readings:
+    """What the head says, after one pass, of tokens that had stopped before.
 
     Attributes:
-        sequences: Batch index, int64 `[N]`, each at most once.
-        logits: Head of their states at loop T, `[N, V]`.
+        sequences: Batch index, int64 `[N]`, each sequence's tokens in their order.
+        columns: Their columns, `[N]`.
+        loops: Loops they have finished, `[N]`.
+        logits: Head of their states there, `[N, V]`.
     """
 
     sequences: Ints
+    columns: Ints
+    loops: Ints
     logits: Tensor
 
 
@@ -195,21 +199,23 @@ class Wave:
 
     def advance(self) -> Exits | None:
         """Runs one pass; returns the tokens that stopped in it, if any."""
-        self.cache.counts.passes += 1
-        self.cache.counts.rows += self._run_block()
-        exits = self._stop_leaders() if self.has_leaders else None
-        self._retire()
-        return exits
+        return self._pass(np.zeros(0, dtype=np.int64))[0]
 
-    def advance_to_the_end(self) -> tuple[Exits | None, Arrivals | None]:
-        """Runs one pass; returns the tokens that stopped in it, and those that stopped before and reached loop T."""
-        self.cache.counts.passes += 1
-        self.cache.counts.rows += self._run_block()
-        followers = ~self._leading
-        exits = self._stop_leaders() if self.has_leaders else None
-        arrivals = self._arrive(followers)
-        self._retire()
-        return exits, arrivals
+    def advance_and_read(self, every_loop: bool) -> tuple[Exits | None, Readings | None]:
+        """Runs one pass and reads tokens that had stopped before.
+
+        Args:
+            every_loop: Read all of them; else only those that reach loop T.
+
+        Returns:
+            The tokens that stopped in this pass, and the readings, if any.
+        """
+        frontier = self.cache.frontier
+        assert frontier is not None
+        wanted = ~self._leading
+        if not every_loop:
+            wanted &= frontier.loops + 1 == self.cache.depth
+        return self._pass(np.flatnonzero(wanted))
 
     def drop_from(self, sequence: int, column: int) -> None:
         """Drops the tokens of a sequence from a column on; what their planes hold is written again."""
@@ -253,44 +259,80 @@ class Wave:
         self.cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
         return len(frontier)
 
-    def _stop_leaders(self) -> Exits | None:
-        frontier = self.cache.frontier
-        assert frontier is not None and self._state is not None
+    def _pass(self, read: Ints) -> tuple[Exits | None, Readings | None]:
+        """One pass: the tokens that stopped in it, and readings of the rows `read`, followers all."""
+        self.cache.counts.passes += 1
+        self.cache.counts.rows += self._run_block()
         leaders = np.flatnonzero(self._leading)
+        logits = None
+        if len(leaders) and self.rule.needs_logits:
+            logits = self._head(np.concatenate([leaders, read]))
+        stopped, met = self._stop(leaders, logits)
+        if logits is not None:
+            logits = logits.index_select(0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(leaders)])))
+        elif len(stopped) or len(read):
+            logits = self._head(np.concatenate([leaders[stopped], read]))
+        exits, readings = self._told(leaders[stopped], met, read, logits)
+        if exits is not None:
+            self._release(leaders, stopped)
+        self._retire()
+        return exits, readings
+
+    def _index(self, rows: Ints) -> Tensor:
+        assert self.cache.frontier is not None
+        return torch.from_numpy(rows).to(self.cache.frontier.hidden.device)
+
+    def _hidden(self, rows: Ints) -> Tensor:
+        frontier = self.cache.frontier
+        assert frontier is not None
+        # rows never repeat, so as many as there are means all of them, though not always in their order
+        everyone = len(rows) == len(frontier) and bool((rows == np.arange(len(rows))).all())
+        return frontier.hidden if everyone else frontier.hidden.index_select(0, self._index(rows))
+
+    def _head(self, rows: Ints) -> Tensor:
+        """Logits `[N, V]` of rows of the frontier: one read of the head's weights for all."""
+        self.cache.counts.head_rows += len(rows)
+        return self.model.head(self._hidden(rows))
+
+    def _stop(self, leaders: Ints, logits: Tensor | None) -> tuple[Ints, Bools]:
+        """Which of the leaders stop, as indices `[N]` into them, and whether their rule was met, bool `[N]`."""
+        frontier = self.cache.frontier
+        assert frontier is not None
+        if not len(leaders):
+            return leaders, np.zeros(0, dtype=np.bool_)
         loops = frontier.loops[leaders]
-        device = frontier.hidden.device
-        everyone = len(leaders) == len(frontier)
-        hidden = frontier.hidden if everyone else frontier.hidden.index_select(0, torch.from_numpy(leaders).to(device))
-        logits = self.model.head(hidden) if self.rule.needs_logits else None  # [N, V]
         met = np.zeros(len(leaders), dtype=np.bool_)
         if self.rule.fixed_depth is None:
+            assert self._state is not None
+            hidden = self._hidden(leaders)
             gate_logits = self.model.gate(hidden) if self.rule.needs_gate else None  # [N]
             self._state, met_here = self.rule.observe(
-                self._state, torch.from_numpy(loops).to(device), hidden, gate_logits, logits
+                self._state,
+                torch.from_numpy(loops).to(hidden.device),
+                hidden,
+                gate_logits,
+                None if logits is None else logits[: len(leaders)],
             )
             met = met_here.cpu().numpy()
         stopped = np.flatnonzero(met | (loops >= self.rule.last_loop))
-        if logits is not None:
-            self.cache.counts.head_rows += len(leaders)
-        elif len(stopped):
-            self.cache.counts.head_rows += len(stopped)
-        if not len(stopped):
-            return None
-        index = torch.from_numpy(stopped).to(device)
-        chosen = self.model.head(hidden.index_select(0, index)) if logits is None else logits.index_select(0, index)
-        exits = Exits(frontier.sequences[leaders[stopped]], loops[stopped], met[stopped], chosen)
-        self._release(leaders, stopped)
-        return exits
+        return stopped, met[stopped]
 
-    def _arrive(self, followers: Bools) -> Arrivals | None:
+    def _told(
+        self, stopped: Ints, met: Bools, read: Ints, logits: Tensor | None
+    ) -> tuple[Exits | None, Readings | None]:
+        """Exits of the rows `stopped` and readings of the rows `read`, given logits `[stopped + read, V]`."""
         frontier = self.cache.frontier
         assert frontier is not None
-        rows = np.flatnonzero(followers & (frontier.loops == self.cache.depth))
-        if not len(rows):
-            return None
-        self.cache.counts.head_rows += len(rows)
-        hidden = frontier.hidden.index_select(0, torch.from_numpy(rows).to(frontier.hidden.device))
-        return Arrivals(frontier.sequences[rows], self.model.head(hidden))
+        if logits is None:
+            return None, None
+        exits = readings = None
+        if len(stopped):
+            exits = Exits(frontier.sequences[stopped], frontier.loops[stopped], met, logits[: len(stopped)])
+        if len(read):
+            readings = Readings(
+                frontier.sequences[read], frontier.columns[read], frontier.loops[read], logits[len(stopped) :]
+            )
+        return exits, readings
 
     def _release(self, leaders: Ints, stopped: Ints) -> None:
         """The stopped leaders become followers; the rule forgets them."""

@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.bench.fallback import record, simulate
 from sigma0.verify import VerifiedLoop
 from tests.reference import gap, tiny_model
 
@@ -59,8 +62,10 @@ def near_tie(outputs):
     st.integers(0, 2**16),
     st.booleans(),
     st.sampled_from([1.0, 1.4]),
+    st.booleans(),
 )
-def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, early_end, penalty):
+def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, early_end, penalty, redraft):
+    config = replace(config, redraft=redraft)
     generator = torch.Generator().manual_seed(seed)
     prompt = 1 + seed % 7
     ids = torch.randint(8, 61, (batch, prompt), generator=generator)
@@ -106,11 +111,30 @@ def test_a_rule_that_never_stops_early_costs_what_full_depth_does():
 
 def test_proposals_that_stand_save_passes():
     model, ids = MODELS[2], torch.tensor([[9, 10, 11]])
-    found = run(model, ids, ExitConfig(mode="margin", theta=0.05, after_exit="verify"), 20)
-    full = run(model, ids, FULL, 20)
-    assert found.sequences.tolist() == full.sequences.tolist()
-    assert found.loop_passes < full.loop_passes and found.accepted.float().mean() > 0
+    once = ExitConfig(mode="margin", theta=0.05, after_exit="verify", redraft=False)
+    found, full = run(model, ids, once, 20), run(model, ids, FULL, 20)
+    again = run(model, ids, replace(once, redraft=True), 20)
+    assert found.sequences.tolist() == full.sequences.tolist() == again.sequences.tolist()
+    assert again.loop_passes < found.loop_passes < full.loop_passes and found.accepted.float().mean() > 0
     assert not found.accepted.all(), "no proposal was withdrawn: the test would not tell"
+    # Redrawn on the way, and right before T: told with the loop of the readout that proposed them.
+    redrawn = ~found.accepted[0] & again.accepted[0]
+    assert redrawn.any() and (again.exit_depths[0, redrawn] < 6).all()
+    assert again.head_rows > found.head_rows
+
+
+@pytest.mark.parametrize("redraft", [False, True])
+def test_passes_are_those_of_the_readouts_at_full_depth(redraft):
+    """What a run costs follows from the argmax of each loop along the text: the simulation's count, to the pass."""
+    redrafts_save = verify_saves = 0
+    for theta, model, prompt in product((0.02, 0.1, 0.4), MODELS[1:3], ([9, 10, 11], [20, 33, 41, 50], [8])):
+        config = ExitConfig(mode="margin", theta=theta, after_exit="verify", redraft=redraft)
+        simulated = simulate(*record(model, [tuple(prompt)], config, 12))
+        found = run(model, torch.tensor([prompt]), config, 12, eos_token_id=None)
+        assert found.loop_passes == (simulated.with_redraft if redraft else simulated.passes)
+        redrafts_save += simulated.with_redraft < simulated.passes
+        verify_saves += simulated.passes < simulated.full
+    assert redrafts_save and verify_saves
 
 
 def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
@@ -166,9 +190,9 @@ def small():
     [
         ExitConfig(mode="fixed", depth=1, after_exit="verify"),
         ExitConfig(q=0.6, after_exit="verify"),
-        ExitConfig(mode="margin", theta=0.3, after_exit="verify"),
+        ExitConfig(mode="margin", theta=0.3, after_exit="verify", redraft=False),
     ],
-    ids=["fixed", "qexit", "margin"],
+    ids=["fixed", "qexit", "margin, one draft"],
 )
 def test_drawn_texts_follow_the_law_of_full_depth(small, config):
     draws, prompt = 20_000, (1, 4, 2)
@@ -188,8 +212,8 @@ def test_a_wrong_rule_fails_the_same_test(small, monkeypatch, wrong):
         return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
 
     monkeypatch.setattr(VerifiedLoop, "_judge", judge)
-    draws, prompt = 5_000, (1, 4, 2)
-    config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+    draws, prompt = 10_000, (1, 4, 2)
+    config = ExitConfig(mode="fixed", depth=1, after_exit="verify", redraft=False)
     assert chi_square(joint_law(small, config, prompt, draws), exact_law(small, prompt, 1.3), draws) > 8
 
 
