@@ -40,11 +40,29 @@ def describe(
         batch_size: Prompts in a batch.
     """
     folder = checkpoint_folder(name)
+    settings = _digest_of([path for path in folder.glob("*.json") if path.is_file()])
+    return describe_weights(
+        model, name, weights_sha256(name), settings, prompts, ids, answers, max_new_tokens, batch_size
+    )
+
+
+def describe_weights(
+    model: Any,
+    name: str,
+    model_sha256: str,
+    settings_sha256: str,
+    prompts: str,
+    ids: Sequence[tuple[int, ...]],
+    answers: Sequence[str | None],
+    max_new_tokens: int,
+    batch_size: int = 1,
+) -> Conditions:
+    """As `describe`, for weights that no checkpoint holds: their digests are the caller's to give."""
     known = [(tuple(row), answer) for row, answer in zip(ids, answers, strict=True)]
     return Conditions(
         model=name,
-        model_sha256=weights_sha256(name),
-        settings_sha256=_digest_of([path for path in folder.glob("*.json") if path.is_file()]),
+        model_sha256=model_sha256,
+        settings_sha256=settings_sha256,
         total_loops=model.num_loops,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         device=_device(model.device),

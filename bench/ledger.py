@@ -185,8 +185,86 @@ class DepthRow(Conditions):
         return row_key(self.benchmark, self.mode, self.after_exit, self.settings)
 
 
-Row = Annotated[FidelityRow | DepthRow, Field(discriminator="benchmark")]
-_ROW: TypeAdapter[FidelityRow | DepthRow] = TypeAdapter(Row)
+class Course(BaseModel):
+    """The course of the tokens that a run replays in place of the model's own.
+
+    Attributes:
+        source: Where it comes from.
+        exits: Loop at which each token stops.
+        settled: Loop from which on its readout is that of loop T.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    exits: tuple[int, ...]
+    settled: tuple[int, ...]
+
+
+class SpeedRow(Conditions):
+    """The time of one way of decoding, measured in turn with the others of its run.
+
+    Attributes:
+        benchmark: "speed".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        way: `full`, `never`, `finish`, `drop`, `verify`, or `huggingface` for transformers' own decoding.
+        mode: The exit rule; "replay" where the course of the tokens is given.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode.
+        course: The course, where one is replayed.
+        context: Prompt tokens of each sequence.
+        rounds: How often every way was timed, in turn.
+        milliseconds_per_token: Median over the rounds, prompt left out; a token of each sequence of the batch.
+        tokens_per_second: New tokens of all sequences over the same time.
+        prompt_tokens_per_second: Prompt tokens of all sequences over the median time of reading them.
+        passes_per_token: Calls of the shared block for each token after the first, the tail's checks included.
+        tail_passes_per_token: How many of them only checked the tail.
+        rows_per_token: Rows in them, for each token of each sequence.
+        head_rows_per_token: Rows that the head read, likewise.
+        speed_ratio: Time of `full` over this way's, median of the rounds' own ratios; None where `full` did not run.
+        ideal: T / passes_per_token.
+        share_of_ideal: speed_ratio / ideal.
+        weight_bandwidth: Bytes of the block's weights read in a second of decoding, at least.
+        same_tokens: Whether it wrote what `full` wrote; None where `full` did not run, or where a course is replayed.
+        kv_bytes_in_use: K/V that hold tokens at the end.
+        kv_bytes_allocated: K/V reserved at the end.
+        peak_bytes: Most memory that was in use: on a GPU while this way decoded, else of the process in the whole run.
+    """
+
+    benchmark: Literal["speed"] = "speed"
+    time: str
+    way: Literal["full", "never", "finish", "drop", "verify", "huggingface"]
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    course: Course | None
+    context: int
+    rounds: int
+    milliseconds_per_token: Figure
+    tokens_per_second: Figure
+    prompt_tokens_per_second: float
+    passes_per_token: float
+    tail_passes_per_token: float
+    rows_per_token: float
+    head_rows_per_token: float
+    speed_ratio: Figure | None
+    ideal: float
+    share_of_ideal: Figure | None
+    weight_bandwidth: float
+    same_tokens: bool | None
+    kv_bytes_in_use: int
+    kv_bytes_allocated: int
+    peak_bytes: int
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.way])
+
+
+AnyRow = FidelityRow | DepthRow | SpeedRow
+Row = Annotated[AnyRow, Field(discriminator="benchmark")]
+_ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 
 
 def row_key(benchmark: str, mode: str, after_exit: str, settings: Mapping[str, float | int | str]) -> str:
@@ -199,7 +277,7 @@ def row_schema() -> dict[str, Any]:
     return _ROW.json_schema()
 
 
-def parse_row(line: str | bytes) -> FidelityRow | DepthRow:
+def parse_row(line: str | bytes) -> AnyRow:
     """One line of a ledger.
 
     Raises:
@@ -211,7 +289,7 @@ def parse_row(line: str | bytes) -> FidelityRow | DepthRow:
         raise ValueError(explain(error)) from error
 
 
-def read_rows(path: Path) -> list[FidelityRow | DepthRow]:
+def read_rows(path: Path) -> list[AnyRow]:
     """All rows of a ledger; none where the file is missing.
 
     Raises:
@@ -231,7 +309,7 @@ def read_rows(path: Path) -> list[FidelityRow | DepthRow]:
     return rows
 
 
-def append_row(path: Path, row: FidelityRow | DepthRow) -> bool:
+def append_row(path: Path, row: AnyRow) -> bool:
     """Adds a row, whole, unless its run holds one of the same key.
 
     Returns:

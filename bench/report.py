@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
-from sigma0.bench.ledger import LEDGER, DepthRow, FidelityRow, read_rows
+from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, read_rows
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
 
@@ -41,12 +41,12 @@ def report(
         typer.echo(f"whole tables and pictures in {folder}", err=True)
 
 
-def latest_runs(rows: Sequence[FidelityRow | DepthRow]) -> dict[str, list[FidelityRow | DepthRow]]:
+def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
     """The rows of the run of each model that was measured last, by a name fit for a file."""
     last: dict[str, str] = {}
     for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
         last[row.model] = row.run
-    found: dict[str, list[FidelityRow | DepthRow]] = {}
+    found: dict[str, list[AnyRow]] = {}
     for model, run in last.items():
         name = model.strip("/").replace("/", "--")
         if name in found:

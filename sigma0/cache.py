@@ -23,6 +23,18 @@ class LayerPlanes:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
+    @property
+    def capacity(self) -> int:
+        """C, columns that there is room for."""
+        return 0 if self.keys is None else self.keys.shape[3]
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes that one column takes in both tensors."""
+        if self.keys is None or self.values is None:
+            return 0
+        return (self.keys.nbytes + self.values.nbytes) // self.keys.shape[3]
+
     def reserve(self, like: Tensor, planes: int, columns: int, exact: int) -> None:
         """Makes room for `columns` columns and keeps what is there.
 
@@ -205,6 +217,16 @@ class DepthCache(Cache):  # type: ignore[misc]
     def depth(self) -> int | None:
         """Loops that prompts run in this cache (T, or k under `fixed`); None while it is empty."""
         return self.store.depth
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of K/V that hold tokens: layers * planes * 2 * B * H_kv * d * bytes of a number, for each column."""
+        return sum(planes.column_bytes for planes in self.planes) * self.length
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes of K/V that are reserved, room for coming tokens included."""
+        return sum(planes.column_bytes * planes.capacity for planes in self.planes)
 
     def open(self, depth: int, batch: int) -> None:
         """Readies the cache for a forward, or says why it does not fit.

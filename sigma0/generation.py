@@ -33,9 +33,16 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
     The model provides `embed`, `block`, `norm`, `gate` and `head` (`sigma0.wave.LoopedModel`), `num_loops` and
     `num_block_layers`, and a `forward` that takes `exit_config`.
+
+    Attributes:
+        num_block_layers: L, layers in the shared block.
+        token_loop: What decodes; a benchmark may put its own in this place.
+        verified_loop: The same for `verify`.
     """
 
     num_block_layers: int
+    token_loop: type[TokenLoop] = TokenLoop
+    verified_loop: type[VerifiedLoop] = VerifiedLoop
 
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """The exit settings in force.
@@ -272,7 +279,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
         wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
-        loop = (VerifiedLoop if verified else TokenLoop)(
+        loop = (self.verified_loop if verified else self.token_loop)(
             wave,
             input_ids,
             np.broadcast_to(positions, (batch,)),

@@ -158,7 +158,7 @@ class VerifiedLoop(TokenLoop):
         number = place - self._prompt - len(self.accepted[sequence])
         proposal = pending[number]
         scores = self._scores(sequence, place, logits)
-        token_id, stood = self._judge(sequence, proposal, scores)
+        token_id, stood = self._judge(sequence, place, depth, proposal, scores)
         chances = None if proposal.chances is None else torch.softmax(scores, dim=-1)
         if stood:
             pending[number] = replace(proposal, chances=chances)
@@ -177,7 +177,8 @@ class VerifiedLoop(TokenLoop):
         """
         proposal = self._pending[sequence].popleft()
         assert place == self._prompt + len(self.accepted[sequence])
-        token_id, stood = self._judge(sequence, proposal, self._scores(sequence, place, logits, keep=True))
+        scores = self._scores(sequence, place, logits, keep=True)
+        token_id, stood = self._judge(sequence, place, self.wave.rule.total_loops, proposal, scores)
         if stood and self._ends(sequence, place + 1) == proposal.ends:
             self.accepted[sequence].append(True)
             return Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends), True
@@ -187,8 +188,16 @@ class VerifiedLoop(TokenLoop):
         depth = proposal.depth if stood else self.wave.rule.total_loops
         return self._conclude(sequence, token_id, depth, stood and proposal.met, stood), False
 
-    def _judge(self, sequence: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
-        """The token that full depth writes, given scores `[V]` at loop T, and whether it is the proposed one."""
+    def _judge(self, sequence: int, place: int, depth: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
+        """The token that a loop writes, given its scores `[V]`, and whether it is the proposed one.
+
+        Args:
+            sequence: Batch index.
+            place: Index of the token among the ids; a replayed run judges by it.
+            depth: The loop; likewise.
+            proposal: What was proposed at an earlier loop.
+            scores: Processed scores at `depth`, `[V]`.
+        """
         if self.generators is None or proposal.chances is None:
             token_id = int(scores.argmax())
             return token_id, token_id == proposal.token_id

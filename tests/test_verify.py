@@ -205,10 +205,10 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config):
 def test_a_wrong_rule_fails_the_same_test(small, monkeypatch, wrong):
     right = VerifiedLoop._judge
 
-    def judge(self, sequence, proposal, scores):
+    def judge(self, sequence, place, depth, proposal, scores):
         if wrong == "accept all":
             return proposal.token_id, True
-        token_id, stood = right(self, sequence, proposal, scores)
+        token_id, stood = right(self, sequence, place, depth, proposal, scores)
         return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
 
     monkeypatch.setattr(VerifiedLoop, "_judge", judge)

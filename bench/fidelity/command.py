@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.conditions import describe
 from sigma0.bench.fidelity.grid import MODES, Setting, plan
-from sigma0.bench.ledger import LEDGER, Conditions, DepthRow, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.extras import needs_extra
 from sigma0.loading import load
@@ -90,7 +90,7 @@ def _append_missing(
         advance(number)
 
 
-def _rows_of(out: Path, conditions: Conditions) -> list[FidelityRow | DepthRow]:
+def _rows_of(out: Path, conditions: Conditions) -> list[AnyRow]:
     return [row for row in read_rows(out) if row.run == conditions.run]
 
 

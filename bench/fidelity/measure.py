@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.fidelity.grid import Setting, threshold
-from sigma0.bench.fidelity.replay import replaying
 from sigma0.bench.fidelity.runs import FreeRun, run_forced, run_free
 from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
+from sigma0.bench.replay import Trace, replaying
 from sigma0.estimates import bootstrap, ratio
 from sigma0.forced import ForcedText, LoopReadings, read_forced
 from sigma0.settings import ExitConfig
@@ -132,17 +132,17 @@ class Bench:
         with replaying(self.model, self._replayed(setting, number)):
             return run_free(self.model, prompt, replace(FULL, mode="qexit", q=1.0), limit)
 
-    def _replayed(self, setting: Setting, number: int) -> list[int]:
+    def _replayed(self, setting: Setting, number: int) -> Trace:
         """Depths for a free run: the oracle's own, or as many drawn by lot as there may be tokens."""
-        new = self.readings.is_new
+        new, total = self.readings.is_new, self.conditions.total_loops
         if setting.mode == "random":
             drawn, depths = Random(f"{setting.config.q}/{number}"), self.readings.exits[setting.key]
-            later = depths[new & ~self._first].tolist() or [self.conditions.total_loops]
+            later = depths[new & ~self._first].tolist() or [total]
             more = drawn.choices(later, k=self.conditions.max_new_tokens - 1)
-            return [drawn.choice(depths[self._first].tolist()), *more]
+            return Trace(total, (*more, total), prompt=drawn.choice(depths[self._first].tolist()))
         mine = new & (self.readings.text == number)
-        found: list[int] = self._depths(setting)[mine].tolist()
-        return found
+        first, *later = self._depths(setting)[mine].tolist()
+        return Trace(total, (*later, total), prompt=first)
 
     def _forced_figures(self, same: NDArray[np.float64], kl: NDArray[np.float64]) -> dict[str, Figure | None]:
         text, new, n = self.readings.text, self.readings.is_new, len(self.texts)

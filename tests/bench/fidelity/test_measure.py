@@ -10,7 +10,6 @@ import torch
 
 from sigma0.bench.fidelity.grid import plan
 from sigma0.bench.fidelity.measure import common, open_bench
-from sigma0.bench.fidelity.replay import ReplayRule, replaying
 from sigma0.bench.fidelity.runs import run_free
 from sigma0.bench.ledger import Conditions
 from sigma0.bench.pocket.tokenizer import build_tokenizer
@@ -190,7 +189,7 @@ def test_random_depths_are_the_rules_own_shuffled(bench):
     assert row.agreement.value == pytest.approx(bench.readings.same_at(mine).mean())
     assert row.passes_saved.value == pytest.approx(row.depth_saved.value)
     one, again = (bench._replayed(setting, 0) for _ in range(2))
-    assert one == again and len(one) == NEW and set(one[1:]) <= set(theirs[new & ~first].tolist())
+    assert one == again and len(one.exits) == NEW and set(one.exits[:-1]) <= set(theirs[new & ~first].tolist())
 
 
 def test_intervals_hold_their_figures_and_full_depth_is_whole(bench):
@@ -239,17 +238,6 @@ def test_verify_writes_full_depth_and_counts_its_tail(bench, prompts, mode):
         1 - sum(run.passes for run in runs) / (TOTAL * (NEW - 1) * len(runs))
     )
     assert row.rows_saved.value <= 0
-
-
-def test_replayed_depths_are_taken_token_by_token(model, prompts):
-    depths = [2, 4, 1, 3, 1]
-    with replaying(model, depths):
-        run = run_free(model, prompts[0], ExitConfig(mode="qexit", q=1.0), NEW)
-    assert list(run.depths) == depths and run.passes == sum(depths[1:])
-    again = run_free(model, prompts[0], ExitConfig(mode="full"), NEW)
-    assert set(again.depths) == {TOTAL}, "the model's own rule is back"
-    with pytest.raises(ValueError, match="2 rows at once"):
-        ReplayRule([1], TOTAL).start(torch.zeros(2, 3))
 
 
 def test_samples_show_the_tokens_of_the_first_prompts(bench, prompts):

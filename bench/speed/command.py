@@ -1,0 +1,114 @@
+"""`python -m sigma0.bench speed`: time every way of decoding in turn, print and append."""
+
+import json
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from sigma0.bench.conditions import describe, describe_weights
+from sigma0.bench.ledger import LEDGER, Conditions, append_row
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.replay import Trace
+from sigma0.bench.speed.courses import recorded, stated
+from sigma0.bench.speed.measure import WAYS, Plan, measure
+from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
+from sigma0.bench.speed.table import print_speed
+from sigma0.loading import load, shipped_models
+from sigma0.prompts import encode_prompts
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.settings import ExitConfig
+
+_RECORDED = "pocket-large"
+# No question of pocket's world has fewer ids than this.
+_SHORTEST = 12
+
+
+def speed(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id; left out with --shape.")] = "",
+    shape: Annotated[str, typer.Option(help=f"A random checkpoint instead: {', '.join(SHAPES)}.")] = "",
+    ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
+    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    course: Annotated[
+        str,
+        typer.Option(
+            help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file with "
+            f"total_loops, exits and settled. A shape replays {_RECORDED}'s by default."
+        ),
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+) -> None:
+    """Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors():
+        if bool(model) == bool(shape):
+            raise ValueError("give either a model or --shape")
+        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        looped, ids, source = _open(model, shape, device, dtype, batch, context, new_tokens)
+        trace, told = _trace(course or (_RECORDED if shape else ""), config)
+        if trace is not None:
+            trace = trace.scaled(looped.num_loops)
+        rule = config or (looped.resolve_exit_config(None) if model else ExitConfig())
+        plan = Plan(tuple(ways.split(",")), replace(rule, after_exit="finish"), trace, told, new_tokens, rounds)
+        conditions = _conditions(looped, model, shape, source, ids, new_tokens)
+        with progress_bar("runs", plan.steps, hidden=as_json) as advance:
+            rows = measure(looped, ids, plan, conditions, advance)
+        for row in rows:
+            append_row(out, row)
+    if as_json:
+        for row in rows:
+            typer.echo(row.model_dump_json())
+    else:
+        print_speed(rows)
+        typer.echo(f"{len(rows)} rows in {out}")
+
+
+def _open(
+    model: str, shape: str, device: str, dtype: str, batch: int, context: int, new_tokens: int
+) -> tuple[Any, Tensor, str]:
+    """The model, its prompts `[B, S]` and where they come from."""
+    looped, tokenizer = (random_model(shape, device, dtype), None) if shape else load(model, device=device, dtype=dtype)
+    looped.generation_config.eos_token_id = None
+    limit = looped.config.max_position_embeddings
+    if context + new_tokens > limit:
+        raise ValueError(
+            f"--context {context} and --new-tokens {new_tokens} are more than the {limit} positions of this model"
+        )
+    if tokenizer is not None and model in shipped_models():
+        # A shipped model knows its own world alone; on random ids its tokens settle late.
+        questions = encode_prompts(looped, tokenizer, list(micro_world(batch * context // _SHORTEST + 1)), new_tokens)
+        ids = torch.tensor(list(chain(*questions))[: batch * context]).view(batch, context)
+        return looped, ids.to(looped.device), "questions of pocket's world in a row, test split, seed 0"
+    generator = torch.Generator().manual_seed(SEED)
+    ids = torch.randint(3, looped.config.vocab_size, (batch, context), generator=generator)
+    return looped, ids.to(looped.device), f"random ids, seed {SEED}"
+
+
+def _trace(course: str, config: ExitConfig | None) -> tuple[Trace | None, str]:
+    if not course:
+        return None, ""
+    return stated(Path(course)) if course.endswith(".json") else recorded(course, config)
+
+
+def _conditions(looped: Any, model: str, shape: str, source: str, ids: Tensor, new_tokens: int) -> Conditions:
+    rows = [tuple(row) for row in ids.tolist()]
+    answers = [None] * len(rows)
+    if shape:
+        weights = digest(shape)
+        return describe_weights(
+            looped, f"random {shape}", weights, weights, source, rows, answers, new_tokens, batch_size=len(rows)
+        )
+    return describe(looped, model, source, rows, answers, new_tokens, batch_size=len(rows))

@@ -1,0 +1,207 @@
+"""Ways to decode one and the same prompt: ours with each setting, and transformers' own."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+
+from sigma0.bench.replay import Trace, replaying
+from sigma0.bench.speed.peer import StockLoopedModel
+from sigma0.settings import ExitConfig
+
+FULL = ExitConfig(mode="full")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One run behind the prompt, over the tokens after each first.
+
+    Attributes:
+        seconds: From the first new token to the last.
+        passes: Calls of the shared block.
+        rows: Rows in them.
+        head_rows: Rows that the head read.
+        tail_passes: How many of the passes only checked the tail.
+        tokens: The new tokens, int64 `[B, new]`, on the host.
+        kv_in_use: Bytes of K/V that hold tokens.
+        kv_allocated: Bytes of K/V that are reserved.
+    """
+
+    seconds: float
+    passes: int
+    rows: int
+    head_rows: int
+    tail_passes: int
+    tokens: Tensor
+    kv_in_use: int
+    kv_allocated: int
+
+
+class Decoder(Protocol):
+    """A way to decode; reads the prompt once and continues it as often as it is asked."""
+
+    def prompt(self) -> float:
+        """Reads the prompt but for its last token, from nothing; seconds."""
+
+    def decode(self) -> Decoded:
+        """New tokens behind the prompt."""
+
+
+class PromptedCache:
+    """Our cache with a prompt in it but for its last token, shared by all settings.
+
+    Args:
+        model: The looped model.
+        ids: The prompt, `[B, S]`.
+        new_tokens: Tokens to make room for.
+    """
+
+    def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
+        self.model = model
+        self.ids = ids
+        self.new_tokens = new_tokens
+        self.cache = model.new_cache()
+
+    @torch.no_grad()
+    def read(self) -> float:
+        """Reads the prompt from nothing; seconds."""
+        self.cache = self.model.new_cache(self.ids.shape[1] + self.new_tokens)
+        start = _now(self.ids)
+        self.model(self.ids[:, :-1], past_key_values=self.cache, exit_config=FULL, logits_to_keep=1)
+        return _now(self.ids) - start
+
+    def rewind(self) -> None:
+        """Back to the end of the prompt."""
+        if not self.cache.length:
+            self.read()
+        self.cache.crop(self.ids.shape[1] - 1 - self.cache.length)
+
+
+class Ours:
+    """sigma0's decoder with one setting.
+
+    Args:
+        prompted: The prompt.
+        config: When tokens stop, and what follows.
+        trace: A course to replay in place of the rule, or None.
+    """
+
+    def __init__(self, prompted: PromptedCache, config: ExitConfig, trace: Trace | None) -> None:
+        self._prompted = prompted
+        self._config = config
+        self._trace = trace
+
+    def prompt(self) -> float:
+        """Reads the prompt; seconds."""
+        return self._prompted.read()
+
+    def decode(self) -> Decoded:
+        """New tokens, timed from the first on."""
+        prompted, model = self._prompted, self._prompted.model
+        prompted.rewind()
+        with nullcontext() if self._trace is None else replaying(model, self._trace):
+            loop, first = model.generate(
+                prompted.ids,
+                attention_mask=torch.ones_like(prompted.ids),
+                past_key_values=prompted.cache,
+                max_new_tokens=prompted.new_tokens,
+                do_sample=False,
+                eos_token_id=None,
+                exit_config=self._config,
+                custom_generate=type(model).open_token_loop,
+            )
+            start = _now(prompted.ids)
+            for _ in loop.run(first):
+                pass
+            seconds = _now(prompted.ids) - start
+        cache = prompted.cache
+        return Decoded(
+            seconds=seconds,
+            passes=cache.counts.passes,
+            rows=cache.counts.rows,
+            head_rows=cache.counts.head_rows,
+            tail_passes=getattr(loop, "tail_passes", 0),
+            tokens=loop.sequences[:, prompted.ids.shape[1] :].cpu(),
+            kv_in_use=cache.bytes_in_use,
+            kv_allocated=cache.bytes_allocated,
+        )
+
+
+class Stock:
+    """transformers' own decoding at full depth.
+
+    Args:
+        model: The looped model.
+        ids: The prompt, `[B, S]`.
+        new_tokens: New tokens.
+    """
+
+    def __init__(self, model: Any, ids: Tensor, new_tokens: int) -> None:
+        self._model = StockLoopedModel(model)
+        self._ids = ids
+        self._new_tokens = new_tokens
+        self._loops = model.num_loops
+        self._cache: DynamicCache | None = None
+
+    @torch.no_grad()
+    def prompt(self) -> float:
+        """Reads the prompt but for its last token, from nothing; seconds."""
+        self._cache = DynamicCache()
+        ids = self._ids[:, :-1]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        start = _now(ids)
+        self._model(ids, position_ids=positions, past_key_values=self._cache, logits_to_keep=1)
+        return _now(ids) - start
+
+    def decode(self) -> Decoded:
+        """New tokens, timed from the first on."""
+        if self._cache is None:
+            self.prompt()
+        cache = self._cache
+        assert cache is not None
+        cache.crop(-(cache.get_seq_length() - (self._ids.shape[1] - 1)))
+        marks: list[float] = []
+        sequences = self._model.generate(
+            self._ids,
+            attention_mask=torch.ones_like(self._ids),
+            past_key_values=cache,
+            max_new_tokens=self._new_tokens,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([_Stopwatch(marks, self._ids)]),
+        )
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        later, batch = self._new_tokens - 1, self._ids.shape[0]
+        return Decoded(
+            seconds=marks[-1] - marks[0],
+            passes=self._loops * later,
+            rows=self._loops * later * batch,
+            head_rows=later * batch,
+            tail_passes=0,
+            tokens=sequences[:, self._ids.shape[1] :].cpu(),
+            kv_in_use=held,
+            kv_allocated=held,
+        )
+
+
+class _Stopwatch(StoppingCriteria):  # type: ignore[misc]
+    """Notes the time of every token; stops nothing."""
+
+    def __init__(self, marks: list[float], like: Tensor) -> None:
+        self._marks = marks
+        self._like = like
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self._marks.append(_now(self._like))
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _now(like: Tensor) -> float:
+    """The time, once the device of a tensor has done what it was asked."""
+    wait: Callable[[], None] = torch.cuda.synchronize if like.is_cuda else lambda: None
+    wait()
+    return time.perf_counter()

@@ -1,0 +1,214 @@
+"""The rows of a speed run: every way in turn, round after round."""
+
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.bench.fidelity.grid import threshold
+from sigma0.bench.ledger import Conditions, Course, Figure, SpeedRow
+from sigma0.bench.replay import Trace
+from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.estimates import bootstrap
+from sigma0.settings import ExitConfig
+
+WAYS = ("full", "never", "finish", "drop", "verify", "huggingface")
+ADAPTIVE = ("finish", "drop", "verify")
+PROMPT_ROUNDS = 3
+_NEVER = ExitConfig(mode="qexit", q=1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is timed.
+
+    Attributes:
+        ways: Some of `WAYS`.
+        config: The exit rule of `finish`, `drop` and `verify`.
+        trace: A course to replay in place of that rule, or None.
+        source: Where the course comes from.
+        new_tokens: New tokens of each run, at least 2.
+        rounds: How often every way is timed, once more to warm up.
+    """
+
+    ways: tuple[str, ...]
+    config: ExitConfig
+    trace: Trace | None
+    source: str
+    new_tokens: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        for way in self.ways:
+            if way not in WAYS:
+                raise ValueError(f"no such way: {way!r}; there are {', '.join(WAYS)}")
+        if self.new_tokens < 2 or self.rounds < 1:
+            raise ValueError(
+                f"{self.new_tokens} new tokens and {self.rounds} rounds: at least 2, since the first token comes with "
+                "the prompt, and 1"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Runs and readings of the prompt."""
+        return len(self.ways) * (self.rounds + 1) + PROMPT_ROUNDS * len(_readers(self.ways))
+
+    def config_of(self, way: str) -> ExitConfig:
+        """The setting of a way."""
+        if way in ("full", "huggingface"):
+            return FULL
+        if way == "never":
+            return _NEVER
+        return replace(self.config, after_exit=way)
+
+
+def measure(
+    model: Any, ids: Tensor, plan: Plan, conditions: Conditions, on_step: Callable[[int], None] = lambda done: None
+) -> list[SpeedRow]:
+    """Times every way.
+
+    Args:
+        model: A looped model.
+        ids: The prompts, `[B, S]`, S at least 2, no pads.
+        plan: What is timed.
+        conditions: What the rows say of the run.
+        on_step: Told how many of `plan.steps` are done.
+    """
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    prompted = PromptedCache(model, ids, plan.new_tokens)
+    decoders: dict[str, Decoder] = {
+        way: Stock(model, ids, plan.new_tokens)
+        if way == "huggingface"
+        else Ours(prompted, plan.config_of(way), plan.trace if way in ADAPTIVE else None)
+        for way in plan.ways
+    }
+    progress = _Progress(on_step)
+    prompt_seconds = _read_prompts(decoders, plan, progress)
+    runs, peaks = _decode(decoders, plan, ids, progress)
+    rows = []
+    for way in plan.ways:
+        config = plan.config_of(way)
+        replayed = plan.trace if way in ADAPTIVE else None
+        figures = _figures(model, ids, plan, runs[way], runs.get("full"))
+        if replayed is not None:
+            figures["same_tokens"] = None  # a given course says nothing of the text
+        rows.append(
+            SpeedRow.model_validate(
+                {
+                    **conditions.model_dump(),
+                    "time": started,
+                    "way": way,
+                    "mode": config.mode if replayed is None else "replay",
+                    "after_exit": config.after_exit,
+                    "settings": threshold(config) if replayed is None else {},
+                    "course": None if replayed is None else _course(replayed, plan.source),
+                    "context": ids.shape[1],
+                    "rounds": plan.rounds,
+                    "prompt_tokens_per_second": ids.shape[0] * (ids.shape[1] - 1) / prompt_seconds[_reader(way)],
+                    "peak_bytes": peaks[way],
+                    **figures,
+                }
+            )
+        )
+    return rows
+
+
+class _Progress:
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        self._on_step = on_step
+        self._done = 0
+
+    def step(self) -> None:
+        self._done += 1
+        self._on_step(self._done)
+
+
+def _reader(way: str) -> str:
+    """Who reads the prompt: all of ours share one reading."""
+    return "huggingface" if way == "huggingface" else "sigma0"
+
+
+def _readers(ways: Sequence[str]) -> set[str]:
+    return {_reader(way) for way in ways}
+
+
+def _read_prompts(decoders: dict[str, Decoder], plan: Plan, progress: _Progress) -> dict[str, float]:
+    """Median seconds of each reader; in turn."""
+    by_reader = {_reader(way): decoder for way, decoder in decoders.items()}
+    seconds: dict[str, list[float]] = {reader: [] for reader in by_reader}
+    for _ in range(PROMPT_ROUNDS):
+        for reader, decoder in by_reader.items():
+            seconds[reader].append(decoder.prompt())
+            progress.step()
+    return {reader: median(values) for reader, values in seconds.items()}
+
+
+def _decode(
+    decoders: dict[str, Decoder], plan: Plan, ids: Tensor, progress: _Progress
+) -> tuple[dict[str, list[Decoded]], dict[str, int]]:
+    """The runs of each way, the first round left out, and the most memory in use."""
+    runs: dict[str, list[Decoded]] = {way: [] for way in plan.ways}
+    peaks = dict.fromkeys(plan.ways, 0)
+    for number in range(plan.rounds + 1):
+        # Another way begins each round, so that none always follows the same neighbour's caches.
+        turn = number % len(plan.ways)
+        for way in (*plan.ways[turn:], *plan.ways[:turn]):
+            if ids.is_cuda:
+                torch.cuda.reset_peak_memory_stats(ids.device)
+            decoded = decoders[way].decode()
+            peaks[way] = max(peaks[way], _peak(ids))
+            if number:  # the first round warms up
+                runs[way].append(decoded)
+            progress.step()
+    return runs, peaks if ids.is_cuda else dict.fromkeys(plan.ways, max(peaks.values()))
+
+
+def _peak(ids: Tensor) -> int:
+    if ids.is_cuda:
+        return torch.cuda.max_memory_allocated(ids.device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _figures(
+    model: Any, ids: Tensor, plan: Plan, runs: Sequence[Decoded], full: Sequence[Decoded] | None
+) -> dict[str, Any]:
+    later, batch, total = plan.new_tokens - 1, ids.shape[0], model.num_loops
+    seconds = np.array([run.seconds for run in runs])
+    last = runs[-1]
+    passes = last.passes / later
+    ideal = total / passes
+    ratios = None if full is None else np.array([run.seconds for run in full]) / seconds
+    block = sum(parameter.numel() * parameter.element_size() for parameter in model.model.layers.parameters())
+    return {
+        "milliseconds_per_token": _median(1000 * seconds / later),
+        "tokens_per_second": _median(batch * later / seconds),
+        "passes_per_token": passes,
+        "tail_passes_per_token": last.tail_passes / later,
+        "rows_per_token": last.rows / later / batch,
+        "head_rows_per_token": last.head_rows / later / batch,
+        "speed_ratio": None if ratios is None else _median(ratios),
+        "ideal": ideal,
+        "share_of_ideal": None if ratios is None else _median(ratios / ideal),
+        "weight_bandwidth": block * passes * later / float(np.median(seconds)),
+        "same_tokens": None if full is None else bool(torch.equal(last.tokens, full[-1].tokens)),
+        "kv_bytes_in_use": last.kv_in_use,
+        "kv_bytes_allocated": last.kv_allocated,
+    }
+
+
+def _median(values: Any) -> dict[str, float]:
+    """A median over the rounds and its interval."""
+    estimate = bootstrap(lambda drawn: float(np.median(values[drawn])), len(values))
+    figure = Figure.of(estimate)
+    assert figure is not None
+    return figure.model_dump()
+
+
+def _course(trace: Trace, source: str) -> Course:
+    return Course(source=source, exits=trace.exits, settled=trace.settled)
