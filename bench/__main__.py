@@ -8,6 +8,7 @@ import torch
 import typer
 
 from sigma0.bench.fidelity.command import fidelity
+from sigma0.bench.lossless_command import lossless
 from sigma0.bench.report import report
 from sigma0.bench.speed.command import speed
 from sigma0.extras import needs_extra
@@ -25,6 +26,7 @@ def main() -> None:
 
 app.command()(fidelity)
 app.command()(report)
+app.command()(lossless)
 app.command()(speed)
 
 

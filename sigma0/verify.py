@@ -16,7 +16,7 @@ With `redraft` the same judgement is passed at every loop on the way, so that a 
 proposes anew at once and the mistake does not run on to T. Greedy, the next token is then entered once the argmax has
 settled. Sampling, a token that follows q before the judgement follows p behind it; so along the chain of loops it
 follows each loop's distribution in turn, and at T full depth's. (arXiv 2609.17184 keeps the first draft's branch beside
-a second one; dropping it costs no branch and, in `sigma0.bench.fallback`, a little fewer passes.)
+a second one; dropping it costs no branch and, in `sigma0.bench.drafts`, a little fewer passes.)
 """
 
 from collections import deque

@@ -31,6 +31,7 @@ class PassRows:
     def __init__(self, cache: DepthCache, frontier: Frontier) -> None:
         self.cache = cache
         self.positions = torch.from_numpy(frontier.positions)  # [R]
+        self.furthest = int(frontier.positions.max())
         self.columns = int(frontier.columns.max()) + 1
         self._loops = torch.from_numpy(frontier.loops)
         self._sequences = torch.from_numpy(frontier.sequences)
@@ -69,6 +70,10 @@ class PassRows:
 
     def _groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
         loops = self._frontier.loops
+        if batch == 1 and self.cache.seen(0) is None:
+            # One row for each plane, which sees all up to itself.
+            rows = zip(loops.tolist(), self._frontier.columns.tolist(), strict=True)
+            return tuple(PlaneGroup(loop, row, row + 1, None, column + 1, None) for row, (loop, column) in enumerate(rows))
         edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
         return tuple(self._group(start, stop, device, batch) for start, stop in pairwise(edges))
 

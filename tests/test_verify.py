@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.fallback import record, simulate
+from sigma0.bench.drafts import record, simulate
 from sigma0.verify import VerifiedLoop
 from tests.reference import gap, tiny_model
 

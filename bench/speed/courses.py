@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from sigma0.bench.fallback import record
+from sigma0.bench.drafts import record
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.replay import Trace

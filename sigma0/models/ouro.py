@@ -22,6 +22,7 @@ from sigma0.exits import exit_probabilities, select_exits
 from sigma0.generation import DepthGenerationMixin, check_cache
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
+from sigma0.models.rotary_table import RotaryTable
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.settings import ExitConfig
 from sigma0.wave import PassRows, admit_skipped, complete
@@ -86,6 +87,7 @@ class OuroModel(OuroPreTrainedModel):
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.early_exit_gate = nn.Linear(config.hidden_size, 1)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self._rotary_table = RotaryTable(self.rotary_emb)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -176,8 +178,8 @@ class OuroModel(OuroPreTrainedModel):
     def run_rows(self, hidden_states: Tensor, rows: PassRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         hidden_states = hidden_states[:, None]  # [R, 1, D]
-        positions = rows.positions.to(hidden_states.device)[:, None]
-        position_embeddings = self.rotary_emb(hidden_states, positions)
+        positions = rows.positions.to(hidden_states.device)
+        position_embeddings = self._rotary_table.rows(positions, rows.furthest, hidden_states)
         for layer in self.layers:
             hidden_states = layer(hidden_states, position_embeddings=position_embeddings, rows=rows)
         return hidden_states[:, 0]

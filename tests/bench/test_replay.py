@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.bench.fallback import step
+from sigma0.bench.drafts import step
 from sigma0.bench.replay import Trace, replaying
 from tests.reference import tiny_model
 

@@ -1,7 +1,7 @@
-"""Would a second proposal pay? A simulation from recorded argmax traces, no decoder (arXiv 2609.17184).
+"""Passes under `verify`, counted from recorded argmax traces without a decoder: would a second proposal pay?
 
 Under `verify` a token stops at its exit e and proposes a_e, the argmax there; if a_e is not a_T, its followers are
-dropped and the next token enters after loop T. A *fallback* would open a second branch at the first deeper loop t
+dropped and the next token enters after loop T. A *fallback* (arXiv 2609.17184) would open a second branch at the first deeper loop t
 whose argmax is not a_e, with a_t: where a_t is a_T, the next token enters after loop t instead. So the passes from
 a token to the next are
 

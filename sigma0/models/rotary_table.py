@@ -1,0 +1,37 @@
+"""Rotary embeddings looked up, since a pass needs those of a few rows at a time and every layer the same ones."""
+
+import torch
+from torch import Tensor, nn
+
+_SHORTEST = 256
+
+
+class RotaryTable:
+    """cos and sin of every position up to the furthest that was asked for.
+
+    Args:
+        rotary: transformers' module; its frequencies must not depend on the length of the text.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        self._rotary = rotary
+        self._cos: Tensor | None = None
+        self._sin: Tensor | None = None
+
+    def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin `[R, 1, d]` of `positions` `[R]` on the device and in the dtype of `like`.
+
+        Args:
+            positions: int64 `[R]`, on the device of `like`.
+            furthest: The largest of them.
+            like: Any tensor on the device and in the dtype that is wanted.
+        """
+        cos, sin = self._cos, self._sin
+        if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) <= furthest:
+            # Outside of inference mode, where a later call may need them.
+            with torch.inference_mode(False), torch.no_grad():
+                everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
+                cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])
+            cos, sin = cos[0], sin[0]  # [positions, d]
+            self._cos, self._sin = cos, sin
+        return cos.index_select(0, positions)[:, None], sin.index_select(0, positions)[:, None]
