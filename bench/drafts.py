@@ -1,16 +1,17 @@
 """Passes under `verify`, counted from recorded argmax traces without a decoder: would a second proposal pay?
 
 Under `verify` a token stops at its exit e and proposes a_e, the argmax there; if a_e is not a_T, its followers are
-dropped and the next token enters after loop T. A *fallback* (arXiv 2609.17184) would open a second branch at the first deeper loop t
-whose argmax is not a_e, with a_t: where a_t is a_T, the next token enters after loop t instead. So the passes from
-a token to the next are
+dropped and the next token enters after loop T. A *fallback* (arXiv 2609.17184) would open a second branch at the first
+deeper loop t whose argmax is not a_e, with a_t: where a_t is a_T, the next token enters after loop t instead. So the
+passes from a token to the next are
 
     verify            e  if a_e = a_T, else T
     with a fallback   e  if a_e = a_T;  t  if a_t = a_T;  else T
     with redrafts     the first loop from e on at which the argmax is a_T and stays it
 
 (a branch that is right in between and wrong at T costs rows, no passes), and the last token is checked up to T in all.
-A *redraft* needs no second branch: whenever a deeper loop changes its mind, the followers are dropped and its argmax is fed.
+A *redraft* needs no second branch: whenever a deeper loop changes its mind, the followers are dropped and its argmax is
+fed.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from sigma0.bench.drafts import Simulated, record, simulate
 from sigma0.estimates import Estimate, ratio
@@ -103,18 +104,23 @@ def _cost(config: ExitConfig, runs: Sequence[Any], full: Sequence[Any], simulate
     passes, tails = np.array([run.loop_passes for run in runs]), np.array([run.tail_passes for run in runs])
     stood = [int(run.accepted[0, 1:].sum()) for run in runs]
     later = [run.accepted.shape[1] - 1 for run in runs]
-    figures = (
-        ratio(passes, whole),
-        ratio(passes - tails, whole),
-        ratio([run.loop_rows for run in runs], [run.loop_rows for run in full]),
-        ratio([run.head_rows for run in runs], [run.head_rows for run in full]),
-        ratio(stood, later),
-    )
-    known = [figure for figure in figures if figure is not None]
     same = [torch.equal(mine.sequences, theirs.sequences) for mine, theirs in zip(runs, full, strict=True)]
     return VerifiedCost(
-        replace(config, after_exit="verify").to_dict(), *known, identical=float(np.mean(same)), simulated=simulated
+        exit_config=replace(config, after_exit="verify").to_dict(),
+        passes=_ratio(passes, whole),
+        passes_without_tail=_ratio(passes - tails, whole),
+        rows=_ratio([run.loop_rows for run in runs], [run.loop_rows for run in full]),
+        head_rows=_ratio([run.head_rows for run in runs], [run.head_rows for run in full]),
+        accepted=_ratio(stood, later),
+        identical=float(np.mean(same)),
+        simulated=simulated,
     )
+
+
+def _ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
+    figure = ratio(numerators, denominators)
+    assert figure is not None, "every run has tokens after its first"
+    return figure
 
 
 def _run(model: Any, prompt: tuple[int, ...], config: ExitConfig, new_tokens: int) -> Any:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.estimates import Estimate
 from sigma0.loading import load
 from sigma0.prompts import encode_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
@@ -52,27 +52,22 @@ def _print(report: LosslessReport) -> None:
         f"{report.model}: verify over full depth ({report.total_loops} loops), {report.prompts} prompts, "
         f"{report.new_tokens} new tokens each, {report.dtype}"
     )
-    table = Table(title=title, title_justify="left")
-    columns = ("rule", "redraft", "passes", "without tail", "rows", "head rows", "stood", "same text", "by simulation")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = ("rule", "drafts", "passes", "95 %", "no tail", "rows", "stood", "same")
     for name in columns:
-        table.add_column(name, justify="left" if name == "rule" else "right")
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
     for cost in report.costs:
         config = ExitConfig.parse(cost.exit_config)
         settings = ", ".join(f"{name} {value}" for name, value in threshold(config).items())
-        counted = cost.simulated.with_redraft if config.redraft else cost.simulated.passes
+        low, high = cost.passes.interval
         table.add_row(
-            f"{config.mode} ({settings})",
-            "yes" if config.redraft else "no",
-            _told(cost.passes),
-            _told(cost.passes_without_tail),
+            f"{config.mode} {settings}",
+            "many" if config.redraft else "one",
+            f"{cost.passes.value:.3f}",
+            f"{low:.3f}-{high:.3f}",
+            f"{cost.passes_without_tail.value:.3f}",
             f"{cost.rows.value:.2f}",
-            f"{cost.head_rows.value:.2f}",
             f"{100 * cost.accepted.value:.1f} %",
-            f"{100 * cost.identical:.1f} %",
-            f"{counted / cost.simulated.full:.3f}",
+            f"{100 * cost.identical:.0f} %",
         )
     Console().print(table)
-
-
-def _told(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.interval[0]:.3f}-{estimate.interval[1]:.3f})"

@@ -8,11 +8,13 @@ behind it that is read.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from sigma0.decoding import Emission, TokenLoop
@@ -21,7 +23,7 @@ from sigma0.settings import ExitConfig
 from sigma0.verify import Proposal, VerifiedLoop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Trace:
     """The course of the tokens of a text; behind its end it is repeated.
 
@@ -120,9 +122,7 @@ class ReplayedLoop(_Told, TokenLoop):
 class ReplayedVerifiedLoop(_Told, VerifiedLoop):
     """`verify` whose proposals stand or fall as a trace says; the model's own judgement is passed and ignored."""
 
-    def _judge(
-        self, sequence: int, place: int, depth: int, proposal: Proposal, scores: Tensor
-    ) -> tuple[int, bool]:
+    def _judge(self, sequence: int, place: int, depth: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
         judged = super()._judge(sequence, place, depth, proposal, scores)
         rule = self.wave.rule
         if not isinstance(rule, ReplayRule) or not rule.trace.settled:

@@ -73,7 +73,9 @@ class PassRows:
         if batch == 1 and self.cache.seen(0) is None:
             # One row for each plane, which sees all up to itself.
             rows = zip(loops.tolist(), self._frontier.columns.tolist(), strict=True)
-            return tuple(PlaneGroup(loop, row, row + 1, None, column + 1, None) for row, (loop, column) in enumerate(rows))
+            return tuple(
+                PlaneGroup(loop, row, row + 1, None, column + 1, None) for row, (loop, column) in enumerate(rows)
+            )
         edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
         return tuple(self._group(start, stop, device, batch) for start, stop in pairwise(edges))
 

@@ -233,12 +233,15 @@ def test_drop_after_finish_completes_what_waits():
     kv_heads=st.sampled_from([1, 3]),
     repeats=st.sampled_from([1, 2]),
     loops=st.integers(1, 4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loops):
+def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loops, dtype):
     """Any subset of sequences at any loops with ragged columns, against float64 softmax for each row."""
     generator = torch.Generator().manual_seed(seed)
     capacity, head_dim = 7, 5
-    keys, values = (torch.randn(loops, batch, kv_heads, capacity, head_dim, generator=generator) for _ in range(2))
+    shape = (loops, batch, kv_heads, capacity, head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (2e-2, 2e-2)
     rng = np.random.default_rng(seed)
     groups, rows = [], []
     for loop in reversed(range(loops)):
@@ -258,7 +261,7 @@ def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeat
             )
         )
         rows += [(loop, int(sequence), int(column)) for sequence, column in zip(sequences, columns, strict=True)]
-    query = torch.randn(len(rows), kv_heads * repeats, head_dim, generator=generator)
+    query = torch.randn(len(rows), kv_heads * repeats, head_dim, generator=generator).to(dtype)
     attended = plane_attention(query, keys, values, tuple(groups), 0.3)
     for index, (loop, sequence, column) in enumerate(rows):
         for head in range(kv_heads * repeats):
@@ -266,7 +269,7 @@ def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeat
             seen = keys[loop, sequence, head // repeats, plane].double()
             weights = (seen @ query[index, head].double() * 0.3).softmax(0)
             expected = weights @ values[loop, sequence, head // repeats, plane].double()
-            torch.testing.assert_close(attended[index, head].double(), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(attended[index, head].double(), expected, rtol=rtol, atol=atol)
 
 
 def test_caches_are_made_for_the_model(tiny):

@@ -36,8 +36,8 @@ def speed(
     course: Annotated[
         str,
         typer.Option(
-            help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file with "
-            f"total_loops, exits and settled. A shape replays {_RECORDED}'s by default."
+            help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file "
+            f"with total_loops, exits and settled. A shape replays {_RECORDED}'s by default."
         ),
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",

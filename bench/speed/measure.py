@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sigma0.bench.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.replay import Trace
 from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.estimates import bootstrap
-from sigma0.settings import ExitConfig
+from sigma0.settings import AfterExit, ExitConfig
 
 WAYS = ("full", "never", "finish", "drop", "verify", "huggingface")
 ADAPTIVE = ("finish", "drop", "verify")
@@ -65,7 +65,7 @@ class Plan:
             return FULL
         if way == "never":
             return _NEVER
-        return replace(self.config, after_exit=way)
+        return replace(self.config, after_exit=cast(AfterExit, way))
 
 
 def measure(
@@ -80,7 +80,7 @@ def measure(
         conditions: What the rows say of the run.
         on_step: Told how many of `plan.steps` are done.
     """
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(timezone.utc).isoformat()
     prompted = PromptedCache(model, ids, plan.new_tokens)
     decoders: dict[str, Decoder] = {
         way: Stock(model, ids, plan.new_tokens)

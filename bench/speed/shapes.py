@@ -44,7 +44,8 @@ def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
         model.model.embed_tokens.weight.normal_()
         model.model.early_exit_gate.weight.normal_(std=0.05)
     model.generation_config.eos_token_id = None
-    return model.eval()
+    model.eval()
+    return model
 
 
 def settings_of(shape: str) -> dict[str, Any]:

@@ -2,42 +2,28 @@
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.ledger import Figure, SpeedRow
+from sigma0.bench.ledger import SpeedRow
 
-COLUMNS = (
-    "way",
-    "ms/token",
-    "tokens/s",
-    "passes/token",
-    "rows/token",
-    "full / this",
-    "ideal",
-    "of ideal",
-    "GB/s of weights",
-    "prompt tokens/s",
-    "K/V MB",
-    "reserved",
-)
+COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s")
 
 
 def cells(row: SpeedRow) -> list[str]:
     """One row as text, column by column."""
+    ratio = row.speed_ratio
     return [
         row.way,
         f"{row.milliseconds_per_token.value:.4g}",
-        f"{row.tokens_per_second.value:.4g}",
         f"{row.passes_per_token:.2f}",
         f"{row.rows_per_token:.2f}",
-        _with_interval(row.speed_ratio, 2),
+        "-" if ratio is None else f"{ratio.value:.2f}",
+        "-" if ratio is None else f"{ratio.low:.2f}-{ratio.high:.2f}",
         f"{row.ideal:.2f}",
         "-" if row.share_of_ideal is None else f"{100 * row.share_of_ideal.value:.1f} %",
         f"{row.weight_bandwidth / 1e9:.1f}",
-        f"{row.prompt_tokens_per_second:.4g}",
-        f"{row.kv_bytes_in_use / 1e6:.4g}",
-        f"{row.kv_bytes_allocated / 1e6:.4g}",
     ]
 
 
@@ -63,16 +49,20 @@ def markdown(rows: Sequence[SpeedRow]) -> str:
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
     told = next((row for row in rows if row.course is not None), rows[0])
-    table = Table(title=conditions_text(told), title_justify="left")
+    table = Table(title=conditions_text(told), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "way" else "right")
+        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*cells(row))
     Console().print(table)
-    Console().print(f"most memory in use: {max(row.peak_bytes for row in rows) / 1e9:.2f} GB")
+    Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
 
 
-def _with_interval(figure: Figure | None, digits: int) -> str:
-    if figure is None:
-        return "-"
-    return f"{figure.value:.{digits}f} ({figure.low:.{digits}f}-{figure.high:.{digits}f})"
+def rest_text(rows: Sequence[SpeedRow]) -> str:
+    """What all ways share: reading the prompt, and memory."""
+    readers = {"huggingface" if row.way == "huggingface" else "sigma0": row.prompt_tokens_per_second for row in rows}
+    prompts = ", ".join(f"{reader} {speed:.4g}" for reader, speed in readers.items())
+    used, kept = rows[0].kv_bytes_in_use / 1e6, rows[0].kv_bytes_allocated / 1e6
+    peak = max(row.peak_bytes for row in rows) / 1e9
+    memory = f"K/V: {used:.4g} MB in use, {kept:.4g} MB reserved. Most memory in use: {peak:.2f} GB."
+    return f"Prompt tokens/s: {prompts}. {memory}"

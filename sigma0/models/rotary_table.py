@@ -19,7 +19,7 @@ class RotaryTable:
         self._sin: Tensor | None = None
 
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin `[R, 1, d]` of `positions` `[R]` on the device and in the dtype of `like`.
+        """Cos and sin `[R, 1, d]` of `positions` `[R]` on the device and in the dtype of `like`.
 
         Args:
             positions: int64 `[R]`, on the device of `like`.
