@@ -346,9 +346,12 @@ class Wave:
         frontier = self.cache.frontier
         assert frontier is not None and self._state is not None
         self._leading[leaders[stopped]] = False
-        staying = np.setdiff1d(np.arange(len(leaders)), stopped)
-        device = frontier.hidden.device
-        self._state = self._state.select(torch.from_numpy(staying).to(device)) if len(staying) else None
+        if len(stopped) == len(leaders):
+            self._state = None
+        else:
+            stays = np.ones(len(leaders), dtype=np.bool_)
+            stays[stopped] = False
+            self._state = self._state.select(self._index(np.flatnonzero(stays)))
         if self.drop:
             self._copy_down(frontier.select(leaders[stopped]))
 

@@ -47,6 +47,7 @@ def speed(
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    prompt_rounds: Annotated[int, typer.Option(min=1, help="How often the prompt is read, for its own time.")] = 3,
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
 ) -> None:
@@ -62,7 +63,8 @@ def speed(
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
         rule = config or (looped.resolve_exit_config(None) if model else ExitConfig())
-        plan = Plan(tuple(ways.split(",")), replace(rule, after_exit="finish"), trace, told, new_tokens, rounds)
+        config = replace(rule, after_exit="finish")
+        plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds)
         conditions = _conditions(looped, model, shape, source, ids, new_tokens)
         with progress_bar("runs", plan.steps, hidden=as_json) as advance:
             rows = measure(looped, ids, plan, conditions, advance)
@@ -89,8 +91,9 @@ def _open(
         )
     if tokenizer is not None and model in shipped_models():
         # A shipped model knows its own world alone; on random ids its tokens settle late.
-        questions = encode_prompts(looped, tokenizer, list(micro_world(batch * context // _SHORTEST + 1)), new_tokens)
-        ids = torch.tensor(list(chain(*questions))[: batch * context]).view(batch, context)
+        questions = encode_prompts(looped, tokenizer, list(micro_world(batch * (context // _SHORTEST + 1))), new_tokens)
+        # Questions in a row, of which each sequence reads the last ids: all end with a question.
+        ids = torch.tensor([list(chain(*questions[row::batch]))[-context:] for row in range(batch)])
         return looped, ids.to(looped.device), "questions of pocket's world in a row, test split, seed 0"
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(3, looped.config.vocab_size, (batch, context), generator=generator)

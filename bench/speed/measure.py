@@ -20,7 +20,6 @@ from sigma0.settings import AfterExit, ExitConfig
 
 WAYS = ("full", "never", "finish", "drop", "verify", "huggingface")
 ADAPTIVE = ("finish", "drop", "verify")
-PROMPT_ROUNDS = 3
 _NEVER = ExitConfig(mode="qexit", q=1.0)
 
 
@@ -35,6 +34,7 @@ class Plan:
         source: Where the course comes from.
         new_tokens: New tokens of each run, at least 2.
         rounds: How often every way is timed, once more to warm up.
+        prompt_rounds: How often every reader reads the prompt.
     """
 
     ways: tuple[str, ...]
@@ -43,6 +43,7 @@ class Plan:
     source: str
     new_tokens: int
     rounds: int
+    prompt_rounds: int = 3
 
     def __post_init__(self) -> None:
         for way in self.ways:
@@ -57,7 +58,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Runs and readings of the prompt."""
-        return len(self.ways) * (self.rounds + 1) + PROMPT_ROUNDS * len(_readers(self.ways))
+        return len(self.ways) * (self.rounds + 1) + self.prompt_rounds * len(_readers(self.ways))
 
     def config_of(self, way: str) -> ExitConfig:
         """The setting of a way."""
@@ -142,7 +143,7 @@ def _read_prompts(decoders: dict[str, Decoder], plan: Plan, progress: _Progress)
     """Median seconds of each reader; in turn."""
     by_reader = {_reader(way): decoder for way, decoder in decoders.items()}
     seconds: dict[str, list[float]] = {reader: [] for reader in by_reader}
-    for _ in range(PROMPT_ROUNDS):
+    for _ in range(plan.prompt_rounds):
         for reader, decoder in by_reader.items():
             seconds[reader].append(decoder.prompt())
             progress.step()
