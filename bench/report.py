@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
-from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, read_rows
+from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, SpeedRow, read_rows
+from sigma0.bench.speed.table import speed_table
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
 
@@ -28,8 +29,8 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
-        if not any(isinstance(row, FidelityRow) for row in rows):
-            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity yet")
+        if not any(isinstance(row, FidelityRow | SpeedRow) for row in rows):
+            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity or speed yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
             (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
@@ -38,6 +39,10 @@ def report(
                 if isinstance(row, DepthRow):
                     draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
             typer.echo(short_table(trade_off, least) + "\n")
+        tables = [speed_table(run) for run in latest_speed_runs(rows)]
+        if tables:
+            (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{table}\n" for table in tables))
+            typer.echo("\n".join(f"{table}\n" for table in tables))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
 
 
@@ -53,6 +58,18 @@ def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
             raise ValueError(f"two models in the ledger would both be called {name!r} in file names")
         found[name] = [row for row in rows if row.run == run]
     return found
+
+
+def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
+    """The rows of the last speed run of each model, dtype, device and size, in the order they were measured."""
+    runs: dict[tuple[object, ...], list[SpeedRow]] = {}
+    speeds = [row for row in rows if isinstance(row, SpeedRow)]
+    for row in sorted(speeds, key=lambda row: row.time):
+        same = (row.model, row.dtype, row.device, row.threads, row.batch_size, row.context)
+        if same in runs and runs[same][0].time != row.time:
+            del runs[same]
+        runs.setdefault(same, []).append(row)
+    return list(runs.values())
 
 
 def conditions_text(row: FidelityRow) -> str:

@@ -41,9 +41,14 @@ def conditions_text(row: SpeedRow) -> str:
 
 def markdown(rows: Sequence[SpeedRow]) -> str:
     """A run as a Markdown table."""
-    lines = [" | ".join(COLUMNS), "|".join(["---"] + ["---:"] * (len(COLUMNS) - 1))]
-    lines += [" | ".join(cells(row)) for row in rows]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+    lines = [f"| {' | '.join(line)} |" for line in (COLUMNS, *map(cells, rows))]
+    return "\n".join([lines[0], f"|---|{'---:|' * (len(COLUMNS) - 1)}", *lines[1:]])
+
+
+def speed_table(rows: Sequence[SpeedRow]) -> str:
+    """A run with its conditions, as Markdown."""
+    told = next((row for row in rows if row.course is not None), rows[0])
+    return f"{conditions_text(told)} {rest_text(rows)}\n\n{markdown(rows)}"
 
 
 def print_speed(rows: Sequence[SpeedRow]) -> None:

@@ -192,3 +192,16 @@ def test_a_row_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="benchmark"):
         parse_row('{"benchmark": "size"}')
     assert "course" in SpeedRow.model_fields
+
+
+def test_the_report_shows_the_last_run_of_each_size(pocket, tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    for context in ("9", "9", "11"):
+        asked = ["pocket", "--context", context, "--new-tokens", "3", "--rounds", "1", "--ways", "full,finish"]
+        assert run(*asked, "--out", str(ledger)).exit_code == 0
+    rows = read_rows(ledger)
+    result = CliRunner().invoke(app, ["report", str(ledger)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "speed.md").read_text()
+    assert page.count("| full |") == page.count("| finish |") == 2
+    assert markdown(rows[2:4]) in page and markdown(rows[4:]) in page and markdown(rows[2:4]) in result.stdout
