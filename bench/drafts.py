@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sigma0.exits import select_exits
 from sigma0.settings import ExitConfig
@@ -95,16 +96,12 @@ def step(path: Ints, depth: int) -> tuple[int, int, int]:
     return total, changed if path[changed - 1] == path[-1] else total, redrafted
 
 
-@torch.no_grad()
-def record(
-    model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, new: int
-) -> tuple[list[Ints], list[Ints]]:
-    """Argmax traces along full depth's own text, `new` tokens without an end, and the exits of a rule."""
-    rule = model.exit_rule(config)
-    traces, exits = [], []
+def full_texts(model: Any, prompts: Sequence[tuple[int, ...]], new: int) -> list[Tensor]:
+    """Full depth's own text behind each prompt, prompt included, `new` tokens whether it ends or not; each `[1, S]`."""
+    texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
-        whole = model.generate(
+        text = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new,
@@ -112,7 +109,30 @@ def record(
             exit_config=ExitConfig(mode="full"),
             eos_token_id=None,
         )
-        output = model.model(input_ids=whole, use_cache=False)
+        texts.append(text)
+    return texts
+
+
+@torch.no_grad()
+def record(
+    model: Any, prompts: Sequence[tuple[int, ...]], texts: Sequence[Tensor], config: ExitConfig
+) -> tuple[list[Ints], list[Ints]]:
+    """What each loop reads along given texts.
+
+    Args:
+        model: A looped model.
+        prompts: Ids of the prompts.
+        texts: As `full_texts` gives them.
+        config: An exit rule.
+
+    Returns:
+        For each text, over its new tokens but the last, which are fed back: the argmax at loop 1 to T, `[T, new - 1]`,
+        and the loop at which the rule stops, `[new - 1]`.
+    """
+    rule = model.exit_rule(config)
+    traces, exits = [], []
+    for prompt, text in zip(prompts, texts, strict=True):
+        output = model.model(input_ids=text, use_cache=False)
         states = output.loop_states[:, :, len(prompt) : -1]  # [T, 1, new - 1, D]
         gates = output.gate_logits[:, :, len(prompt) : -1]
         traces.append(model.head(states[:, 0]).argmax(-1).cpu().numpy())

@@ -93,7 +93,8 @@ def measure_lossless(
         for prompt in prompts:
             runs.append(_run(model, prompt, replace(config, after_exit="verify"), new_tokens))
             on_run(done := done + 1)
-        simulated = simulate(*record(model, prompts, config, new_tokens))
+        texts = [run.sequences for run in full]
+        simulated = simulate(*record(model, prompts, texts, config))
         costs.append(_cost(config, runs, full, simulated))
     dtype = str(model.dtype).removeprefix("torch.")
     return LosslessReport(name, len(prompts), new_tokens, model.num_loops, dtype, tuple(costs))

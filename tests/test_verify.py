@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.bench.drafts import record, simulate
+from sigma0.bench.drafts import full_texts, record, simulate
 from sigma0.verify import VerifiedLoop
 from tests.reference import gap, tiny_model
 
@@ -129,7 +129,7 @@ def test_passes_are_those_of_the_readouts_at_full_depth(redraft):
     redrafts_save = verify_saves = 0
     for theta, model, prompt in product((0.02, 0.1, 0.4), MODELS[1:3], ([9, 10, 11], [20, 33, 41, 50], [8])):
         config = ExitConfig(mode="margin", theta=theta, after_exit="verify", redraft=redraft)
-        simulated = simulate(*record(model, [tuple(prompt)], config, 12))
+        simulated = simulate(*record(model, [tuple(prompt)], full_texts(model, [tuple(prompt)], 12), config))
         found = run(model, torch.tensor([prompt]), config, 12, eos_token_id=None)
         assert found.loop_passes == (simulated.with_redraft if redraft else simulated.passes)
         redrafts_save += simulated.with_redraft < simulated.passes

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from sigma0.bench.drafts import record
+from sigma0.bench.drafts import full_texts, record
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.replay import Trace
@@ -34,7 +34,7 @@ def recorded(name: str, config: ExitConfig | None) -> tuple[Trace, str]:
     model, tokenizer = load(name, device="cpu", dtype="float32")
     rule = model.resolve_exit_config(None) if config is None else config
     prompts = encode_prompts(model, tokenizer, list(micro_world(PROMPTS)), NEW_TOKENS)
-    traces, exits = record(model, prompts, rule, NEW_TOKENS)
+    traces, exits = record(model, prompts, full_texts(model, prompts, NEW_TOKENS), rule)
     settled = [settled_loops(each) for each in traces]
     trace = Trace(model.num_loops, tuple(chain(*map(np.ndarray.tolist, exits))), tuple(chain(*settled)))
     settings = ", ".join(f"{field} {value}" for field, value in threshold(rule).items())
