@@ -86,6 +86,34 @@ def test_what_calibrate_did_is_quoted_right():
     assert f"takes {found['needed'][0]} prompts" in section
 
 
+def test_what_verify_costs_is_quoted_right():
+    report = json.loads((ROOT / "bench" / "results" / "lossless-pocket-large.json").read_text())
+    section = README.split("## Lossless")[1].split("## Three")[0]
+    assert f"`{report['model']}`, {report['prompts']} held-out questions, {report['new_tokens']} new tokens" in section
+    costs = {}
+    for cost in report["costs"]:
+        config = cost["exit_config"]
+        name, value = ("q", config["q"]) if config["mode"] == "qexit" else ("theta", config["theta"])
+        costs.setdefault(f"| {config['mode']} ({name} {value:g}) |", {})[config["redraft"]] = cost
+    for label, drafts in costs.items():
+        many = drafts[True]
+        quoted = [
+            drafts[False]["passes"]["value"],
+            many["passes"]["value"],
+            many["passes"]["interval"],
+            many["passes_without_tail"]["value"],
+            many["rows"]["value"],
+            min(drafts[False]["identical"], many["identical"]),
+        ]
+        low, high = quoted[2]
+        quoted[2] = f"{100 * low:.1f} % to {100 * high:.1f} %"
+        cells = [each if isinstance(each, str) else f"{100 * each:.1f} %" for each in quoted]
+        assert f"{label} {' | '.join(cells)} |" in section
+    fastest = min(report["costs"], key=lambda cost: cost["passes"]["value"])["simulated"]
+    two = [f"{100 * fastest[name] / fastest['full']:.1f} %" for name in ("with_fallback", "with_redraft")]
+    assert f"{two[0]} in place of {two[1]}" in section
+
+
 def test_figures_of_the_measured_table_are_committed():
     """Every percentage, time and ratio in the section stands in a result file."""
     known = set()
