@@ -38,7 +38,7 @@ class Simulated:
         with_fallback: With a second proposal.
         with_redraft: With a new proposal whenever the argmax changes.
         full: At full depth.
-        wrong: Share of the proposals that are withdrawn.
+        wrong: Share of the proposals, tokens that stop before T, that are withdrawn.
         rescued: Share of these whose second proposal is right.
     """
 
@@ -62,7 +62,7 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
         traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
         exits: Loop at which the rule stops each of them, `[n]`.
     """
-    passes = with_fallback = with_redraft = full = wrong = rescued = tokens = 0
+    passes = with_fallback = with_redraft = full = wrong = rescued = proposed = 0
     for trace, exit_loops in zip(traces, exits, strict=True):
         total, count = trace.shape
         for place in range(count):
@@ -74,10 +74,10 @@ def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
             with_fallback += total if last else fallback
             with_redraft += total if last else redrafted
             full += total
-            tokens += 1
+            proposed += depth < total
             wrong += verified == total and depth < total
             rescued += fallback < verified
-    return Simulated(passes, with_fallback, with_redraft, full, wrong / max(tokens, 1), rescued / max(wrong, 1))
+    return Simulated(passes, with_fallback, with_redraft, full, wrong / max(proposed, 1), rescued / max(wrong, 1))
 
 
 def step(path: Ints, depth: int) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ class VerifiedCost:
         passes_without_tail: The same without the passes in which no token was on its way to its exit.
         rows: Rows over full depth's.
         head_rows: Rows that the head read over full depth's.
-        accepted: Share of the tokens that were proposed early enough and stood.
+        accepted: Share of the tokens that were proposed and stood, or were read at loop T in the first place.
         identical: Share of the texts that are full depth's, token for token.
         simulated: Passes counted from argmax traces.
     """
