@@ -265,6 +265,8 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Counts no column from `columns` on as in use: tokens there were taken back, and none waits."""
         assert self.frontier is None or int(self.frontier.columns.max()) < columns
         self.store.length = min(self.store.length, columns)
+        if self._seen is not None:
+            self._seen = self._seen[:, : self.length]
 
     def skip(self, tokens: "SkippedTokens") -> None:
         """Remembers tokens that have a column and are not run."""

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
 
 from sigma0.decoding import Emission, TokenLoop, narrowed
 from sigma0.stateless import StateGuard
@@ -40,7 +41,7 @@ class Proposal:
     Attributes:
         token_id: The token.
         depth: Loop it was read at.
-        met: Whether its rule had been met.
+        met: Whether the rule had been met at the exit; a redraft keeps what its token's first draft had.
         ends: Whether the text ends with it, if it stands.
         chances: Its distribution q, float32 `[V]`, where tokens are drawn; None where they are chosen greedily.
     """
@@ -87,6 +88,8 @@ class VerifiedLoop(TokenLoop):
                 if emissions:
                     yield emissions
         finally:
+            for sequence in range(len(self._pending)):
+                self._forget_untold(sequence)
             self.wave.cache.trim(int(self.columns.max()))
             self._note_skipped()
 
@@ -220,12 +223,22 @@ class VerifiedLoop(TokenLoop):
 
     def _rewind(self, sequence: int, place: int) -> None:
         """Forgets the ids from index `place` on, and the rows that were fed them."""
-        column = place - self._shift
-        self.wave.drop_from(sequence, column)
         self.ids[sequence, place:] = self.pad
         self.lengths[sequence] = place
+        self._drop_from(sequence, place - self._shift)
+
+    def _drop_from(self, sequence: int, column: int) -> None:
+        self.wave.drop_from(sequence, column)
         self.positions[sequence] -= self.columns[sequence] - column
         self.columns[sequence] = column
+
+    def _forget_untold(self, sequence: int) -> None:
+        """Where a run is closed before its end: as if no token had been proposed, and the last told one not fed yet."""
+        told = self._prompt + len(self.accepted[sequence])
+        if self.columns[sequence] >= told - self._shift:
+            self._pending[sequence].clear()
+            self._rewind(sequence, told)
+            self._drop_from(sequence, told - 1 - self._shift)
 
     def _write(self, sequence: int, place: int, token_id: int) -> None:
         self._make_room(place + 1)
@@ -259,5 +272,6 @@ class VerifiedLoop(TokenLoop):
         kept = None if self.scores is None else tuple(row[None] for row in self.scores[sequence])
         for item in self.criteria:
             with self._guard.watching(item):
-                over |= bool(item(self.ids[[sequence], :length], kept)[0])
+                # as a list of its own, since the list is what makes a tensor of any answer
+                over |= bool(StoppingCriteriaList([item])(self.ids[[sequence], :length], kept)[0])
         return over
