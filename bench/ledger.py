@@ -210,7 +210,7 @@ class SpeedRow(Conditions):
         way: `full`, `never`, `finish`, `drop`, `verify`, or `huggingface` for transformers' own decoding.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
-        settings: Parameters of the mode.
+        settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
         course: The course, where one is replayed.
         context: Prompt tokens of each sequence.
         rounds: How often every way was timed, in turn.
@@ -228,7 +228,8 @@ class SpeedRow(Conditions):
         same_tokens: Whether it wrote what `full` wrote; None where `full` did not run, or where a course is replayed.
         kv_bytes_in_use: K/V that hold tokens at the end.
         kv_bytes_allocated: K/V reserved at the end.
-        peak_bytes: Most memory that was in use: on a GPU while this way decoded, else of the process in the whole run.
+        peak_bytes: Most memory that was in use: on a GPU while this way decoded, the K/V that the other ways keep
+            included; else of the process in the whole run.
     """
 
     benchmark: Literal["speed"] = "speed"

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from sigma0.decoding import Emission, TokenLoop
+from sigma0.decoding import DirectLoop, Emission, TokenLoop
 from sigma0.exits import ExitRule, ExitState
 from sigma0.settings import ExitConfig
 from sigma0.verify import Proposal, VerifiedLoop
@@ -53,10 +53,18 @@ class Trace:
         return (token + 7 * sequence) % len(self.exits)
 
     def scaled(self, total_loops: int) -> "Trace":
-        """The same course for another number of loops, rounded up."""
-        exits = tuple(-(-loop * total_loops // self.total_loops) for loop in self.exits)
-        settled = tuple(-(-loop * total_loops // self.total_loops) for loop in self.settled)
-        return Trace(total_loops, exits, settled)
+        """The same course for another number of loops, rounded up; a proposal that was wrong stays wrong."""
+
+        def fit(loop: int) -> int:
+            return -(-loop * total_loops // self.total_loops)
+
+        exits, settled = [fit(loop) for loop in self.exits], [fit(loop) for loop in self.settled]
+        for place, (early, right) in enumerate(zip(self.exits, self.settled, strict=False)):
+            if early < right and total_loops > 1:
+                exits[place] = min(exits[place], total_loops - 1)
+                settled[place] = max(settled[place], exits[place] + 1)
+        prompt = None if self.prompt is None else fit(self.prompt)
+        return Trace(total_loops, tuple(exits), tuple(settled), prompt)
 
 
 class ReplayRule(ExitRule):
@@ -115,7 +123,7 @@ class _Told(TokenLoop):
         return int(self.columns[sequence] - self._first_columns[sequence])
 
 
-class ReplayedLoop(_Told, TokenLoop):
+class ReplayedLoop(_Told, DirectLoop):
     """A token loop whose tokens stop where a trace says."""
 
 
@@ -142,8 +150,8 @@ def replaying(model: Any, trace: Trace) -> Iterator[None]:
     if trace.total_loops != model.num_loops:
         raise ValueError(f"the trace is for {trace.total_loops} loops, the model has {model.num_loops}")
     model.exit_rule = partial(ReplayRule, trace)
-    model.token_loop, model.verified_loop = ReplayedLoop, ReplayedVerifiedLoop
+    model.direct_loop, model.verified_loop = ReplayedLoop, ReplayedVerifiedLoop
     try:
         yield
     finally:
-        del model.exit_rule, model.token_loop, model.verified_loop
+        del model.exit_rule, model.direct_loop, model.verified_loop

@@ -1,5 +1,6 @@
 """`python -m sigma0.bench report`: the ledger as tables and pictures."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -61,15 +62,29 @@ def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
 
 
 def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
-    """The rows of the last speed run of each model, dtype, device and size, in the order they were measured."""
-    runs: dict[tuple[object, ...], list[SpeedRow]] = {}
-    speeds = [row for row in rows if isinstance(row, SpeedRow)]
-    for row in sorted(speeds, key=lambda row: row.time):
-        same = (row.model, row.dtype, row.device, row.threads, row.batch_size, row.context)
-        if same in runs and runs[same][0].time != row.time:
-            del runs[same]
-        runs.setdefault(same, []).append(row)
-    return list(runs.values())
+    """The rows of the last speed run of each kind, in the order they were measured."""
+    runs: dict[tuple[str, str], list[SpeedRow]] = {}
+    for row in rows:
+        if isinstance(row, SpeedRow):
+            runs.setdefault((row.time, row.run), []).append(row)
+    latest = {_kind(run): run for run in sorted(runs.values(), key=lambda run: run[0].time)}
+    return sorted(latest.values(), key=lambda run: run[0].time)
+
+
+def _kind(run: Sequence[SpeedRow]) -> str:
+    """What two speed runs share that differ in time alone: model, machine, size, rules and courses."""
+    first = run[0]
+    size = (
+        first.model,
+        first.dtype,
+        first.device,
+        first.threads,
+        first.batch_size,
+        first.context,
+        first.max_new_tokens,
+    )
+    ways = [(row.way, row.mode, row.settings, row.course and row.course.source) for row in run]
+    return json.dumps([size, ways])
 
 
 def conditions_text(row: FidelityRow) -> str:

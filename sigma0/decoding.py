@@ -1,5 +1,6 @@
 """The token loop over a wave: choose, emit, enter, advance. No sequence waits for another one's depth."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class Emission:
     last: bool
 
 
-class TokenLoop:
-    """Generates over a wave whose cache holds the prompt.
+class TokenLoop(ABC):
+    """What every way of generating over a wave keeps: the ids so far, and where each sequence stands.
 
     Args:
         wave: The decoder; its cache has no leaders.
@@ -126,6 +127,50 @@ class TokenLoop:
         """Prompts and new tokens so far, right-padded, `[B, longest]`."""
         return self.ids[:, : int(self.lengths.max())]
 
+    @abstractmethod
+    def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
+        """Yields the new tokens of each pass in which any appeared.
+
+        Args:
+            first: The exits of the last prompt token of every sequence.
+        """
+
+    @torch.no_grad()
+    def enter(self, emissions: Sequence[Emission]) -> None:
+        """Feeds emitted tokens back; they run loop 1 in the next pass."""
+        if not emissions:
+            return
+        sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
+        token_ids = torch.tensor([emission.token_id for emission in emissions], device=self.device)
+        self.wave.enter(token_ids, sequences, self.columns[sequences], self.positions[sequences])
+        self.columns[sequences] += 1
+        self.positions[sequences] += 1
+
+    def _note_skipped(self) -> None:
+        """Tells the cache of ids behind an early end whose columns longer sequences have opened.
+
+        Whoever continues the text counts them as cached: the last token of the sequence, and pads behind it.
+        """
+        end = self.wave.cache.length
+        missing = end - self.columns  # [B]
+        if not missing.any():
+            return
+        sequences = np.repeat(np.arange(len(missing)), missing)
+        offsets = np.concatenate([np.arange(count) for count in missing])
+        columns = self.columns[sequences] + offsets
+        token_ids = self.ids.cpu().numpy()[sequences, columns + self._shift]
+        self.wave.cache.skip(SkippedTokens(token_ids, sequences, columns, self.positions[sequences] + offsets))
+
+    def _make_room(self, columns: int) -> None:
+        if columns > self.ids.shape[1]:
+            larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
+            larger[:, : self.ids.shape[1]] = self.ids
+            self.ids = larger
+
+
+class DirectLoop(TokenLoop):
+    """Tells each token as it stops."""
+
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the new tokens of each pass in which any appeared.
 
@@ -166,17 +211,6 @@ class TokenLoop:
         return emissions
 
     @torch.no_grad()
-    def enter(self, emissions: Sequence[Emission]) -> None:
-        """Feeds emitted tokens back; they run loop 1 in the next pass."""
-        if not emissions:
-            return
-        sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
-        token_ids = torch.tensor([emission.token_id for emission in emissions], device=self.device)
-        self.wave.enter(token_ids, sequences, self.columns[sequences], self.positions[sequences])
-        self.columns[sequences] += 1
-        self.positions[sequences] += 1
-
-    @torch.no_grad()
     def next_exits(self) -> Exits | None:
         """Advances until some token stops; None once no token is on its way."""
         while self.wave.has_leaders:
@@ -184,21 +218,6 @@ class TokenLoop:
             if exits is not None:
                 return exits
         return None
-
-    def _note_skipped(self) -> None:
-        """Tells the cache of ids behind an early end whose columns longer sequences have opened.
-
-        Whoever continues the text counts them as cached: the last token of the sequence, and pads behind it.
-        """
-        end = self.wave.cache.length
-        missing = end - self.columns  # [B]
-        if not missing.any():
-            return
-        sequences = np.repeat(np.arange(len(missing)), missing)
-        offsets = np.concatenate([np.arange(count) for count in missing])
-        columns = self.columns[sequences] + offsets
-        token_ids = self.ids.cpu().numpy()[sequences, columns + self._shift]
-        self.wave.cache.skip(SkippedTokens(token_ids, sequences, columns, self.positions[sequences] + offsets))
 
     def _choose(self, exits: Exits) -> Tensor:
         logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
@@ -253,12 +272,6 @@ class TokenLoop:
             ids = self.ids[torch.from_numpy(rows).to(self.device), :length]
             over[group] = self.criteria(ids, scores).cpu().numpy()
         return over.tolist()  # type: ignore[no-any-return]
-
-    def _make_room(self, columns: int) -> None:
-        if columns > self.ids.shape[1]:
-            larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
-            larger[:, : self.ids.shape[1]] = self.ids
-            self.ids = larger
 
 
 def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsProcessorList:

@@ -13,7 +13,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.cache import DepthCache
-from sigma0.decoding import Emission, TokenLoop, rows_are_independent
+from sigma0.decoding import DirectLoop, Emission, TokenLoop, rows_are_independent
 from sigma0.exits import ExitRule
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
@@ -36,12 +36,12 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
     Attributes:
         num_block_layers: L, layers in the shared block.
-        token_loop: What decodes; a benchmark may put its own in this place.
+        direct_loop: What decodes; a benchmark may put its own in this place.
         verified_loop: The same for `verify`.
     """
 
     num_block_layers: int
-    token_loop: type[TokenLoop] = TokenLoop
+    direct_loop: type[DirectLoop] = DirectLoop
     verified_loop: type[VerifiedLoop] = VerifiedLoop
 
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
@@ -279,7 +279,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
         wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
-        loop = (self.verified_loop if verified else self.token_loop)(
+        loop = (self.verified_loop if verified else self.direct_loop)(
             wave,
             input_ids,
             np.broadcast_to(positions, (batch,)),

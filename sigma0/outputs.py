@@ -45,7 +45,8 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
 
     Attributes:
         exit_depths: Loop at which each new token was read, from 1; 0 after a sequence ended. int64 `[B, new]`.
-        exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence.
+        exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence; of a token
+            that was proposed anew under `verify`, why its first draft stopped.
         loop_passes: Calls of the shared block after the prompt.
         loop_rows: Rows in those calls.
         prompt_rows: Rows that reading the prompt took; nothing is saved there.

@@ -14,7 +14,7 @@ from sigma0.bench.conditions import describe, describe_weights
 from sigma0.bench.ledger import LEDGER, Conditions, append_row
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.replay import Trace
-from sigma0.bench.speed.courses import recorded, stated
+from sigma0.bench.speed.courses import STATED, described, recorded, stated
 from sigma0.bench.speed.measure import WAYS, Plan, measure
 from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
 from sigma0.bench.speed.table import print_speed
@@ -23,7 +23,6 @@ from sigma0.prompts import encode_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
 
-_RECORDED = "pocket-large"
 # No question of pocket's world has fewer ids than this.
 _SHORTEST = 12
 
@@ -37,7 +36,7 @@ def speed(
         str,
         typer.Option(
             help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file "
-            f"with total_loops, exits and settled. A shape replays {_RECORDED}'s by default."
+            "with total_loops, exits and settled. A shape replays a stated course by default."
         ),
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
@@ -59,9 +58,10 @@ def speed(
             raise ValueError("give either a model or --shape")
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
         looped, ids, source = _open(model, shape, device, dtype, batch, context, new_tokens)
-        trace, told = _trace(course or (_RECORDED if shape else ""), config)
+        trace, told = _trace(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
+            told = described(trace, told)
         rule = config or (looped.resolve_exit_config(None) if model else ExitConfig())
         config = replace(rule, after_exit="finish")
         plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds)
@@ -100,10 +100,14 @@ def _open(
     return looped, ids.to(looped.device), f"random ids, seed {SEED}"
 
 
-def _trace(course: str, config: ExitConfig | None) -> tuple[Trace | None, str]:
-    if not course:
-        return None, ""
-    return stated(Path(course)) if course.endswith(".json") else recorded(course, config)
+def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
+    if course and not course.endswith(".json"):
+        return recorded(course, config)
+    if config is not None and (course or by_default):
+        raise ValueError("a stated course replaces the exit rule: leave --exit-config out, or name a model as --course")
+    if course:
+        return stated(Path(course))
+    return (STATED, "stated") if by_default else (None, "")
 
 
 def _conditions(looped: Any, model: str, shape: str, source: str, ids: Tensor, new_tokens: int) -> Conditions:

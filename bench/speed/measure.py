@@ -49,6 +49,8 @@ class Plan:
         for way in self.ways:
             if way not in WAYS:
                 raise ValueError(f"no such way: {way!r}; there are {', '.join(WAYS)}")
+        if len(set(self.ways)) < len(self.ways):
+            raise ValueError(f"each way once, got {', '.join(self.ways)}")
         if self.new_tokens < 2 or self.rounds < 1:
             raise ValueError(
                 f"{self.new_tokens} new tokens and {self.rounds} rounds: at least 2, since the first token comes with "
@@ -107,7 +109,7 @@ def measure(
                     "way": way,
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
-                    "settings": threshold(config) if replayed is None else {},
+                    "settings": _settings(config, replayed is not None),
                     "course": None if replayed is None else _course(replayed, plan.source),
                     "context": ids.shape[1],
                     "rounds": plan.rounds,
@@ -209,6 +211,16 @@ def _median(values: Any) -> dict[str, float]:
     figure = Figure.of(estimate)
     assert figure is not None
     return figure.model_dump()
+
+
+def _settings(config: ExitConfig, replayed: bool) -> dict[str, float | int | str]:
+    """What of a config has a say in the run."""
+    found = {} if replayed else threshold(config)
+    if config.min_loops > 1 and not replayed:
+        found["min_loops"] = config.min_loops
+    if config.after_exit == "verify":
+        found["redraft"] = int(config.redraft)
+    return found
 
 
 def _course(trace: Trace, source: str) -> Course:

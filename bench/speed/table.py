@@ -30,7 +30,7 @@ def cells(row: SpeedRow) -> list[str]:
 def conditions_text(row: SpeedRow) -> str:
     """What the rows of a run were measured with, in a sentence or two."""
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    course = "" if row.course is None else f" Course: {row.course.source}, scaled to {row.total_loops} loops."
+    course = "" if row.course is None else f" Course: {row.course.source}."
     commit = "unknown" if row.commit is None else row.commit[:12] + row.commit[40:]
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "

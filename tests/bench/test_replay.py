@@ -58,6 +58,9 @@ def test_proposals_stand_and_fall_where_the_trace_says(model, redraft):
 
 def test_a_trace_fits_another_number_of_loops():
     assert Trace(8, (1, 2, 4, 5, 8), (8, 7, 3, 1, 2)).scaled(4) == Trace(4, (1, 1, 2, 3, 4), (4, 4, 2, 1, 1))
+    # Proposals at 3 and 7 that settle a loop later would be right in half as many loops; they stay wrong.
+    assert Trace(8, (3, 7, 1), (4, 8, 1), 5).scaled(4) == Trace(4, (2, 3, 1), (3, 4, 1), 3)
+    assert Trace(8, (3,), (4,)).scaled(1) == Trace(1, (1,), (1,))
 
 
 def test_bad_traces_are_named(model):

@@ -12,9 +12,9 @@ from sigma0.bench.__main__ import app
 from sigma0.bench.ledger import SpeedRow, parse_row, read_rows
 from sigma0.bench.replay import Trace
 from sigma0.bench.speed import decoders, shapes
-from sigma0.bench.speed.courses import recorded, settled_loops, stated
+from sigma0.bench.speed.courses import STATED, cut_at_end, described, recorded, settled_loops, stated
 from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
-from sigma0.bench.speed.measure import WAYS, Plan, _figures
+from sigma0.bench.speed.measure import WAYS, Plan, _figures, _settings
 from sigma0.bench.speed.table import markdown
 from tests.reference import tiny_model
 
@@ -146,9 +146,31 @@ def test_no_time_is_counted_before_the_first_token(monkeypatch):
 def test_recorded_courses_are_those_of_the_model():
     trace, source = recorded("pocket", ExitConfig(q=0.5))
     assert (
-        trace.total_loops == 6 and len(trace.exits) == len(trace.settled) and source.startswith("pocket (qexit: q 0.5)")
+        trace.total_loops == 6
+        and len(trace.exits) == len(trace.settled)
+        and source.startswith("pocket (qexit: q 0.5), answers to")
     )
     assert set(trace.exits) | set(trace.settled) <= set(range(1, 7)) and len(set(trace.settled)) > 1
+
+
+def test_texts_are_cut_behind_their_first_end():
+    text = torch.tensor([[2, 5, 7, 8, 2, 9, 2]])
+    assert cut_at_end(text, 2, 2).tolist() == [[2, 5, 7, 8, 2]]
+    assert cut_at_end(text, 2, [9, 8]).tolist() == [[2, 5, 7, 8]]
+    assert cut_at_end(text, 2, None).tolist() == cut_at_end(text, 2, 1).tolist() == text.tolist()
+
+
+def test_a_course_is_described():
+    assert described(Trace(4, (1, 2, 4, 3), (1, 3, 4, 4)), "made up") == (
+        "made up; mean exit 2.50 of 4 loops, 67 % of the proposals withdrawn"
+    )
+    assert "2.00 of 4 loops, 17 %" in described(STATED, "")
+
+
+def test_settings_name_what_has_a_say():
+    config = ExitConfig(q=0.3, after_exit="verify", min_loops=2)
+    assert _settings(config, False) == {"q": 0.3, "min_loops": 2, "redraft": 1}
+    assert _settings(config, True) == {"redraft": 1} and _settings(ExitConfig(q=0.3), False) == {"q": 0.3}
 
 
 def test_settled_loops():
@@ -178,6 +200,8 @@ def test_a_bad_course_is_named(tmp_path, text, message):
         (["pocket", "--shape", "100m"], "either a model or --shape"),
         (["--shape", "huge"], f"no such shape: 'huge'; one of {', '.join(shapes.SHAPES)}"),
         (["pocket", "--ways", "full,fast"], "no such way: 'fast'"),
+        (["pocket", "--ways", "full,full"], "each way once"),
+        (["--shape", "100m", "--exit-config", '{"q": 0.5}'], "replaces the exit rule"),
         (["pocket", "--context", "99999"], "--context 99999"),
         (["pocket", "--course", "missing.json"], "'missing.json' holds no course"),
     ],
