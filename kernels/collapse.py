@@ -1,0 +1,397 @@
+"""How near a text is to collapse, for all rows at once: one pass over the logits, and the last ids.
+
+With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), and the id just chosen among the ids:
+
+    entropy      log(sum exp(l)) - sum p l, in nats
+    margin       p of the first id - p of the second; ties go to the smaller id
+    drop         (mean - entropy) / sqrt(max(variance, FLOOR)), mean and variance exponential over the tokens *before*
+                 this one, 0 during the first WARM_UP: a z-score that has already taken in its own token cannot pass
+                 sqrt((1 - alpha) / alpha), 2.38 at alpha = 0.15
+    periodicity  max over lags p <= 64 of the share of the last max(p, 32) ids that equal the one p back, where there
+                 are max(p, 32) + p ids; with it the smallest lag that reaches it
+    echo         share of the 4-grams of the last 128 ids that stood there before
+    distinct     distinct ids among the last 128, over their number
+
+    proximity    1 - (1 - w_p f_p) (1 - w_e f_e) (1 - w_d f_d) (1 - min(w_h f_h + w_m f_m, 1/2)): a noisy-or in which
+                 f = clamp((x - low) / (high - low)) of periodicity, echo, 1 - distinct, drop and margin; entropy and
+                 margin alone cannot pass 0.5
+
+Bytes for each row: V logits read once and 128 ids; nothing of size V is written.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 32, 4
+ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
+ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the proximity: nothing at `low`, `weight` from `high` on."""
+
+    low: float
+    high: float
+    weight: float
+
+    def of(self, value: Tensor) -> Tensor:
+        """The part's share."""
+        return self.weight * ((value - self.low) / (self.high - self.low)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class CollapseRule:
+    """Parts of the proximity, and when `margin` stops a token.
+
+    Attributes:
+        periodicity: Of the share that repeats.
+        echo: Of the 4-grams seen before.
+        sameness: Of 1 - distinct.
+        drop: Of the fall of the entropy; together with `margin` at most 1/2.
+        margin: Of the lead of the first id.
+        theta: Lead at which `margin` is met; 0 leaves the decision to somebody else.
+    """
+
+    periodicity: Part = Part(0.5, 0.75, 0.9)
+    echo: Part = Part(0.5, 0.9, 0.6)
+    sameness: Part = Part(0.6, 0.95, 0.5)
+    drop: Part = Part(1.0, 4.0, 0.2)
+    margin: Part = Part(0.9, 1.0, 0.1)
+    theta: float = 0.0
+
+
+@dataclass(frozen=True)
+class CollapseState:
+    """What is remembered of each sequence, written in place.
+
+    Attributes:
+        ids: The last ids in a ring, id number n at n mod 128, int32 `[B, 128]`.
+        lengths: Ids so far, int64 `[B]`.
+        entropy: Exponential mean and variance of the entropy, float32 `[B, 2]`.
+        observed: Entropies taken in, int32 `[B]`.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    entropy: Tensor
+    observed: Tensor
+
+    @classmethod
+    def empty(cls, sequences: int, device: torch.device | str) -> "CollapseState":
+        """No ids yet."""
+        return cls(
+            torch.zeros((sequences, WINDOW), dtype=torch.int32, device=device),
+            torch.zeros(sequences, dtype=torch.int64, device=device),
+            torch.zeros((sequences, 2), dtype=torch.float32, device=device),
+            torch.zeros(sequences, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """What is told of the rows.
+
+    Attributes:
+        statistics: entropy, margin, drop, periodicity, lag, echo, distinct, proximity; float32 `[B, 8]`.
+        chosen: The id that was taken in, int64 `[B]`.
+        top: The two likeliest ids, int64 `[B, 2]`.
+        met: Whether the lead is at least `theta`, bool `[B]`; False where theta is 0.
+    """
+
+    statistics: Tensor
+    chosen: Tensor
+    top: Tensor
+    met: Tensor
+
+
+def collapse_reference(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: CollapseRule) -> Collapse:
+    """The formulas above in plain torch; what a CPU runs.
+
+    Args:
+        logits: `[B, V]`, V at least 2; -inf where masked, at least one finite number in each row.
+        chosen: Ids just chosen, int64 `[B]`; None takes the likeliest.
+        state: Written in place.
+        rule: Parts and threshold.
+    """
+    wide = logits.float()
+    top = _two_best(wide)  # [B, 2]
+    chances = torch.softmax(wide, dim=-1)
+    entropy = torch.logsumexp(wide, dim=-1) - torch.where(chances > 0, chances * wide, 0.0).sum(-1)
+    entropy = entropy.clamp_min(0.0)
+    margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
+    taken = top[:, 0] if chosen is None else chosen
+    drop = _fold_entropy(entropy, state)
+    state.ids.scatter_(1, (state.lengths % WINDOW)[:, None], taken[:, None].int())
+    state.lengths.add_(1)
+    periodicity, lag, echo, distinct = _repetition(state)
+    repetition = (
+        (1 - rule.periodicity.of(periodicity)) * (1 - rule.echo.of(echo)) * (1 - rule.sameness.of(1 - distinct))
+    )
+    certainty = (rule.drop.of(drop) + rule.margin.of(margin)).clamp_max(0.5)
+    proximity = 1 - repetition * (1 - certainty)
+    statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
+    met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
+    return Collapse(statistics, taken, top, met)
+
+
+def _two_best(logits: Tensor) -> Tensor:
+    """The two likeliest ids `[B, 2]`, the smaller first where they are equal."""
+    first = logits.argmax(dim=-1)
+    # argmax names no winner among equals, so the smallest of them is looked for
+    first = (logits == logits.gather(1, first[:, None])).int().argmax(dim=-1)
+    rest = logits.scatter(1, first[:, None], -torch.inf)
+    best = rest.amax(dim=-1, keepdim=True)
+    index = torch.arange(logits.shape[1], device=logits.device)
+    second = torch.where((rest == best) & (index != first[:, None]), index, logits.shape[1]).amin(dim=-1)
+    return torch.stack([first, second], dim=-1)
+
+
+def _fold_entropy(entropy: Tensor, state: CollapseState) -> Tensor:
+    """The drop of each entropy against those before it, `[B]`; then it is taken in."""
+    mean, variance = state.entropy[:, 0], state.entropy[:, 1]
+    drop = torch.where(state.observed >= WARM_UP, (mean - entropy) / variance.clamp_min(FLOOR).sqrt(), 0.0)
+    step = entropy - mean
+    first = state.observed == 0
+    new_mean = torch.where(first, entropy, mean + ALPHA * step)
+    new_variance = torch.where(first, 0.0, (1 - ALPHA) * (variance + ALPHA * step * step))
+    state.entropy[:, 0], state.entropy[:, 1] = new_mean, new_variance
+    state.observed.add_(1)
+    return drop
+
+
+def _repetition(state: CollapseState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """periodicity, its lag, echo and distinct share, each float32 `[B]`."""
+    device = state.ids.device
+    ages = torch.arange(WINDOW, device=device)
+    known = state.lengths.clamp_max(WINDOW)  # [B]
+    ids = state.ids.gather(1, (state.lengths[:, None] - 1 - ages) % WINDOW)  # [B, W], newest first
+    lags = torch.arange(1, LAGS + 1, device=device)
+    spans = lags.clamp_min(SHORTEST)  # [P]
+    back = (ages + lags[:, None]).clamp_max(WINDOW - 1)  # [P, W]
+    equal = (ids[:, None] == ids[:, back]) & (ages < spans[:, None])
+    shares = torch.where(state.lengths[:, None] >= spans + lags, equal.sum(-1) / spans, 0.0)  # [B, P]
+    periodicity = shares.amax(dim=-1)
+    lag = torch.where(shares == periodicity[:, None], lags, LAGS + 1).amin(dim=-1)
+    lag = torch.where(periodicity > 0, lag, 0)
+    older = ages[:, None] < ages  # [a, b]: b lies before a
+    there = (ages < known[:, None])[:, None]  # [B, 1, W]
+    same = (ids[:, :, None] == ids[:, None]) & older & there  # [B, a, b]
+    seen = same.any(-1) & (ages < known[:, None])
+    distinct = (known - seen.sum(-1)) / known.clamp_min(1)
+    grams = WINDOW - GRAM + 1
+    whole = torch.stack([same[:, k : k + grams, k : k + grams] for k in range(GRAM)]).all(0)
+    echoes = whole.any(-1).sum(-1)
+    echo = echoes / (known - GRAM + 1).clamp_min(1)
+    return periodicity, lag.float(), echo, distinct
+
+
+def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: CollapseRule) -> Collapse:
+    """`collapse_reference` in one launch of a Triton kernel.
+
+    Raises:
+        ValueError: For shapes or dtypes that the kernel does not take.
+    """
+    rows, vocabulary = logits.shape
+    if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {logits.dtype}")
+    if vocabulary < 2 or tuple(state.ids.shape) != (rows, WINDOW):
+        raise ValueError(f"logits {tuple(logits.shape)} need 2 ids at least and a state of {rows} sequences")
+    if chosen is not None and (tuple(chosen.shape) != (rows,) or chosen.dtype != torch.int64):
+        raise ValueError(f"chosen ids must be int64 [{rows}], got {chosen.dtype} {tuple(chosen.shape)}")
+    device = logits.device
+    statistics = torch.empty((rows, 8), dtype=torch.float32, device=device)
+    top = torch.empty((rows, 2), dtype=torch.int64, device=device)
+    taken = torch.empty(rows, dtype=torch.int64, device=device)
+    met = torch.empty(rows, dtype=torch.bool, device=device)
+    parts = [rule.periodicity, rule.echo, rule.sameness, rule.drop, rule.margin]
+    numbers = [number for part in parts for number in (part.low, 1 / (part.high - part.low), part.weight)]
+    if rows:
+        _collapse_kernel[(rows,)](
+            logits,
+            taken if chosen is None else chosen,
+            state.ids,
+            state.lengths,
+            state.entropy,
+            state.observed,
+            statistics,
+            taken,
+            top,
+            met,
+            vocabulary,
+            logits.stride(0),
+            logits.stride(1),
+            rule.theta,
+            *numbers,
+            CHOOSE=chosen is None,
+            BLOCK=block_for(vocabulary),
+            num_warps=8,
+        )
+    return Collapse(statistics, taken, top, met)
+
+
+def block_for(vocabulary: int) -> int:
+    """Logits of one step: 2,048, or fewer where there are fewer."""
+    return max(128, min(2048, triton.next_power_of_2(vocabulary)))
+
+
+if find_spec("triton") is not None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _part(value, low, slope, weight):
+        return weight * tl.minimum(tl.maximum((value - low) * slope, 0.0), 1.0)
+
+    @triton.jit
+    def _at_age(ids, length, age):
+        # id number length - 1 - age; a multiple of the window keeps the number positive where there is none
+        return tl.load(ids + (length - 1 - age + 512) % 128)
+
+    @triton.jit
+    def _collapse_kernel(
+        logits,
+        chosen,
+        ids,
+        lengths,
+        entropies,
+        observed,
+        statistics,
+        taken,
+        top,
+        met,
+        vocabulary,
+        row_stride,
+        id_stride,
+        theta,
+        periodicity_low,
+        periodicity_slope,
+        periodicity_weight,
+        echo_low,
+        echo_slope,
+        echo_weight,
+        sameness_low,
+        sameness_slope,
+        sameness_weight,
+        drop_low,
+        drop_slope,
+        drop_weight,
+        margin_low,
+        margin_slope,
+        margin_weight,
+        CHOOSE: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        start = logits + row * row_stride
+        columns = tl.arange(0, BLOCK)
+        nobody = 2147483647
+        best = -float("inf")
+        second = -float("inf")
+        best_id = nobody
+        second_id = nobody
+        total = 0.0
+        weighted = 0.0
+        for first in range(0, vocabulary, BLOCK):
+            index = first + columns
+            inside = index < vocabulary
+            x = tl.load(start + index.to(tl.int64) * id_stride, mask=inside, other=-float("inf")).to(tl.float32)
+            here = tl.max(x)
+            here_id = tl.min(tl.where((x == here) & inside, index, nobody))
+            others = tl.where(index == here_id, -float("inf"), x)
+            next_best = tl.max(others)
+            next_id = tl.min(tl.where((others == next_best) & inside & (index != here_id), index, nobody))
+            highest = tl.maximum(best, here)
+            # exp(-inf - -inf) would be NaN: as long as nothing finite was seen, the sums are 0 and stay it
+            shift = tl.where(highest == -float("inf"), 0.0, highest)
+            old = tl.exp(best - shift)
+            share = tl.exp(x - shift)
+            total = total * old + tl.sum(share)
+            weighted = weighted * old + tl.sum(share * tl.where(share > 0, x, 0.0))
+            # the second best is the better of the loser of the two firsts and the seconds; ties go to the smaller id
+            wins = here > best
+            loser = tl.where(wins, best, here)
+            loser_id = tl.where(wins, best_id, here_id)
+            rival = tl.where(wins, next_best, second)
+            rival_id = tl.where(wins, next_id, second_id)
+            ahead = (loser > rival) | ((loser == rival) & (loser_id < rival_id))
+            second = tl.where(ahead, loser, rival)
+            second_id = tl.where(ahead, loser_id, rival_id)
+            best_id = tl.where(wins, here_id, tl.where(best_id == nobody, here_id, best_id))
+            best = highest
+        entropy = tl.maximum(best + tl.log(total) - weighted / total, 0.0)
+        margin = (1.0 - tl.exp(second - best)) / total
+        tl.store(top + row * 2, best_id.to(tl.int64))
+        tl.store(top + row * 2 + 1, second_id.to(tl.int64))
+        tl.store(met + row, (theta > 0) & (margin >= theta))
+
+        count = tl.load(observed + row)
+        mean = tl.load(entropies + row * 2)
+        variance = tl.load(entropies + row * 2 + 1)
+        drop = tl.where(count >= 8, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
+        step = entropy - mean
+        tl.store(entropies + row * 2, tl.where(count == 0, entropy, mean + 0.15 * step))
+        tl.store(entropies + row * 2 + 1, tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step)))
+        tl.store(observed + row, count + 1)
+
+        newest = best_id.to(tl.int64) if CHOOSE else tl.load(chosen + row)
+        tl.store(taken + row, newest)
+        length = tl.load(lengths + row) + 1
+        tl.store(lengths + row, length)
+        ring = ids + row * 128
+        tl.store(ring + (length - 1) % 128, newest.to(tl.int32))
+        tl.debug_barrier()
+        known = tl.minimum(length, 128)
+
+        ages = tl.arange(0, 128)
+        own = _at_age(ring, length, ages)
+        periodicity = 0.0
+        lag = 0
+        for chunk in range(4):
+            lags = 1 + chunk * 16 + tl.arange(0, 16)
+            spans = tl.maximum(lags, 32)
+            back = _at_age(ring, length, tl.minimum(ages[None, :] + lags[:, None], 127))
+            equal = (own[None, :] == back) & (ages[None, :] < spans[:, None])
+            shares = tl.sum(equal.to(tl.float32), axis=1) / spans
+            shares = tl.where(spans + lags <= length, shares, 0.0)
+            most = tl.max(shares)
+            at = tl.min(tl.where(shares == most, lags, nobody))
+            lag = tl.where(most > periodicity, at, lag)
+            periodicity = tl.maximum(periodicity, most)
+
+        repeated = tl.zeros([128], dtype=tl.int32)
+        echoed = tl.zeros([128], dtype=tl.int32)
+        own1 = _at_age(ring, length, tl.minimum(ages + 1, 127))
+        own2 = _at_age(ring, length, tl.minimum(ages + 2, 127))
+        own3 = _at_age(ring, length, tl.minimum(ages + 3, 127))
+        for chunk in range(8):
+            older = chunk * 16 + tl.arange(0, 16)
+            there = (older[None, :] > ages[:, None]) & (older[None, :] < known)
+            same = there & (own[:, None] == _at_age(ring, length, older)[None, :])
+            repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), axis=1))
+            gram = same & (older[None, :] + 3 < known)
+            gram = gram & (own1[:, None] == _at_age(ring, length, tl.minimum(older + 1, 127))[None, :])
+            gram = gram & (own2[:, None] == _at_age(ring, length, tl.minimum(older + 2, 127))[None, :])
+            gram = gram & (own3[:, None] == _at_age(ring, length, tl.minimum(older + 3, 127))[None, :])
+            echoed = tl.maximum(echoed, tl.max(gram.to(tl.int32), axis=1))
+        repeats = tl.sum(tl.where(ages < known, repeated, 0)).to(tl.float32)
+        distinct = (known - repeats) / known
+        echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - 3, 1)
+
+        repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
+        repetition = repetition * (1.0 - _part(echo, echo_low, echo_slope, echo_weight))
+        repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
+        certainty = _part(drop, drop_low, drop_slope, drop_weight)
+        certainty = tl.minimum(certainty + _part(margin, margin_low, margin_slope, margin_weight), 0.5)
+        told = statistics + row * 8
+        tl.store(told, entropy)
+        tl.store(told + 1, margin)
+        tl.store(told + 2, drop)
+        tl.store(told + 3, periodicity)
+        tl.store(told + 4, lag.to(tl.float32))
+        tl.store(told + 5, echo)
+        tl.store(told + 6, distinct)
+        tl.store(told + 7, 1.0 - repetition * (1.0 - certainty))

@@ -1,0 +1,288 @@
+"""Decode attention in which every row reads the K/V plane of its own loop.
+
+For a row (sequence b, column c, loop t), with the keys and values of column j taken from plane s_j:
+
+    o = softmax over start_b <= j <= c of (q k_{s_j, j} * scaling) v_{s_j, j}
+    s_j = t                    `finish` and `verify`: each plane holds just what a run of all loops would have written
+    s_j = min(t, e_j)          `drop`: the plane of the loop at which column j stopped, so nothing is copied on an exit
+
+Query heads that share a K/V head are read together. The softmax is taken online in float32. Long contexts are split
+along the keys, and a second launch joins the parts: with m, l and a the maximum, the sum and the weighted values of each,
+
+    o = sum_i exp(m_i - M) a_i / sum_i exp(m_i - M) l_i,  M = max_i m_i
+
+K/V lie in pages: `[planes, pages, H_kv, page, d]`, the page of a column given by a table `[B, pages of a sequence]`. A
+contiguous cache is the case of one page for each sequence.
+
+Bytes for each row and K/V head: 2 (c - start + 1) d b, the minimum; q, o and the parts are small beside it.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+SMALLEST_TILE = 16
+
+
+@dataclass(frozen=True)
+class DepthRows:
+    """The rows of one pass.
+
+    Attributes:
+        sequences: b, int64 `[R]`.
+        columns: c, int64 `[R]`.
+        planes: t counted from 0, int64 `[R]`.
+        starts: First column of each sequence that is no pad, int64 `[B]`; None where there are no pads.
+        exits: Plane at which each column stopped, counted from 0, int32 `[B, C]`; None where every plane is written.
+        pages: Page of each stretch of columns, int32 `[B, n]`; None where page b is sequence b.
+        longest: One more than the largest column.
+    """
+
+    sequences: Tensor
+    columns: Tensor
+    planes: Tensor
+    starts: Tensor | None
+    exits: Tensor | None
+    pages: Tensor | None
+    longest: int
+
+
+def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float) -> Tensor:
+    """The formula above in plain torch, every row masked over all columns.
+
+    Args:
+        query: `[R, H, d]`.
+        keys: `[planes, pages, H_kv, page, d]`.
+        values: As `keys`.
+        rows: Where each row stands.
+        scaling: Factor on the scores.
+
+    Returns:
+        `[R, H, d]`.
+    """
+    count, heads, width = query.shape
+    kv_heads, page = keys.shape[2], keys.shape[3]
+    columns = torch.arange(rows.longest, device=query.device)  # [C]
+    sequences = rows.sequences[:, None]
+    planes = rows.planes[:, None].expand(-1, rows.longest)  # [R, C]
+    if rows.exits is not None:
+        planes = torch.minimum(planes, rows.exits[rows.sequences, : rows.longest].long())
+    slots = sequences if rows.pages is None else rows.pages[sequences, columns // page].long()
+    slots, places = slots.expand_as(planes), (columns % page).expand_as(planes)
+    own_keys, own_values = (part[planes, slots, :, places].float() for part in (keys, values))  # [R, C, H_kv, d]
+    grouped = query.float().view(count, kv_heads, heads // kv_heads, width)
+    scores = torch.einsum("rkgd,rckd->rkgc", grouped, own_keys) * scaling
+    seen = columns <= rows.columns[:, None]
+    if rows.starts is not None:
+        seen &= columns >= rows.starts[rows.sequences][:, None]
+    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    # what is hidden may hold anything, and 0 times NaN is NaN
+    own_values = own_values.masked_fill(~seen[..., None, None], 0.0)
+    attended = torch.einsum("rkgc,rckd->rkgd", scores.softmax(-1), own_values)
+    return attended.reshape(count, heads, width).to(query.dtype)
+
+
+def depth_attention(
+    query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float, splits: int | None = None
+) -> Tensor:
+    """`depth_attention_reference` in one launch of a Triton kernel, or two where the keys are split.
+
+    Args:
+        query: `[R, H, d]`.
+        keys: `[planes, pages, H_kv, page, d]`, d side by side.
+        values: As `keys`.
+        rows: Where each row stands.
+        scaling: Factor on the scores.
+        splits: Parts of the keys; by default as many as keep a GPU busy.
+
+    Raises:
+        ValueError: For shapes, dtypes or strides that the kernel does not take.
+    """
+    count, heads, width = query.shape
+    _check(query, keys, values)
+    kv_heads, page = keys.shape[2], keys.shape[3]
+    tile = tile_for(width, query.dtype)
+    splits = splits_for(count * kv_heads, rows.longest, tile) if splits is None else splits
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if not count:
+        return output
+    device = query.device
+    parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=device)
+    sums = torch.empty((count, heads, splits, 2), dtype=torch.float32, device=device)
+    nothing = rows.sequences
+    _part_kernel[(count, kv_heads, splits)](
+        query,
+        keys,
+        values,
+        rows.sequences,
+        rows.columns,
+        rows.planes,
+        nothing if rows.starts is None else rows.starts,
+        nothing if rows.exits is None else rows.exits,
+        nothing if rows.pages is None else rows.pages,
+        parts,
+        sums,
+        scaling,
+        heads,
+        heads // kv_heads,
+        width,
+        page,
+        splits,
+        query.stride(0),
+        query.stride(1),
+        *keys.stride()[:4],
+        *values.stride()[:4],
+        0 if rows.exits is None else rows.exits.stride(0),
+        0 if rows.pages is None else rows.pages.stride(0),
+        STARTS=rows.starts is not None,
+        EXITS=rows.exits is not None,
+        PAGES=rows.pages is not None,
+        GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // kv_heads)),
+        TILE=tile,
+        WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
+        num_warps=4,
+    )
+    _join_kernel[(count, heads)](
+        parts,
+        sums,
+        output,
+        heads,
+        width,
+        splits,
+        SPLITS=triton.next_power_of_2(splits),
+        WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
+        num_warps=1,
+    )
+    return output
+
+
+def tile_for(width: int, dtype: torch.dtype) -> int:
+    """Columns of one step: 64 of 128 numbers in half precision, fewer where they are larger."""
+    return max(SMALLEST_TILE, min(128, 16384 // (triton.next_power_of_2(width) * dtype.itemsize)))
+
+
+def splits_for(programs: int, longest: int, tile: int) -> int:
+    """Parts of the keys: enough for about 256 programs, none shorter than 4 tiles."""
+    return max(1, min(-(-256 // max(programs, 1)), -(-longest // (4 * tile)), 64))
+
+
+def _check(query: Tensor, keys: Tensor, values: Tensor) -> None:
+    heads, width = query.shape[1:]
+    if keys.shape != values.shape or keys.shape[4] != width or heads % keys.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}")
+    if {keys.dtype, values.dtype} != {query.dtype}:
+        raise ValueError(f"query {query.dtype}, keys {keys.dtype} and values {values.dtype} must share one dtype")
+    if query.stride(2) != 1 or keys.stride(4) != 1 or values.stride(4) != 1:
+        raise ValueError("the numbers of a head must lie side by side")
+
+
+if find_spec("triton") is not None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _part_kernel(
+        query,
+        keys,
+        values,
+        sequences,
+        row_columns,
+        row_planes,
+        starts,
+        exits,
+        pages,
+        parts,
+        sums,
+        scaling,
+        heads,
+        group,
+        width,
+        page,
+        splits,
+        query_row,
+        query_head,
+        key_plane,
+        key_page,
+        key_head,
+        key_column,
+        value_plane,
+        value_page,
+        value_head,
+        value_column,
+        exits_row,
+        pages_row,
+        STARTS: tl.constexpr,
+        EXITS: tl.constexpr,
+        PAGES: tl.constexpr,
+        GROUP: tl.constexpr,
+        TILE: tl.constexpr,
+        WIDTH: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        kv_head = tl.program_id(1).to(tl.int64)
+        split = tl.program_id(2)
+        sequence = tl.load(sequences + row)
+        last = tl.load(row_columns + row)
+        plane = tl.load(row_planes + row)
+        first = tl.load(starts + sequence) if STARTS else last * 0
+        # every part takes whole tiles, so that they are aligned however long the context is
+        tiles = (last + 1 - first + TILE - 1) // TILE
+        each = (tiles + splits - 1) // splits
+        begin = first + split * each * TILE
+        end = tl.minimum(begin + each * TILE, last + 1)
+
+        numbers = tl.arange(0, WIDTH)
+        members = tl.arange(0, GROUP)
+        head = kv_head * group + members
+        asked = (members < group)[:, None] & (numbers < width)[None, :]
+        q = tl.load(query + row * query_row + head[:, None] * query_head + numbers[None, :], mask=asked, other=0.0)
+        highest = tl.full([GROUP], -float("inf"), tl.float32)
+        total = tl.zeros([GROUP], tl.float32)
+        summed = tl.zeros([GROUP, WIDTH], tl.float32)
+        for start in range(begin, end, TILE):
+            columns = start + tl.arange(0, TILE)
+            inside = columns < end
+            slot = (
+                tl.load(pages + sequence * pages_row + columns // page, mask=inside, other=0).to(tl.int64)
+                if PAGES
+                else sequence
+            )
+            place = columns % page if PAGES else columns
+            source = plane
+            if EXITS:
+                stopped = tl.load(exits + sequence * exits_row + columns, mask=inside, other=0).to(tl.int64)
+                source = tl.minimum(plane, stopped)
+            where = inside[:, None] & (numbers < width)[None, :]
+            key_at = source * key_plane + slot * key_page + kv_head * key_head + place * key_column
+            value_at = source * value_plane + slot * value_page + kv_head * value_head + place * value_column
+            k = tl.load(keys + key_at[:, None] + numbers[None, :], mask=where, other=0.0)
+            v = tl.load(values + value_at[:, None] + numbers[None, :], mask=where, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            scores = tl.where(inside[None, :], scores, -float("inf"))
+            now = tl.maximum(highest, tl.max(scores, axis=1))
+            weights = tl.exp(scores - now[:, None])
+            old = tl.exp(highest - now)
+            total = total * old + tl.sum(weights, axis=1)
+            summed = summed * old[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            highest = now
+        told = (row * heads + head) * splits + split
+        tl.store(sums + told * 2, highest, mask=members < group)
+        tl.store(sums + told * 2 + 1, total, mask=members < group)
+        tl.store(parts + told[:, None] * width + numbers[None, :], summed, mask=asked)
+
+    @triton.jit
+    def _join_kernel(parts, sums, output, heads, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+        at = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
+        each = tl.arange(0, SPLITS)
+        numbers = tl.arange(0, WIDTH)
+        there = each < splits
+        highest = tl.load(sums + (at * splits + each) * 2, mask=there, other=-float("inf"))
+        total = tl.load(sums + (at * splits + each) * 2 + 1, mask=there, other=0.0)
+        # a part without a column has the maximum -inf and weighs nothing
+        weight = tl.exp(highest - tl.max(highest))
+        where = there[:, None] & (numbers < width)[None, :]
+        part = tl.load(parts + (at * splits + each)[:, None] * width + numbers[None, :], mask=where, other=0.0)
+        joined = tl.sum(part * weight[:, None], axis=0) / tl.sum(total * weight)
+        tl.store(output + at * width + numbers, joined, mask=numbers < width)
