@@ -7,7 +7,7 @@ For a row (sequence b, column c, loop t), with the keys and values of column j t
     s_j = min(t, e_j)          `drop`: the plane of the loop at which column j stopped, so nothing is copied on an exit
 
 Query heads that share a K/V head are read together. The softmax is taken online in float32. Long contexts are split
-along the keys, and a second launch joins the parts: with m, l and a the maximum, the sum and the weighted values of each,
+along the keys, and a second launch joins the parts: with m, l and a the maximum, sum and weighted values of each,
 
     o = sum_i exp(m_i - M) a_i / sum_i exp(m_i - M) l_i,  M = max_i m_i
 

@@ -1,0 +1,46 @@
+"""`python -m sigma0.kernels`: every kernel compiled ahead of time, and what it uses."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.kernels.compiler import TARGETS, Compiled, compile_variant
+from sigma0.kernels.variants import variants
+
+REQUIRED = ("sm_80", "sm_90")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    targets: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(TARGETS),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as a JSON list instead.")] = False,
+) -> None:
+    """Compile every kernel for every target; exit code 1 on a spill, too much shared memory or narrow loads."""
+    wanted = targets.split(",")
+    rows = [compile_variant(variant, target) for target in wanted for variant in variants()]
+    if as_json:
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=1))
+    else:
+        _print(rows)
+    if any(row.fault for row in rows if row.target in REQUIRED):
+        raise typer.Exit(1)
+
+
+def _print(rows: list[Compiled]) -> None:
+    table = Table()
+    for name in ("kernel", "target", "dtype", "blocks", "registers", "spilled", "shared", "load", ""):
+        table.add_column(name)
+    for row in rows:
+        numbers = (row.registers, row.spill_bytes, row.shared_bytes, row.load_width)
+        told = ["-" if number is None else str(number) for number in numbers]
+        table.add_row(row.kernel, row.target, row.dtype, row.blocks, *told, row.fault or "ok")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    app()

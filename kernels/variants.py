@@ -1,0 +1,142 @@
+"""Every kernel with every configuration that a launcher may ask for, as the ahead-of-time compiler wants it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sigma0.kernels import collapse, depth_attention, loop_boundary
+
+DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+WIDTHS = (128, 1024, 2048, 4096)
+HEAD_WIDTHS = (32, 64, 128)
+VOCABULARIES = (128, 2048)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with one configuration.
+
+    Attributes:
+        kernel: Name of its file.
+        function: The jitted function.
+        dtype: Of the tensors that it streams.
+        signature: Triton's type of each argument that is no constant.
+        constants: The others.
+        aligned: Integer arguments that a launch finds divisible by 16.
+        warps: Of a program.
+    """
+
+    kernel: str
+    function: Any
+    dtype: torch.dtype
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: frozenset[str]
+    warps: int
+
+    @property
+    def blocks(self) -> str:
+        """The constants that size it, as text."""
+        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
+        flags = [name.lower() for name, value in self.constants.items() if value is True]
+        return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
+
+
+def variants() -> Iterator[Variant]:
+    """All of them."""
+    for dtype in DTYPES:
+        yield from _boundaries(dtype)
+        yield from _collapses(dtype)
+        yield from _attentions(dtype)
+    yield from _joins()
+
+
+def _boundaries(dtype: torch.dtype) -> Iterator[Variant]:
+    function = loop_boundary._loop_boundary_kernel
+    streamed = ("raw", "previous", "weight", "gate_weight", "gate_bias", "differences", "hidden")
+    signature = _signature(
+        function,
+        dict.fromkeys(streamed, DTYPES[dtype]),
+        dict.fromkeys(("gram", "gate", "statistics"), "*fp32"),
+        dict.fromkeys(("counts", "fates", "decisions"), "*i32"),
+        {"slots": "*i64"},
+        dict.fromkeys(("threshold", "growth", "spiral", "norm_eps", "noise"), "fp32"),
+    )
+    for width in WIDTHS:
+        for mode in range(len(loop_boundary.MODES)):
+            yield Variant(
+                "loop_boundary",
+                function,
+                dtype,
+                signature,
+                {"MODE": mode, "NORMALIZE": True, "BLOCK": width},
+                frozenset({"width", "raw_stride", "previous_stride"}),
+                loop_boundary.warps_for(width),
+            )
+
+
+def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
+    function = collapse._collapse_kernel
+    numbers = [name for name in function.arg_names if name.endswith(("_low", "_slope", "_weight"))]
+    signature = _signature(
+        function,
+        {"logits": DTYPES[dtype]},
+        dict.fromkeys(("chosen", "lengths", "taken", "top"), "*i64"),
+        dict.fromkeys(("ids", "observed"), "*i32"),
+        dict.fromkeys(("entropies", "statistics"), "*fp32"),
+        {"met": "*i1"},
+        dict.fromkeys((*numbers, "theta"), "fp32"),
+    )
+    for block in VOCABULARIES:
+        for choose in (False, True):
+            # a launch turns a stride of 1 into a constant
+            constants = {"id_stride": 1, "CHOOSE": choose, "BLOCK": block}
+            aligned = frozenset({"vocabulary", "row_stride"})
+            yield Variant("collapse", function, dtype, signature, constants, aligned, 8)
+
+
+def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
+    function = depth_attention._part_kernel
+    strides = [f"{tensor}_{axis}" for tensor in ("key", "value") for axis in ("plane", "page", "head", "column")]
+    signature = _signature(
+        function,
+        dict.fromkeys(("query", "keys", "values"), DTYPES[dtype]),
+        dict.fromkeys(("sequences", "row_columns", "row_planes", "starts"), "*i64"),
+        dict.fromkeys(("exits", "pages"), "*i32"),
+        dict.fromkeys(("parts", "sums"), "*fp32"),
+        {"scaling": "fp32"},
+    )
+    for width in HEAD_WIDTHS:
+        for starts, exits, pages in ((False, False, False), (True, False, False), (True, True, True)):
+            yield Variant(
+                "depth_attention",
+                function,
+                dtype,
+                signature,
+                {
+                    "STARTS": starts,
+                    "EXITS": exits,
+                    "PAGES": pages,
+                    "GROUP": depth_attention.SMALLEST_TILE,
+                    "TILE": depth_attention.tile_for(width, dtype),
+                    "WIDTH": width,
+                },
+                frozenset({"width", "query_row", "query_head", *strides}),
+                4,
+            )
+
+
+def _joins() -> Iterator[Variant]:
+    function = depth_attention._join_kernel
+    signature = _signature(function, dict.fromkeys(("parts", "sums", "output"), "*fp32"))
+    for splits in (1, 8, 64):
+        constants = {"SPLITS": splits, "WIDTH": 128}
+        yield Variant("depth_attention_join", function, torch.float32, signature, constants, frozenset({"width"}), 1)
+
+
+def _signature(function: Any, *types: Mapping[str, str]) -> dict[str, str]:
+    """Types by argument; whatever is not named is a 32-bit integer."""
+    known = {name: kind for each in types for name, kind in each.items()}
+    return {name: known.get(name, "i32") for name in function.arg_names}
