@@ -1,0 +1,132 @@
+"""The torch references, which a CPU runs, against the definitions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState
+from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
+from sigma0.kernels.loop_boundary import loop_boundary_reference
+from tests.kernels import definitions
+
+
+def run_loops(states, rule, gate_weight=None, function=loop_boundary_reference, dtype=torch.float32):
+    """Boundaries of loops 1 to t of one token whose block gives `states` `[t, D]`."""
+    width = states.shape[1]
+    state, slots = BoundaryState.empty(3, width, dtype, "cpu"), torch.tensor([1])
+    gate = torch.zeros(width) if gate_weight is None else gate_weight
+    previous, found = torch.full((1, width), torch.nan, dtype=dtype), []
+    for row in states:
+        boundary = function(
+            row[None].to(dtype), previous, torch.ones(width, dtype=dtype), gate.to(dtype), torch.zeros(1, dtype=dtype),
+            state, slots, rule,
+        )  # fmt: skip
+        previous = boundary.hidden
+        found.append(boundary)
+    return found
+
+
+def planar(radius, angle, width=512, loops=8, scale=1.0, seed=0):
+    """h_{k+1} = A h_k + c with A a rotation and scaling in a random plane."""
+    rng = np.random.default_rng(seed)
+    plane, _ = np.linalg.qr(rng.standard_normal((width, 2)))
+    turn = radius * np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    matrix, shift, hidden = plane @ turn @ plane.T, rng.standard_normal(width), rng.standard_normal(width)
+    states = []
+    for _ in range(loops):
+        hidden = matrix @ hidden + shift
+        states.append(hidden * scale)
+    return torch.tensor(np.array(states), dtype=torch.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(MODES),
+    st.floats(0.02, 1.2),
+    st.integers(1, 9),
+    st.integers(2, 40),
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width, seed, patience, min_loops):
+    rng = np.random.default_rng(seed)
+    shrink = rng.choice([0.3, 0.8, 1.0, 1.2])
+    steps = rng.standard_normal((loops, width)) * shrink ** np.arange(loops)[:, None]
+    states = np.cumsum(steps, 0).astype(np.float32).astype(np.float64)
+    gate = torch.from_numpy(rng.standard_normal(width)).float()
+    rule = BoundaryRule(mode, threshold, loops, patience, min_loops, normalize=False)
+    found = run_loops(torch.from_numpy(states), rule, gate)
+    logits = states @ gate.double().numpy()
+    for t in range(1, loops + 1):
+        expected, fate, decision = definitions.boundary(
+            states[:t], logits[:t], mode, threshold, loops, patience, min_loops, eps=torch.finfo(torch.float32).eps
+        )
+        boundary = found[t - 1]
+        np.testing.assert_allclose(boundary.statistics[0], expected, rtol=2e-3, atol=2e-3)
+        assert torch.isfinite(boundary.statistics).all()
+        assert FATES[int(boundary.fates)] == fate
+        assert int(boundary.decisions) == decision
+
+
+@pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+def test_a_hidden_rotation_comes_back(radius, angle, scale):
+    told = run_loops(planar(radius, math.radians(angle), scale=scale), BoundaryRule("none", 0.5, 99, normalize=False))
+    statistics = told[-1].statistics[0]
+    assert float(statistics[4]) == pytest.approx(radius, abs=1e-3)
+    assert float(statistics[5]) == pytest.approx(math.radians(angle), abs=1e-3)
+
+
+def fates(states, dtype=torch.float32):
+    told = run_loops(states, BoundaryRule("none", 0.5, 99, normalize=False), dtype=dtype)
+    return [FATES[int(each.fates)] for each in told]
+
+
+def test_fates_of_known_maps():
+    rng = np.random.default_rng(1)
+    diagonal, hidden, states = rng.uniform(0.1, 0.9, 64), rng.standard_normal(64), []
+    for _ in range(9):
+        hidden = diagonal * hidden + 1
+        states.append(hidden)
+    assert fates(torch.tensor(np.array(states)))[2:] == ["contract"] * 7
+    assert fates(planar(1.3, 0.3))[3:] == ["diverge"] * 5
+    assert fates(planar(0.9, math.radians(75)))[3:] == ["spiral"] * 5
+    assert fates(torch.ones(6, 32)) == [None, None, *["contract"] * 4]
+
+
+def test_noise_and_walks_do_not_diverge():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        point = torch.randn(768, generator=generator)
+        near = point * (1 + 2**-9 * (torch.rand(9, 768, generator=generator) - 0.5))
+        assert "diverge" not in fates(near, torch.bfloat16)
+        walk = point + torch.randn(9, 768, generator=generator).cumsum(0)
+        assert "diverge" not in fates(walk)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 30), st.integers(1, 150), st.integers(0, 2**16), st.booleans())
+def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greedy):
+    rng = np.random.default_rng(seed)
+    state, ids, entropies = CollapseState.empty(1, "cpu"), [], []
+    period = rng.integers(1, 40)
+    for number in range(tokens):
+        logits = rng.standard_normal(vocabulary).astype(np.float32).round(1)
+        if number % 5 == 2:
+            logits[:] = 0.5
+        if number % 3 == 1:
+            logits[rng.integers(0, vocabulary)] = -np.inf
+        chosen = None if greedy else int(rng.integers(0, vocabulary) if number < period else ids[-period])
+        told = collapse_reference(
+            torch.from_numpy(logits)[None], None if greedy else torch.tensor([chosen]), state, CollapseRule()
+        )
+        expected, top, ids = definitions.collapse(logits, ids, chosen, entropies)
+        entropies.append(expected[0])
+        np.testing.assert_allclose(told.statistics[0, :7], expected, rtol=1e-4, atol=2e-4)
+        assert told.top[0].tolist() == top and int(told.chosen) == ids[-1]
+        assert 0 <= float(told.statistics[0, 7]) <= 1
