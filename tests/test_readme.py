@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from sigma0.bench.ledger import FidelityRow, read_rows
 from sigma0.bench.pocket.items import split_of
-from sigma0.bench.report import latest_runs, short_table, whole_table
+from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
+from sigma0.bench.speed.table import speed_table
 from sigma0.cli import app
 from sigma0.loading import shipped_models
 
@@ -72,6 +73,17 @@ def test_the_short_tables_are_those_of_the_ledger():
     for name, run in runs.items():
         table = whole_table([row for row in run if isinstance(row, FidelityRow)])
         assert (ROOT / "bench" / "results" / f"fidelity-{name}.md").read_text() == table
+
+
+def test_the_speed_tables_are_those_of_the_ledger():
+    runs = latest_speed_runs(read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl"))
+    page = (ROOT / "bench" / "results" / "speed.md").read_text()
+    assert page == "# Speed\n\n" + "\n".join(f"{speed_table(run)}\n" for run in runs)
+    assert sum(speed_table(run) in README for run in runs) == 2
+    large = next(run for run in runs if run[0].model == "random ouro-2.6b")[0]
+    tokens = large.context + large.max_new_tokens - 1
+    assert large.kv_bytes_in_use == tokens * 48 * 4 * 2 * 16 * 128 * 2
+    assert f"{large.kv_bytes_in_use / 1e6:.1f} MB of K/V for {tokens} tokens" in (ROOT / "weights.md").read_text()
 
 
 def test_what_calibrate_did_is_quoted_right():
