@@ -116,7 +116,7 @@ def _widest_load(ptx: str) -> int:
         int(count or 1) * int(bits) // 8
         for count, bits in re.findall(r"ld\.global(?:\.[a-z]\w*(?<!v2)(?<!v4))*(?:\.v(\d))?\.[bfsu](\d+)", ptx)
     ]
-    widths += [int(size) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (?:0x)?(\d+)", ptx)]
+    widths += [int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (0x[0-9a-f]+|\d+)", ptx)]
     return max(widths, default=0)
 
 

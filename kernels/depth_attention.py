@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_TILE = 16
+JOIN_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def depth_attention(
         splits,
         SPLITS=triton.next_power_of_2(splits),
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
-        num_warps=1,
+        num_warps=JOIN_WARPS,
     )
     return output
 

@@ -133,7 +133,15 @@ def _joins() -> Iterator[Variant]:
     signature = _signature(function, dict.fromkeys(("parts", "sums", "output"), "*fp32"))
     for splits in (1, 8, 64):
         constants = {"SPLITS": splits, "WIDTH": 128}
-        yield Variant("depth_attention_join", function, torch.float32, signature, constants, frozenset({"width"}), 1)
+        yield Variant(
+            "depth_attention_join",
+            function,
+            torch.float32,
+            signature,
+            constants,
+            frozenset({"width"}),
+            depth_attention.JOIN_WARPS,
+        )
 
 
 def _signature(function: Any, *types: Mapping[str, str]) -> dict[str, str]:
