@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 SMALLEST_TILE = 16
-JOIN_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def depth_attention(
         splits,
         SPLITS=triton.next_power_of_2(splits),
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
-        num_warps=JOIN_WARPS,
+        num_warps=join_warps(splits),
     )
     return output
 
@@ -167,6 +166,11 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
 def splits_for(programs: int, longest: int, tile: int) -> int:
     """Parts of the keys: enough for about 256 programs, none shorter than 4 tiles."""
     return max(1, min(-(-256 // max(programs, 1)), -(-longest // (4 * tile)), 64))
+
+
+def join_warps(splits: int) -> int:
+    """Warps that join the parts: one as long as a thread has registers for them."""
+    return 1 if splits <= 8 else 4
 
 
 def _check(query: Tensor, keys: Tensor, values: Tensor) -> None:
