@@ -140,7 +140,7 @@ def _joins() -> Iterator[Variant]:
             signature,
             constants,
             frozenset({"width"}),
-            depth_attention.JOIN_WARPS,
+            depth_attention.join_warps(splits),
         )
 
 
