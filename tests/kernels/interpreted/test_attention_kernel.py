@@ -1,0 +1,95 @@
+"""The depth-attention kernel against its reference, and that against one row at a time in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
+
+
+def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, rows=5):
+    generator = torch.Generator().manual_seed(seed)
+    page = 16 if paged else context
+    stretches = -(-context // page)
+    shape = (planes, batch * stretches if paged else batch, kv_heads, page, width)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    sequences = torch.randint(0, batch, (rows,), generator=generator)
+    starts = torch.randint(0, max(1, context // 3), (batch,), generator=generator) if padded else None
+    columns = torch.randint(0, context, (rows,), generator=generator)
+    if starts is not None:
+        columns = torch.maximum(columns, starts[sequences])
+    at = DepthRows(
+        sequences,
+        columns,
+        torch.randint(0, planes, (rows,), generator=generator),
+        starts,
+        torch.randint(0, planes, (batch, context), generator=generator).int() if drop else None,
+        torch.randperm(batch * stretches, generator=generator).view(batch, stretches).int() if paged else None,
+        int(columns.max()) + 1,
+    )
+    query = torch.randn(rows, kv_heads * group, width, generator=generator).to(dtype)
+    return query, keys, values, at
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 2**16),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([1, 3]),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([8, 24, 64]),
+    st.sampled_from([1, 7, 90]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.float16]),
+    st.sampled_from([None, 1, 3]),
+)
+def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, splits):
+    query, keys, values, at = drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype)
+    expected = depth_attention_reference(query, keys, values, at, 0.3)
+    found = depth_attention(query, keys, values, at, 0.3, splits)
+    torch.testing.assert_close(found, expected, **({} if dtype == torch.float32 else {"rtol": 4e-3, "atol": 4e-3}))
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_reference_is_the_formula(drop):
+    query, keys, values, at = drawn(3, 3, 2, 2, 2, 8, 20, True, drop, True, torch.float32)
+    found = depth_attention_reference(query, keys, values, at, 0.3)
+    for row in range(5):
+        sequence, column, plane = int(at.sequences[row]), int(at.columns[row]), int(at.planes[row])
+        for head in range(4):
+            scores, seen = [], []
+            for each in range(int(at.starts[sequence]), column + 1):
+                source = min(plane, int(at.exits[sequence, each])) if drop else plane
+                place = (source, int(at.pages[sequence, each // 16]), head // 2, each % 16)
+                scores.append(float(query[row, head].double() @ keys[place].double()) * 0.3)
+                seen.append(values[place].double())
+            expected = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0) @ torch.stack(seen)
+            torch.testing.assert_close(found[row, head].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_nobody_wrote_is_not_read():
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, False, True, torch.float32)
+    expected = depth_attention(query, keys, values, at, 0.3)
+    for sequence in range(2):
+        mine = at.columns[at.sequences == sequence]
+        last = int(mine.max()) + 1 if len(mine) else 0
+        for part in (keys, values):
+            part[:, sequence, :, last:] = torch.nan
+            part[:, sequence, :, : int(at.starts[sequence])] = torch.nan
+    torch.testing.assert_close(depth_attention(query, keys, values, at, 0.3), expected)
+    torch.testing.assert_close(depth_attention_reference(query, keys, values, at, 0.3), expected)
+
+
+def test_what_does_not_fit_is_refused():
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 4, False, False, False, torch.float32)
+    for bad, message in (
+        ((query, keys, values[:1]), "values"),
+        ((query, keys.half(), values), "one dtype"),
+        ((query.transpose(1, 2).contiguous().transpose(1, 2), keys, values), "side by side"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            depth_attention(*bad, at, 0.3)

@@ -1,0 +1,101 @@
+"""The loop-boundary kernel against its reference, loop by loop."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.kernels.boundary import MODES, BoundaryRule, BoundaryState
+from sigma0.kernels.loop_boundary import loop_boundary, loop_boundary_reference
+
+DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+
+
+def states(slots, width, dtype):
+    """Two fresh states whose every other number is poison."""
+    found = []
+    for _ in range(2):
+        state = BoundaryState.empty(slots, width, dtype, "cpu")
+        for tensor in (state.differences, state.gram, state.gate):
+            tensor.fill_(torch.nan)
+        state.counts.fill_(9)
+        state.counts[:, 0] = 0
+        found.append(state)
+    return found
+
+
+def compare(states_of_loops, rule, dtype, seed=0, strided=False):
+    """Runs both over the loops `[t, R, D]`; returns the share of rows whose decision or fate differs."""
+    loops, rows, width = states_of_loops.shape
+    generator = torch.Generator().manual_seed(seed)
+    weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
+    gate, bias = (0.2 * torch.randn(width, generator=generator)).to(dtype), torch.zeros(1, dtype=dtype)
+    ours, theirs = states(rows + 2, width, dtype)
+    slots = torch.randperm(rows + 2, generator=generator)[:rows]
+    previous = torch.full((rows, width), torch.nan, dtype=dtype)
+    tolerance = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 0.15}[dtype]
+    differing = 0
+    for row in states_of_loops:
+        raw = row.to(dtype)
+        if strided:
+            raw = torch.stack([raw, raw], dim=1).flatten(0, 1)[::2]
+        expected = loop_boundary_reference(raw, previous, weight, gate, bias, theirs, slots, rule)
+        found = loop_boundary(raw, previous, weight, gate, bias, ours, slots, rule)
+        torch.testing.assert_close(found.hidden, expected.hidden, rtol=2e-2, atol=tolerance)
+        assert torch.isfinite(found.statistics).all()
+        small = expected.statistics < 1e3
+        torch.testing.assert_close(found.statistics[small], expected.statistics[small], rtol=tolerance, atol=tolerance)
+        differing += int(((found.fates != expected.fates) | (found.decisions != expected.decisions)).sum())
+        # Both go on from the same states, so that one rounding is not told as many.
+        previous = expected.hidden
+        for name in ("differences", "gram", "gate", "counts"):
+            getattr(ours, name).copy_(getattr(theirs, name))
+    return differing / (loops * rows)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    DTYPES,
+    st.sampled_from(MODES),
+    st.integers(1, 7),
+    st.sampled_from([3, 64, 77]),
+    st.integers(1, 7),
+    st.integers(0, 2**16),
+    st.booleans(),
+    st.booleans(),
+)
+def test_random_walks(dtype, mode, rows, width, loops, seed, strided, normalize):
+    generator = torch.Generator().manual_seed(seed)
+    shrink = float(torch.empty(()).uniform_(0.3, 1.2, generator=generator))
+    steps = torch.randn(loops, rows, width, generator=generator) * shrink ** torch.arange(loops)[:, None, None]
+    rule = BoundaryRule(mode, 0.4, loops, normalize=normalize, break_after=2)
+    share = compare(steps.cumsum(0), rule, dtype, seed, strided)
+    assert share <= (0.0 if dtype == torch.float32 else 0.25)
+
+
+def test_an_awkward_width_and_many_loops():
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randn(32, 2, 769, generator=generator) * 0.8 ** torch.arange(32)[:, None, None]
+    assert compare(steps.cumsum(0), BoundaryRule("accel", 0.05, 32), torch.float32) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_constant_trajectory(dtype):
+    rule = BoundaryRule("converge", 0.1, 6, normalize=False)
+    assert compare(torch.ones(6, 2, 40), rule, dtype) == 0
+    assert compare(torch.zeros(6, 2, 40), rule, dtype) == 0
+
+
+def test_what_does_not_fit_is_refused():
+    state, slots = BoundaryState.empty(2, 8, torch.float32, "cpu"), torch.tensor([0])
+    row, vector, bias = torch.zeros(1, 8), torch.zeros(8), torch.zeros(1)
+    rule = BoundaryRule("none", 0.5, 3)
+    for bad, message in (
+        ((row.double(), row, vector, vector, bias, state, slots, rule), "float64"),
+        ((row, row[:, :4], vector, vector, bias, state, slots, rule), "previous"),
+        ((row, row, vector[:4], vector, bias, state, slots, rule), "weight"),
+        ((row, row, vector.half(), vector, bias, state, slots, rule), "one dtype"),
+        ((torch.zeros(8, 1).t().expand(1, 8)[:, ::1], row, vector, vector, bias, state, slots[:0], rule), "slots"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loop_boundary(*bad)

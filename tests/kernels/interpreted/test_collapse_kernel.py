@@ -1,0 +1,78 @@
+"""The collapse kernel against its reference, token by token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse, collapse_reference
+
+
+def compare(logits, chosen, states, rule):
+    expected = collapse_reference(logits, chosen, states[0], rule)
+    found = collapse(logits, chosen, states[1], rule)
+    assert torch.isfinite(found.statistics).all()
+    torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.top, expected.top) and torch.equal(found.chosen, expected.chosen)
+    assert torch.equal(found.met, expected.met)
+    for name in ("ids", "lengths", "observed"):
+        assert torch.equal(getattr(states[0], name), getattr(states[1], name))
+    torch.testing.assert_close(states[0].entropy, states[1].entropy, rtol=1e-4, atol=1e-4)
+    return found
+
+
+def filled(rows, length, period, vocabulary):
+    """Two states of sequences that are `length` ids long, of a period."""
+    states = [CollapseState.empty(rows, "cpu") for _ in range(2)]
+    for state in states:
+        numbers = torch.arange(128) + max(0, length - 128)
+        state.ids[:] = (numbers % period % vocabulary).int().roll(max(0, length - 128) % 128)
+        state.lengths.fill_(length)
+    return states
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    st.integers(1, 3),
+    st.sampled_from([2, 7, 300, 2100]),
+    st.sampled_from([0, 2, 60, 127, 128, 300]),
+    st.integers(1, 40),
+    st.integers(0, 2**16),
+    st.booleans(),
+)
+def test_random_logits(dtype, rows, vocabulary, length, period, seed, greedy):
+    generator = torch.Generator().manual_seed(seed)
+    states = filled(rows, length, period, vocabulary)
+    for number in range(3):
+        wide = (3 * torch.randn(rows, 2 * vocabulary, generator=generator)).to(dtype)
+        logits = wide[:, ::2] if number % 2 else wide[:, :vocabulary]
+        if number == 1:
+            logits = logits.clone()
+            logits[:, int(torch.randint(0, vocabulary, (), generator=generator))] = -torch.inf
+        chosen = None if greedy else torch.randint(0, vocabulary, (rows,), generator=generator)
+        compare(logits, chosen, states, CollapseRule(theta=0.2))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 129, 2049])
+def test_equals_and_masks(vocabulary):
+    states = filled(3, 5, 2, vocabulary)
+    logits = torch.full((3, vocabulary), -torch.inf)
+    logits[0] = 1.5
+    logits[1, -1] = 2.0
+    logits[2, -2:] = 0.25
+    found = compare(logits, None, states, CollapseRule(theta=0.5))
+    assert found.chosen.tolist() == [0, vocabulary - 1, vocabulary - 2]
+    assert found.met.tolist() == [False, True, False]
+
+
+def test_what_does_not_fit_is_refused():
+    state = CollapseState.empty(2, "cpu")
+    for logits, chosen, message in (
+        (torch.zeros(2, 5).double(), None, "float64"),
+        (torch.zeros(3, 5), None, "2 ids at least|sequences"),
+        (torch.zeros(2, 1), None, "2 ids"),
+        (torch.zeros(2, 5), torch.zeros(2), "int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collapse(logits, chosen, state, CollapseRule())

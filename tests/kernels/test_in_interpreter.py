@@ -1,0 +1,21 @@
+"""Runs what lies in `interpreted/` in Triton's interpreter: in a process of its own, since one that has it cannot compile."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_the_interpreter_agrees(file):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
+    assert "passed" in found.stdout and "skipped" not in found.stdout
