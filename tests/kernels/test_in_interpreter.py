@@ -1,4 +1,4 @@
-"""Runs what lies in `interpreted/` in Triton's interpreter: in a process of its own, since one that has it cannot compile."""
+"""Runs what lies in `interpreted/` in Triton's interpreter: a process that has it cannot compile, so in one of its own."""
 
 import os
 import subprocess
