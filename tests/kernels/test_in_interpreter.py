@@ -1,4 +1,4 @@
-"""Runs what lies in `interpreted/` in Triton's interpreter: a process that has it cannot compile, so in one of its own."""
+"""Runs what lies in `interpreted/` in Triton's interpreter, in a process of its own: one that has it cannot compile."""
 
 import os
 import subprocess
