@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sigma0.calibration import continue_alone
 from sigma0.exits import select_exits
 from sigma0.settings import ExitConfig
 
@@ -98,19 +99,8 @@ def step(path: Ints, depth: int) -> tuple[int, int, int]:
 
 def full_texts(model: Any, prompts: Sequence[tuple[int, ...]], new: int) -> list[Tensor]:
     """Full depth's own text behind each prompt, prompt included, `new` tokens whether it ends or not; each `[1, S]`."""
-    texts = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device=model.device)
-        text = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            do_sample=False,
-            exit_config=ExitConfig(mode="full"),
-            eos_token_id=None,
-        )
-        texts.append(text)
-    return texts
+    full = ExitConfig(mode="full")
+    return [continue_alone(model, prompt, full, new, past_the_end=True).sequences for prompt in prompts]
 
 
 @torch.no_grad()

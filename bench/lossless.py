@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from sigma0.bench.drafts import Simulated, record, simulate
+from sigma0.calibration import continue_alone
 from sigma0.estimates import Estimate, ratio
 from sigma0.settings import ExitConfig
 
@@ -85,13 +86,13 @@ def measure_lossless(
     done = 0
     full = []
     for prompt in prompts:
-        full.append(_run(model, prompt, ExitConfig(mode="full"), new_tokens))
+        full.append(continue_alone(model, prompt, ExitConfig(mode="full"), new_tokens, past_the_end=True))
         on_run(done := done + 1)
     costs = []
     for config in configs:
-        runs = []
+        verified, runs = replace(config, after_exit="verify"), []
         for prompt in prompts:
-            runs.append(_run(model, prompt, replace(config, after_exit="verify"), new_tokens))
+            runs.append(continue_alone(model, prompt, verified, new_tokens, past_the_end=True))
             on_run(done := done + 1)
         texts = [run.sequences for run in full]
         simulated = simulate(*record(model, prompts, texts, config))
@@ -122,16 +123,3 @@ def _ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
     figure = ratio(numerators, denominators)
     assert figure is not None, "every run has tokens after its first"
     return figure
-
-
-def _run(model: Any, prompt: tuple[int, ...], config: ExitConfig, new_tokens: int) -> Any:
-    ids = torch.tensor([prompt], device=model.device)
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        exit_config=config,
-        return_dict_in_generate=True,
-    )

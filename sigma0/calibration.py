@@ -233,8 +233,22 @@ def continue_in_full(
     return [found[number] for number in range(len(prompts))]
 
 
-def continue_alone(model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int) -> Any:
-    """Continues one prompt of ids greedily, alone in its batch; a `DepthGenerateOutput`."""
+def continue_alone(
+    model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int, past_the_end: bool = False
+) -> Any:
+    """Continues one prompt greedily, alone in its batch.
+
+    Args:
+        model: A looped model.
+        prompt: Its ids.
+        config: When tokens stop.
+        max_new_tokens: New tokens at most.
+        past_the_end: Write that many whether the text ends or not.
+
+    Returns:
+        A `DepthGenerateOutput`.
+    """
+    no_end = {"eos_token_id": None} if past_the_end else {}
     ids = torch.tensor([prompt], device=model.device)
     return model.generate(
         ids,
@@ -243,6 +257,7 @@ def continue_alone(model: Any, prompt: tuple[int, ...], config: ExitConfig, max_
         do_sample=False,
         exit_config=config,
         return_dict_in_generate=True,
+        **no_end,
     )
 
 

@@ -31,7 +31,7 @@ CONTINUOUS_BATCHING = (
 class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
-    The model provides `embed`, `block`, `norm`, `gate` and `head` (`sigma0.wave.LoopedModel`), `num_loops` and
+    The model provides `embed`, `block`, `norm`, `gate` and `head` (`sigma0.pass_rows.LoopedModel`), `num_loops` and
     `num_block_layers`, and a `forward` that takes `exit_config`.
 
     Attributes:

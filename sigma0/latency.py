@@ -11,9 +11,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 
-from sigma0.calibration import CHECK_SHARE, GRIDS, THRESHOLD, check_mode
+from sigma0.calibration import CHECK_SHARE, GRIDS, THRESHOLD, check_mode, continue_alone
 from sigma0.estimates import Estimate, ratio
 from sigma0.settings import ExitConfig, ExitMode
 
@@ -119,15 +118,7 @@ def _run(
 ) -> VerifiedRuns:
     passes, tails, stood, later = [], [], [], []
     for number, prompt in enumerate(prompts, start=1):
-        ids = torch.tensor([prompt], device=model.device)
-        run = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            exit_config=config,
-            return_dict_in_generate=True,
-        )
+        run = continue_alone(model, prompt, config, max_new_tokens)
         passes.append(run.loop_passes)
         tails.append(run.tail_passes)
         stood.append(int(run.accepted[0, 1:].sum()))

@@ -7,115 +7,16 @@ Rows at different loops share the block's weights, which a pass reads once for a
 """
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sigma0.cache import DepthCache
+from sigma0.completion import complete
 from sigma0.exits import ExitRule, ExitState
 from sigma0.frontier import Bools, Frontier, Ints
-from sigma0.ops import PlaneGroup, plane_attention
-
-
-class PassRows:
-    """The rows of one pass: where each writes its K/V and which columns it reads.
-
-    Args:
-        cache: The planes.
-        frontier: The rows, deepest first, `loops` counting the finished ones.
-    """
-
-    def __init__(self, cache: DepthCache, frontier: Frontier) -> None:
-        self.cache = cache
-        self.positions = torch.from_numpy(frontier.positions)  # [R]
-        self.furthest = int(frontier.positions.max())
-        self.columns = int(frontier.columns.max()) + 1
-        self._loops = torch.from_numpy(frontier.loops)
-        self._sequences = torch.from_numpy(frontier.sequences)
-        self._columns = torch.from_numpy(frontier.columns)
-        self._frontier = frontier
-        self._by_device: dict[torch.device, tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]] = {}
-
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own column.
-
-        Args:
-            layer: Layer index within the block.
-            query: `[R, H, d]`, rotated.
-            keys: `[R, H_kv, d]`, rotated.
-            values: `[R, H_kv, d]`.
-            scaling: Factor on the scores.
-
-        Returns:
-            `[R, H, d]`.
-        """
-        plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.columns)
-        loops, sequences, columns, groups = self._on(keys.device, plane_keys.shape[1])
-        plane_keys[loops, sequences, :, columns] = keys
-        plane_values[loops, sequences, :, columns] = values
-        return plane_attention(query, plane_keys, plane_values, groups, scaling)
-
-    def _on(self, device: torch.device, batch: int) -> tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]:
-        if device not in self._by_device:
-            self._by_device[device] = (
-                self._loops.to(device),
-                self._sequences.to(device),
-                self._columns.to(device),
-                self._groups(device, batch),
-            )
-        return self._by_device[device]
-
-    def _groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
-        loops = self._frontier.loops
-        if batch == 1 and self.cache.seen(0) is None:
-            # One row for each plane, which sees all up to itself.
-            rows = zip(loops.tolist(), self._frontier.columns.tolist(), strict=True)
-            return tuple(
-                PlaneGroup(loop, row, row + 1, None, column + 1, None) for row, (loop, column) in enumerate(rows)
-            )
-        edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
-        return tuple(self._group(start, stop, device, batch) for start, stop in pairwise(edges))
-
-    def _group(self, start: int, stop: int, device: torch.device, batch: int) -> PlaneGroup:
-        sequences, columns = self._frontier.sequences[start:stop], self._frontier.columns[start:stop]
-        length = int(columns.max()) + 1
-        seen = self.cache.seen(length)
-        mask = None
-        if seen is not None or int(columns.min()) + 1 < length:
-            row_columns = self._columns[start:stop].to(device)
-            mask = torch.arange(length, device=device) <= row_columns[:, None]  # [N, length]
-            if seen is not None:
-                mask &= seen.to(device).index_select(0, self._sequences[start:stop].to(device))
-            mask = mask[:, None, None, :]
-        in_order = len(sequences) == batch and bool((sequences == np.arange(batch)).all())
-        index = None if in_order else self._sequences[start:stop].to(device)
-        return PlaneGroup(int(self._frontier.loops[start]), start, stop, index, length, mask)
-
-
-class LoopedModel(Protocol):
-    """All that the decoder knows of a model."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where ids are expected."""
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings h_0 `[R, D]` of ids `[R]`."""
-
-    def block(self, hidden: Tensor, rows: PassRows) -> Tensor:
-        """One loop of the shared block over rows `[R, D]`, before the loop's norm."""
-
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The loop's norm, `[R, D]`."""
-
-    def gate(self, hidden: Tensor) -> Tensor:
-        """Gate logits `[R]` of normed states `[R, D]`."""
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[R, V]` of normed states `[R, D]`."""
+from sigma0.pass_rows import LoopedModel, PassRows
 
 
 @dataclass(frozen=True)
@@ -393,44 +294,3 @@ class Wave:
 
         for planes in self.cache.planes:
             planes.map(copied)
-
-
-def admit_skipped(model: LoopedModel, cache: DepthCache, attention_mask: Tensor | None) -> None:
-    """Puts tokens that were never run before loop 1, where a later token may see them.
-
-    Args:
-        model: The looped model.
-        cache: Planes, frontier and skipped tokens; none are skipped afterwards.
-        attention_mask: The coming forward's mask `[B, S]`; tokens that it hides stay unwritten. None hides none.
-    """
-    skipped = cache.skipped
-    if skipped is None:
-        return
-    cache.skipped = None
-    if attention_mask is not None and attention_mask.dim() == 2:
-        shown = attention_mask.bool().cpu().numpy()[skipped.sequences, skipped.columns]
-        skipped = skipped.select(np.flatnonzero(shown))
-    if not len(skipped.columns):
-        return
-    with torch.no_grad():
-        hidden = model.embed(torch.from_numpy(skipped.token_ids).to(model.device))
-    loops = np.zeros(len(skipped.columns), dtype=np.int64)
-    entrants = Frontier(hidden, skipped.sequences, skipped.columns, skipped.positions, loops)
-    cache.frontier = entrants if cache.frontier is None else cache.frontier.concatenate(entrants)
-
-
-@torch.no_grad()
-def complete(model: LoopedModel, cache: DepthCache) -> None:
-    """Runs every waiting token to full depth, ahead of a forward of several tokens; counted as prompt rows.
-
-    Args:
-        model: The looped model.
-        cache: Planes and frontier; the frontier is empty afterwards.
-    """
-    while (frontier := cache.frontier) is not None:
-        hidden = model.norm(model.block(frontier.hidden, PassRows(cache, frontier)))
-        cache.counts.prompt_rows += len(frontier)
-        assert cache.depth is not None
-        loops = frontier.loops + 1
-        kept = np.flatnonzero(loops < cache.depth)
-        cache.frontier = replace(frontier, hidden=hidden, loops=loops).select(kept) if len(kept) else None

@@ -37,6 +37,16 @@ def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
     return model
 
 
+def settled_model(seed: int, **overrides) -> OuroForCausalLM:
+    """A random model whose readouts settle early, as trained ones do: the head reads mostly the embedding."""
+    model = tiny_model(seed, **overrides)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.fill_(0.15)
+            layer.post_attention_layernorm_2.weight.fill_(0.15)
+    return model
+
+
 @dataclass
 class Decision:
     depth: int

@@ -12,16 +12,12 @@ import sigma0
 from sigma0.calibration import GRIDS
 from sigma0.cli import app
 from sigma0.latency import calibrate_latency, latency_runs
-from tests.reference import tiny_model
+from tests.reference import settled_model, tiny_model
 
 
 @pytest.fixture(scope="module")
 def model():
-    found = tiny_model(seed=2, total_ut_steps=5, num_hidden_layers=1)
-    for layer in found.model.layers:
-        layer.input_layernorm_2.weight.data.fill_(0.15)
-        layer.post_attention_layernorm_2.weight.data.fill_(0.15)
-    return found
+    return settled_model(seed=2, total_ut_steps=5, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

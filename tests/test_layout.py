@@ -22,6 +22,8 @@ LEVELS = [
     {"sigma0.ops"},
     {"sigma0.settings", "sigma0.frontier", "sigma0.cache", "sigma0.exits", "sigma0.savings", "sigma0.outputs"},
     {"sigma0.estimates", "sigma0.extras", "sigma0.forced"},
+    {"sigma0.pass_rows"},
+    {"sigma0.completion"},
     {"sigma0.wave"},
     {"sigma0.decoding"},
     {"sigma0.stateless"},

@@ -18,14 +18,15 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from sigma0.cache import DepthCache
+from sigma0.completion import admit_skipped, complete
 from sigma0.exits import exit_probabilities, select_exits
 from sigma0.generation import DepthGenerationMixin, check_cache
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.pass_rows import PassRows
 from sigma0.settings import ExitConfig
-from sigma0.wave import PassRows, admit_skipped, complete
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
 PROMPT_CHUNK = 1024

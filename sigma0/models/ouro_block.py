@@ -15,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from sigma0.cache import DepthCache
 from sigma0.models.ouro_config import OuroConfig
-from sigma0.wave import PassRows
+from sigma0.pass_rows import PassRows
 
 
 class OuroAttention(nn.Module):
