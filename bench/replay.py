@@ -8,19 +8,20 @@ behind it that is read.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from sigma0.decoding import DirectLoop, Emission, TokenLoop
-from sigma0.exits import ExitRule, ExitState
+from sigma0.exits import ExitRule
+from sigma0.frontier import Bools, Ints
 from sigma0.settings import ExitConfig
-from sigma0.verify import Proposal, VerifiedLoop
+from sigma0.verify import Proposal, Row, VerifiedLoop
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -75,52 +76,37 @@ class ReplayRule(ExitRule):
         config: What becomes of the tokens behind their exits; its rule is not used.
 
     Attributes:
-        entering: Sequence and number of the tokens about to start, told by the loop.
+        first_columns: Column of the first new token that is fed, of each sequence; told by the loop.
     """
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)
         super().__init__(gate, trace.total_loops)
         self.trace = trace
-        self.entering: Sequence[tuple[int, int]] = ()
+        self.first_columns: Ints | None = None
 
-    def start(self, hidden: Tensor) -> ExitState:
-        """The exits of the tokens that enter, kept as their streak; of a prompt's tokens where none was told."""
-        told, self.entering = self.entering, ()
-        assert len(told) in (0, hidden.shape[0])
-        exits = [self.trace.exits[self.trace.of(*token)] for token in told]
-        exits = exits or [self.trace.prompt or self.total_loops] * hidden.shape[0]
-        return replace(super().start(hidden), streak=torch.tensor(exits, device=hidden.device))
+    def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
+        """Met at the token's own exit; of a prompt's tokens where no loop told of any."""
+        if self.first_columns is None:
+            return loops >= (self.trace.prompt or self.total_loops)
+        tokens = zip(sequences.tolist(), (columns - self.first_columns[sequences]).tolist(), strict=True)
+        exits: Ints = np.array([self.trace.exits[self.trace.of(*token)] for token in tokens], dtype=np.int64)
+        return loops >= exits
 
-    def observe(
-        self,
-        state: ExitState,
-        loop: Tensor,
-        hidden: Tensor,
-        gate_logits: Tensor | None = None,
-        logits: Tensor | None = None,
-    ) -> tuple[ExitState, Tensor]:
-        """Met at the token's own exit."""
-        state, _ = super().observe(state, loop, hidden, gate_logits, logits)
-        assert state.streak is not None
-        return state, loop >= state.streak
+    def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
+        """Met at the loop that the trace says for prompts."""
+        return torch.full_like(met, loop >= (self.trace.prompt or self.total_loops))
 
 
 class _Told(TokenLoop):
-    """Tells a `ReplayRule` which tokens enter."""
+    """Tells a `ReplayRule` where the new tokens begin."""
 
     def enter(self, emissions: Sequence[Emission]) -> None:
         """As it was, once the rule knows."""
         rule = self.wave.rule
-        if isinstance(rule, ReplayRule):
-            rule.entering = [(each.sequence, self._number(each.sequence)) for each in emissions]
+        if isinstance(rule, ReplayRule) and rule.first_columns is None:
+            rule.first_columns = self.columns.copy()
         super().enter(emissions)
-
-    def _number(self, sequence: int) -> int:
-        """Number of the new token that is fed next, from 0."""
-        if not hasattr(self, "_first_columns"):
-            self._first_columns = self.columns.copy()
-        return int(self.columns[sequence] - self._first_columns[sequence])
 
 
 class ReplayedLoop(_Told, DirectLoop):
@@ -130,8 +116,10 @@ class ReplayedLoop(_Told, DirectLoop):
 class ReplayedVerifiedLoop(_Told, VerifiedLoop):
     """`verify` whose proposals stand or fall as a trace says; the model's own judgement is passed and ignored."""
 
-    def _judge(self, sequence: int, place: int, depth: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
-        judged = super()._judge(sequence, place, depth, proposal, scores)
+    def _judge(
+        self, sequence: int, place: int, depth: int, proposal: Proposal, row: Row, scores: Tensor | None
+    ) -> tuple[int, bool]:
+        judged = super()._judge(sequence, place, depth, proposal, row, scores)
         rule = self.wave.rule
         if not isinstance(rule, ReplayRule) or not rule.trace.settled:
             return judged

@@ -28,6 +28,7 @@ from torch import Tensor
 WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 32, 4
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
+READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class CollapseState:
     """What is remembered of each sequence, written in place.
 
     Attributes:
-        ids: The last ids in a ring, id number n at n mod 128, int32 `[B, 128]`.
-        lengths: Ids so far, int64 `[B]`.
-        entropy: Exponential mean and variance of the entropy, float32 `[B, 2]`.
-        observed: Entropies taken in, int32 `[B]`.
+        ids: The last ids in a ring, id number n at n mod 128, int32 `[slots, 128]`.
+        lengths: Ids so far, int64 `[slots]`.
+        entropy: Exponential mean and variance of the entropy, float32 `[slots, 2]`.
+        observed: Entropies taken in, int32 `[slots]`.
     """
 
     ids: Tensor
@@ -96,8 +97,8 @@ class Collapse:
     """What is told of the rows.
 
     Attributes:
-        statistics: entropy, margin, drop, periodicity, lag, echo, distinct, proximity; float32 `[B, 8]`.
-        chosen: The id that was taken in, int64 `[B]`.
+        statistics: The numbers named in `READINGS`, float32 `[B, 8]`.
+        chosen: The id that was taken in, or would be, int64 `[B]`.
         top: The two likeliest ids, int64 `[B, 2]`.
         met: Whether the lead is at least `theta`, bool `[B]`; False where theta is 0.
     """
@@ -108,72 +109,82 @@ class Collapse:
     met: Tensor
 
 
-def collapse_reference(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: CollapseRule) -> Collapse:
+def collapse_reference(
+    logits: Tensor, chosen: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
+) -> Collapse:
     """The formulas above in plain torch; what a CPU runs.
 
     Args:
         logits: `[B, V]`, V at least 2; -inf where masked, at least one finite number in each row.
         chosen: Ids just chosen, int64 `[B]`; None takes the likeliest.
-        state: Written in place.
+        state: Written in place; None takes nothing in, and only entropy and margin are told.
+        slots: Row of the state for each row of logits, int64 `[B]`, none twice; None where there is no state.
         rule: Parts and threshold.
     """
     wide = logits.float()
     top = _two_best(wide)  # [B, 2]
     chances = torch.softmax(wide, dim=-1)
-    entropy = torch.logsumexp(wide, dim=-1) - torch.where(chances > 0, chances * wide, 0.0).sum(-1)
+    entropy = torch.logsumexp(wide, dim=-1) - (chances * wide.masked_fill(chances == 0, 0.0)).sum(-1)
     entropy = entropy.clamp_min(0.0)
     margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
+    met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
     taken = top[:, 0] if chosen is None else chosen
-    drop = _fold_entropy(entropy, state)
-    state.ids.scatter_(1, (state.lengths % WINDOW)[:, None], taken[:, None].int())
-    state.lengths.add_(1)
-    periodicity, lag, echo, distinct = _repetition(state)
+    if state is None or slots is None:
+        none = torch.zeros_like(margin)
+        return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), taken, top, met)
+    drop = _fold_entropy(entropy, state, slots)
+    lengths = state.lengths[slots]
+    state.ids[slots, lengths % WINDOW] = taken.int()
+    state.lengths[slots] = lengths + 1
+    periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
     repetition = (
         (1 - rule.periodicity.of(periodicity)) * (1 - rule.echo.of(echo)) * (1 - rule.sameness.of(1 - distinct))
     )
     certainty = (rule.drop.of(drop) + rule.margin.of(margin)).clamp_max(0.5)
     proximity = 1 - repetition * (1 - certainty)
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
-    met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
     return Collapse(statistics, taken, top, met)
 
 
 def _two_best(logits: Tensor) -> Tensor:
-    """The two likeliest ids `[B, 2]`, the smaller first where they are equal."""
-    first = logits.argmax(dim=-1)
-    # argmax names no winner among equals, so the smallest of them is looked for
-    first = (logits == logits.gather(1, first[:, None])).int().argmax(dim=-1)
-    rest = logits.scatter(1, first[:, None], -torch.inf)
-    best = rest.amax(dim=-1, keepdim=True)
-    index = torch.arange(logits.shape[1], device=logits.device)
-    second = torch.where((rest == best) & (index != first[:, None]), index, logits.shape[1]).amin(dim=-1)
-    return torch.stack([first, second], dim=-1)
+    """The two likeliest ids `[B, 2]`, the smaller first where they are equal, as `argmax` has it."""
+    first = logits.argmax(dim=-1, keepdim=True)
+    best, second = logits.scatter(1, first, -torch.inf).max(dim=-1, keepdim=True)
+    # with all others masked, the scattered place is one of the equals
+    second = torch.where(best == -torch.inf, (first == 0).long(), second)
+    return torch.cat([first, second], dim=-1)
 
 
-def _fold_entropy(entropy: Tensor, state: CollapseState) -> Tensor:
+def _fold_entropy(entropy: Tensor, state: CollapseState, slots: Tensor) -> Tensor:
     """The drop of each entropy against those before it, `[B]`; then it is taken in."""
-    mean, variance = state.entropy[:, 0], state.entropy[:, 1]
-    drop = torch.where(state.observed >= WARM_UP, (mean - entropy) / variance.clamp_min(FLOOR).sqrt(), 0.0)
+    mean, variance = state.entropy[slots].unbind(-1)
+    observed = state.observed[slots]
+    drop = ((mean - entropy) / variance.clamp_min(FLOOR).sqrt()).masked_fill(observed < WARM_UP, 0.0)
     step = entropy - mean
-    first = state.observed == 0
+    first = observed == 0
     new_mean = torch.where(first, entropy, mean + ALPHA * step)
-    new_variance = torch.where(first, 0.0, (1 - ALPHA) * (variance + ALPHA * step * step))
-    state.entropy[:, 0], state.entropy[:, 1] = new_mean, new_variance
-    state.observed.add_(1)
+    new_variance = ((1 - ALPHA) * (variance + ALPHA * step * step)).masked_fill(first, 0.0)
+    state.entropy[slots] = torch.stack([new_mean, new_variance], dim=-1)
+    state.observed[slots] = observed + 1
     return drop
 
 
-def _repetition(state: CollapseState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """periodicity, its lag, echo and distinct share, each float32 `[B]`."""
-    device = state.ids.device
+def repetition_of(ring: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """periodicity, its lag, echo and distinct share, each float32 `[B]`.
+
+    Args:
+        ring: The last ids, id number n at n mod 128, `[B, 128]`.
+        lengths: Ids so far, int64 `[B]`.
+    """
+    device = ring.device
     ages = torch.arange(WINDOW, device=device)
-    known = state.lengths.clamp_max(WINDOW)  # [B]
-    ids = state.ids.gather(1, (state.lengths[:, None] - 1 - ages) % WINDOW)  # [B, W], newest first
+    known = lengths.clamp_max(WINDOW)  # [B]
+    ids = ring.gather(1, (lengths[:, None] - 1 - ages) % WINDOW)  # [B, W], newest first
     lags = torch.arange(1, LAGS + 1, device=device)
     spans = lags.clamp_min(SHORTEST)  # [P]
     back = (ages + lags[:, None]).clamp_max(WINDOW - 1)  # [P, W]
     equal = (ids[:, None] == ids[:, back]) & (ages < spans[:, None])
-    shares = torch.where(state.lengths[:, None] >= spans + lags, equal.sum(-1) / spans, 0.0)  # [B, P]
+    shares = torch.where(lengths[:, None] >= spans + lags, equal.sum(-1) / spans, 0.0)  # [B, P]
     periodicity = shares.amax(dim=-1)
     lag = torch.where(shares == periodicity[:, None], lags, LAGS + 1).amin(dim=-1)
     lag = torch.where(periodicity > 0, lag, 0)
@@ -189,7 +200,9 @@ def _repetition(state: CollapseState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return periodicity, lag.float(), echo, distinct
 
 
-def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: CollapseRule) -> Collapse:
+def collapse(
+    logits: Tensor, chosen: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
+) -> Collapse:
     """`collapse_reference` in one launch of a Triton kernel.
 
     Raises:
@@ -198,8 +211,8 @@ def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: 
     rows, vocabulary = logits.shape
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {logits.dtype}")
-    if vocabulary < 2 or tuple(state.ids.shape) != (rows, WINDOW):
-        raise ValueError(f"logits {tuple(logits.shape)} need 2 ids at least and a state of {rows} sequences")
+    if vocabulary < 2 or (slots is not None and tuple(slots.shape) != (rows,)) or (state is None) != (slots is None):
+        raise ValueError(f"logits {tuple(logits.shape)} need 2 ids at least, and a slot for each row of a state")
     if chosen is not None and (tuple(chosen.shape) != (rows,) or chosen.dtype != torch.int64):
         raise ValueError(f"chosen ids must be int64 [{rows}], got {chosen.dtype} {tuple(chosen.shape)}")
     device = logits.device
@@ -213,10 +226,11 @@ def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: 
         _collapse_kernel[(rows,)](
             logits,
             taken if chosen is None else chosen,
-            state.ids,
-            state.lengths,
-            state.entropy,
-            state.observed,
+            taken if slots is None else slots,
+            taken if state is None else state.ids,
+            taken if state is None else state.lengths,
+            statistics if state is None else state.entropy,
+            taken if state is None else state.observed,
             statistics,
             taken,
             top,
@@ -227,6 +241,7 @@ def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: 
             rule.theta,
             *numbers,
             CHOOSE=chosen is None,
+            STATE=state is not None,
             BLOCK=block_for(vocabulary),
             num_warps=8,
         )
@@ -235,7 +250,7 @@ def collapse(logits: Tensor, chosen: Tensor | None, state: CollapseState, rule: 
 
 def block_for(vocabulary: int) -> int:
     """Logits of one step: 2,048, or fewer where there are fewer."""
-    return max(128, min(2048, triton.next_power_of_2(vocabulary)))
+    return int(max(128, min(2048, triton.next_power_of_2(vocabulary))))
 
 
 if find_spec("triton") is not None:
@@ -255,6 +270,7 @@ if find_spec("triton") is not None:
     def _collapse_kernel(
         logits,
         chosen,
+        slots,
         ids,
         lengths,
         entropies,
@@ -283,10 +299,18 @@ if find_spec("triton") is not None:
         margin_slope,
         margin_weight,
         CHOOSE: tl.constexpr,
+        STATE: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
         start = logits + row * row_stride
+        if STATE:
+            # All that is remembered is read here: behind the barriers of the reductions below it may be written.
+            slot = tl.load(slots + row).to(tl.int64)
+            count = tl.load(observed + slot)
+            mean = tl.load(entropies + slot * 2)
+            variance = tl.load(entropies + slot * 2 + 1)
+            length = tl.load(lengths + slot) + 1
         columns = tl.arange(0, BLOCK)
         nobody = 2147483647
         best = -float("inf")
@@ -328,70 +352,70 @@ if find_spec("triton") is not None:
         tl.store(top + row * 2 + 1, second_id.to(tl.int64))
         tl.store(met + row, (theta > 0) & (margin >= theta))
 
-        count = tl.load(observed + row)
-        mean = tl.load(entropies + row * 2)
-        variance = tl.load(entropies + row * 2 + 1)
-        drop = tl.where(count >= 8, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
-        step = entropy - mean
-        tl.store(entropies + row * 2, tl.where(count == 0, entropy, mean + 0.15 * step))
-        tl.store(entropies + row * 2 + 1, tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step)))
-        tl.store(observed + row, count + 1)
-
         newest = best_id.to(tl.int64) if CHOOSE else tl.load(chosen + row)
         tl.store(taken + row, newest)
-        length = tl.load(lengths + row) + 1
-        tl.store(lengths + row, length)
-        ring = ids + row * 128
-        tl.store(ring + (length - 1) % 128, newest.to(tl.int32))
-        tl.debug_barrier()
-        known = tl.minimum(length, 128)
-
-        ages = tl.arange(0, 128)
-        own = _at_age(ring, length, ages)
-        periodicity = 0.0
-        lag = 0
-        for chunk in range(4):
-            lags = 1 + chunk * 16 + tl.arange(0, 16)
-            spans = tl.maximum(lags, 32)
-            back = _at_age(ring, length, tl.minimum(ages[None, :] + lags[:, None], 127))
-            equal = (own[None, :] == back) & (ages[None, :] < spans[:, None])
-            shares = tl.sum(equal.to(tl.float32), axis=1) / spans
-            shares = tl.where(spans + lags <= length, shares, 0.0)
-            most = tl.max(shares)
-            at = tl.min(tl.where(shares == most, lags, nobody))
-            lag = tl.where(most > periodicity, at, lag)
-            periodicity = tl.maximum(periodicity, most)
-
-        repeated = tl.zeros([128], dtype=tl.int32)
-        echoed = tl.zeros([128], dtype=tl.int32)
-        own1 = _at_age(ring, length, tl.minimum(ages + 1, 127))
-        own2 = _at_age(ring, length, tl.minimum(ages + 2, 127))
-        own3 = _at_age(ring, length, tl.minimum(ages + 3, 127))
-        for chunk in range(8):
-            older = chunk * 16 + tl.arange(0, 16)
-            there = (older[None, :] > ages[:, None]) & (older[None, :] < known)
-            same = there & (own[:, None] == _at_age(ring, length, older)[None, :])
-            repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), axis=1))
-            gram = same & (older[None, :] + 3 < known)
-            gram = gram & (own1[:, None] == _at_age(ring, length, tl.minimum(older + 1, 127))[None, :])
-            gram = gram & (own2[:, None] == _at_age(ring, length, tl.minimum(older + 2, 127))[None, :])
-            gram = gram & (own3[:, None] == _at_age(ring, length, tl.minimum(older + 3, 127))[None, :])
-            echoed = tl.maximum(echoed, tl.max(gram.to(tl.int32), axis=1))
-        repeats = tl.sum(tl.where(ages < known, repeated, 0)).to(tl.float32)
-        distinct = (known - repeats) / known
-        echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - 3, 1)
-
-        repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
-        repetition = repetition * (1.0 - _part(echo, echo_low, echo_slope, echo_weight))
-        repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
-        certainty = _part(drop, drop_low, drop_slope, drop_weight)
-        certainty = tl.minimum(certainty + _part(margin, margin_low, margin_slope, margin_weight), 0.5)
         told = statistics + row * 8
         tl.store(told, entropy)
         tl.store(told + 1, margin)
-        tl.store(told + 2, drop)
-        tl.store(told + 3, periodicity)
-        tl.store(told + 4, lag.to(tl.float32))
-        tl.store(told + 5, echo)
-        tl.store(told + 6, distinct)
-        tl.store(told + 7, 1.0 - repetition * (1.0 - certainty))
+        if STATE:
+            drop = tl.where(count >= 8, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
+            step = entropy - mean
+            tl.store(entropies + slot * 2, tl.where(count == 0, entropy, mean + 0.15 * step))
+            tl.store(entropies + slot * 2 + 1, tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step)))
+            tl.store(observed + slot, count + 1)
+
+            tl.store(lengths + slot, length)
+            ring = ids + slot * 128
+            tl.store(ring + (length - 1) % 128, newest.to(tl.int32))
+            tl.debug_barrier()
+            known = tl.minimum(length, 128)
+
+            ages = tl.arange(0, 128)
+            own = _at_age(ring, length, ages)
+            periodicity = 0.0
+            lag = 0
+            for chunk in range(4):
+                lags = 1 + chunk * 16 + tl.arange(0, 16)
+                spans = tl.maximum(lags, 32)
+                back = _at_age(ring, length, tl.minimum(ages[None, :] + lags[:, None], 127))
+                equal = (own[None, :] == back) & (ages[None, :] < spans[:, None])
+                shares = tl.sum(equal.to(tl.float32), axis=1) / spans
+                shares = tl.where(spans + lags <= length, shares, 0.0)
+                most = tl.max(shares)
+                at = tl.min(tl.where(shares == most, lags, nobody))
+                lag = tl.where(most > periodicity, at, lag)
+                periodicity = tl.maximum(periodicity, most)
+
+            repeated = tl.zeros([128], dtype=tl.int32)
+            echoed = tl.zeros([128], dtype=tl.int32)
+            own1 = _at_age(ring, length, tl.minimum(ages + 1, 127))
+            own2 = _at_age(ring, length, tl.minimum(ages + 2, 127))
+            own3 = _at_age(ring, length, tl.minimum(ages + 3, 127))
+            for chunk in range(8):
+                older = chunk * 16 + tl.arange(0, 16)
+                there = (older[None, :] > ages[:, None]) & (older[None, :] < known)
+                same = there & (own[:, None] == _at_age(ring, length, older)[None, :])
+                repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), axis=1))
+                gram = same & (older[None, :] + 3 < known)
+                gram = gram & (own1[:, None] == _at_age(ring, length, tl.minimum(older + 1, 127))[None, :])
+                gram = gram & (own2[:, None] == _at_age(ring, length, tl.minimum(older + 2, 127))[None, :])
+                gram = gram & (own3[:, None] == _at_age(ring, length, tl.minimum(older + 3, 127))[None, :])
+                echoed = tl.maximum(echoed, tl.max(gram.to(tl.int32), axis=1))
+            repeats = tl.sum(tl.where(ages < known, repeated, 0)).to(tl.float32)
+            distinct = (known - repeats) / known
+            echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - 3, 1)
+
+            repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
+            repetition = repetition * (1.0 - _part(echo, echo_low, echo_slope, echo_weight))
+            repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
+            certainty = _part(drop, drop_low, drop_slope, drop_weight)
+            certainty = tl.minimum(certainty + _part(margin, margin_low, margin_slope, margin_weight), 0.5)
+            tl.store(told + 2, drop)
+            tl.store(told + 3, periodicity)
+            tl.store(told + 4, lag.to(tl.float32))
+            tl.store(told + 5, echo)
+            tl.store(told + 6, distinct)
+            tl.store(told + 7, 1.0 - repetition * (1.0 - certainty))
+        else:
+            for place in tl.static_range(2, 8):
+                tl.store(told + place, 0.0)

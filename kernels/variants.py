@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sigma0.kernels import collapse, depth_attention, loop_boundary
+from sigma0.kernels.boundary import MODES
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
@@ -39,7 +40,7 @@ class Variant:
     @property
     def blocks(self) -> str:
         """The constants that size it, as text."""
-        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
+        sizes = ("MODE", "BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
 
@@ -65,13 +66,13 @@ def _boundaries(dtype: torch.dtype) -> Iterator[Variant]:
         dict.fromkeys(("threshold", "growth", "spiral", "norm_eps", "noise"), "fp32"),
     )
     for width in WIDTHS:
-        for mode in range(len(loop_boundary.MODES)):
+        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (0, False), (1, False)]:
             yield Variant(
                 "loop_boundary",
                 function,
                 dtype,
                 signature,
-                {"MODE": mode, "NORMALIZE": True, "BLOCK": width},
+                {"MODE": mode, "WATCH": watch, "NORMALIZE": True, "BLOCK": width},
                 frozenset({"width", "raw_stride", "previous_stride"}),
                 loop_boundary.warps_for(width),
             )
@@ -83,16 +84,16 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
     signature = _signature(
         function,
         {"logits": DTYPES[dtype]},
-        dict.fromkeys(("chosen", "lengths", "taken", "top"), "*i64"),
+        dict.fromkeys(("chosen", "slots", "lengths", "taken", "top"), "*i64"),
         dict.fromkeys(("ids", "observed"), "*i32"),
         dict.fromkeys(("entropies", "statistics"), "*fp32"),
         {"met": "*i1"},
         dict.fromkeys((*numbers, "theta"), "fp32"),
     )
     for block in VOCABULARIES:
-        for choose in (False, True):
+        for choose, state in ((True, False), (True, True), (False, True)):
             # a launch turns a stride of 1 into a constant
-            constants = {"id_stride": 1, "CHOOSE": choose, "BLOCK": block}
+            constants = {"id_stride": 1, "CHOOSE": choose, "STATE": state, "BLOCK": block}
             aligned = frozenset({"vocabulary", "row_stride"})
             yield Variant("collapse", function, dtype, signature, constants, aligned, 8)
 
@@ -106,10 +107,16 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
         dict.fromkeys(("sequences", "row_columns", "row_planes", "starts"), "*i64"),
         dict.fromkeys(("exits", "pages"), "*i32"),
         dict.fromkeys(("parts", "sums"), "*fp32"),
-        {"scaling": "fp32"},
+        {"scaling": "fp32", "seen": "*i1"},
+    )
+    told = (
+        (False, False, False, False),
+        (True, False, False, False),
+        (True, True, False, False),
+        (True, True, True, True),
     )
     for width in HEAD_WIDTHS:
-        for starts, exits, pages in ((False, False, False), (True, False, False), (True, True, True)):
+        for starts, exits, pages, seen in told:
             yield Variant(
                 "depth_attention",
                 function,
@@ -117,11 +124,13 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                 signature,
                 {
                     "STARTS": starts,
+                    "SEEN": seen,
                     "EXITS": exits,
                     "PAGES": pages,
                     "GROUP": depth_attention.SMALLEST_TILE,
                     "TILE": depth_attention.tile_for(width, dtype),
                     "WIDTH": width,
+                    "UPCAST": False,
                 },
                 frozenset({"width", "query_row", "query_head", *strides}),
                 4,

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.frontier import Bools, Frontier, PassCounts, SkippedTokens
+from sigma0.record import RunRecord
+from sigma0.slots import SlotPool
 
 
 class LayerPlanes:
@@ -185,6 +187,10 @@ class DepthCache(Cache):  # type: ignore[misc]
         ended: Sequences that a lockstep loop goes on feeding though they have ended, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth and met `[B]` of each forward's last position, while a list; None otherwise.
+        exits: Last plane of each token that stopped for good, int32 `[B, >= length]`, T - 1 elsewhere; None where every
+            plane is written (`sigma0.dropped`).
+        slots: Trajectories of the frontier's rows.
+        record: Where the statistics go of a prompt, or of a token that a foreign loop feeds; None where nobody asks.
         reading_prompt: True while `generate` reads a prompt, so that a prompt of one token is not taken for decoding.
     """
 
@@ -200,8 +206,19 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.ended: Bools | None = None
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor]] | None = None
+        self.exits: Tensor | None = None
+        self.slots = SlotPool()
+        self.record: RunRecord | None = None
         self.reading_prompt = False
         self._seen: Tensor | None = None
+        self._starts: Tensor | None = None
+        self._has_holes = False
+
+    @property
+    def batch(self) -> int:
+        """Sequences; 0 while the cache is empty."""
+        keys = self.planes[0].keys
+        return 0 if keys is None else keys.shape[1]
 
     @property
     def planes(self) -> list[LayerPlanes]:
@@ -244,9 +261,8 @@ class DepthCache(Cache):  # type: ignore[misc]
                     f"this cache was filled {self.depth} loops deep and cannot be continued {depth} loops deep; "
                     "start a new DepthCache or keep the exit rule"
                 )
-            keys = self.planes[0].keys
-            if keys is not None and keys.shape[1] != batch:
-                raise ValueError(f"this cache holds {keys.shape[1]} sequences and cannot be continued with {batch}")
+            if self.batch not in (0, batch):
+                raise ValueError(f"this cache holds {self.batch} sequences and cannot be continued with {batch}")
         self.store.depth = depth
 
     def reserve(self, capacity: int) -> None:
@@ -265,8 +281,16 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Counts no column from `columns` on as in use: tokens there were taken back, and none waits."""
         assert self.frontier is None or int(self.frontier.columns.max()) < columns
         self.store.length = min(self.store.length, columns)
+        self._forget_columns()
+
+    def _forget_columns(self) -> None:
+        """Nothing is known any more of columns behind the length."""
         if self._seen is not None:
             self._seen = self._seen[:, : self.length]
+            self._find_starts()
+        if self.exits is not None:
+            assert self.depth is not None
+            self.exits[:, self.length :] = self.depth - 1
 
     def skip(self, tokens: "SkippedTokens") -> None:
         """Remembers tokens that have a column and are not run."""
@@ -296,11 +320,24 @@ class DepthCache(Cache):  # type: ignore[misc]
                 )
             seen = attention_mask.bool()
             self._seen = None if bool(seen.all()) else seen
+            self._find_starts()
         elif self._seen is not None:
             grown = self._seen.new_ones((batch, total))
             grown[:, : self._seen.shape[1]] = self._seen
             self._seen = grown
         return self._seen
+
+    def _find_starts(self) -> None:
+        self._starts, self._has_holes = None, False
+        if self._seen is not None:
+            first = self._seen.int().argmax(dim=1)
+            columns = torch.arange(self._seen.shape[1], device=first.device)
+            self._starts = first
+            self._has_holes = bool(((columns >= first[:, None]) != self._seen).any())
+
+    def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
+        """First seen column of each sequence, int64 `[B]`; and, where pads lie behind it, `seen(length)`."""
+        return self._starts, self.seen(length) if self._has_holes else None
 
     def seen(self, length: int) -> Tensor | None:
         """Which of the first `length` columns are no pads, bool `[B, length]`; None where all are seen."""
@@ -336,8 +373,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         if not self.length:
             self.reset()
             return
-        if self._seen is not None:
-            self._seen = self._seen[:, : self.length]
+        self._forget_columns()
         if self.frontier is not None:
             kept = np.flatnonzero(self.frontier.columns < self.length)
             self.frontier = self.frontier.select(kept) if len(kept) else None
@@ -357,7 +393,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         """Repeats every sequence `repeats` times in place."""
         keys = self.planes[0].keys
         if keys is not None:
-            self._select_batch(torch.arange(keys.shape[1], device=keys.device).repeat_interleave(repeats))
+            self._select_batch(torch.arange(self.batch, device=keys.device).repeat_interleave(repeats))
 
     def _select_batch(self, indices: Tensor) -> None:
         if self.frontier is not None or self.skipped is not None:
@@ -369,3 +405,6 @@ class DepthCache(Cache):  # type: ignore[misc]
             planes.map(lambda tensor: tensor.index_select(1, indices.to(tensor.device)))
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))
+            self._find_starts()
+        if self.exits is not None:
+            self.exits = self.exits.index_select(0, indices.to(self.exits.device))

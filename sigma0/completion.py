@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sigma0.cache import DepthCache
+from sigma0.dropped import settle
 from sigma0.frontier import Frontier
 from sigma0.pass_rows import LoopedModel, PassRows
 
@@ -31,7 +32,7 @@ def admit_skipped(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
     with torch.no_grad():
         hidden = model.embed(torch.from_numpy(skipped.token_ids).to(model.device))
     loops = np.zeros(len(skipped.columns), dtype=np.int64)
-    entrants = Frontier(hidden, skipped.sequences, skipped.columns, skipped.positions, loops)
+    entrants = Frontier(hidden, skipped.sequences, skipped.columns, skipped.positions, loops, loops - 1)
     cache.frontier = entrants if cache.frontier is None else cache.frontier.concatenate(entrants)
 
 
@@ -41,10 +42,11 @@ def complete(model: LoopedModel, cache: DepthCache) -> None:
 
     Args:
         model: The looped model.
-        cache: Planes and frontier; the frontier is empty afterwards.
+        cache: Planes and frontier; the frontier is empty afterwards, and every plane written.
     """
+    settle(cache)
     while (frontier := cache.frontier) is not None:
-        hidden = model.norm(model.block(frontier.hidden, PassRows(cache, frontier)))
+        hidden = model.norm(model.block(frontier.hidden, PassRows(cache, frontier, model.operations)))
         cache.counts.prompt_rows += len(frontier)
         assert cache.depth is not None
         loops = frontier.loops + 1

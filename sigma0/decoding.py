@@ -14,6 +14,8 @@ from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
 from sigma0.frontier import Ints, SkippedTokens
+from sigma0.ops import CollapseRule
+from sigma0.transfer import to_device, to_host
 from sigma0.wave import Exits, Wave
 
 # What these return for a row depends on that row alone, so they may be called on any part of the batch.
@@ -90,6 +92,7 @@ class TokenLoop(ABC):
     Attributes:
         ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
         lengths: Ids of each sequence, `[B]`.
+        record: Statistics of the new tokens, where the wave keeps them.
         scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
         raw_logits: As `scores`, before processing.
     """
@@ -117,9 +120,11 @@ class TokenLoop(ABC):
         self.columns: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
         self._shift = prompt - wave.cache.length  # from columns to ids, which lack a prompt given as embeddings
         self.positions = positions.copy()
+        self._prompt = prompt
         keep = bool(generation_config.return_dict_in_generate)
         self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
         self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
+        self.record = wave.record
         self.generators = _generators(batch, self.device) if generation_config.do_sample else None
 
     @property
@@ -135,13 +140,35 @@ class TokenLoop(ABC):
             first: The exits of the last prompt token of every sequence.
         """
 
+    def observe(self, sequences: Ints, places: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
+        """Takes new tokens into the record.
+
+        Args:
+            sequences: Batch indices, none twice, `[N]`.
+            places: Which new token of its sequence each is, from 0, `[N]`.
+            logits: What each was read from, `[N, V]`.
+            chosen: Their ids `[N]`; None takes the likeliest.
+
+        Returns:
+            The ids; `chosen` itself where there is no record.
+        """
+        if self.record is None:
+            return chosen
+        at = to_device(np.stack([sequences, places]), self.record.device)
+        told = None if chosen is None else chosen.to(self.record.device)
+        reading = self.wave.ops.collapse(
+            logits.detach().to(self.record.device), told, self.record.collapse, at[0], CollapseRule()
+        )
+        self.record.read(reading, at[0], at[1], int(places.max()))
+        return reading.chosen
+
     @torch.no_grad()
     def enter(self, emissions: Sequence[Emission]) -> None:
         """Feeds emitted tokens back; they run loop 1 in the next pass."""
         if not emissions:
             return
         sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
-        token_ids = torch.tensor([emission.token_id for emission in emissions], device=self.device)
+        token_ids = to_device(np.array([emission.token_id for emission in emissions]), self.device)
         self.wave.enter(token_ids, sequences, self.columns[sequences], self.positions[sequences])
         self.columns[sequences] += 1
         self.positions[sequences] += 1
@@ -193,11 +220,12 @@ class DirectLoop(TokenLoop):
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
         """Chooses a token for each exit, writes it down and asks the criteria."""
         chosen = self._choose(exits)
-        rows = torch.from_numpy(exits.sequences).to(self.device)
-        self._make_room(int(self.lengths[exits.sequences].max()) + 1)
-        self.ids[rows, torch.from_numpy(self.lengths[exits.sequences]).to(self.device)] = chosen
+        lengths = self.lengths[exits.sequences]
+        self._make_room(int(lengths.max()) + 1)
+        at = to_device(np.stack([exits.sequences, lengths]), self.device)
+        self.ids[at[0], at[1]] = chosen
         self.lengths[exits.sequences] += 1
-        token_ids = chosen.tolist()
+        token_ids = to_host(chosen).tolist()
         ended = self._ended(exits.sequences.tolist(), token_ids)
         emissions = tuple(
             Emission(int(sequence), token_id, int(depth), bool(met), last)
@@ -220,6 +248,11 @@ class DirectLoop(TokenLoop):
         return None
 
     def _choose(self, exits: Exits) -> Tensor:
+        """Ids `[N]`, on the device of the ids so far."""
+        places = self.lengths[exits.sequences] - self._prompt
+        if not self.processors and self.generators is None and self.scores is None and self.raw_logits is None:
+            likeliest = self.observe(exits.sequences, places, exits.logits, None)
+            return (exits.logits.argmax(dim=-1) if likeliest is None else likeliest).to(self.device)
         logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
         scores = self._process(exits.sequences, logits)
         for kept, values in ((self.raw_logits, logits), (self.scores, scores)):
@@ -227,13 +260,15 @@ class DirectLoop(TokenLoop):
                 for sequence, row in zip(exits.sequences.tolist(), values, strict=True):
                     kept[sequence].append(row)
         if self.generators is None:
-            return scores.argmax(dim=-1)
-        probabilities = torch.softmax(scores, dim=-1)
-        draws = [
-            torch.multinomial(row, 1, generator=self.generators[sequence])
-            for sequence, row in zip(exits.sequences.tolist(), probabilities, strict=True)
-        ]
-        return torch.cat(draws)
+            chosen = scores.argmax(dim=-1)
+        else:
+            draws = [
+                torch.multinomial(row, 1, generator=self.generators[sequence])
+                for sequence, row in zip(exits.sequences.tolist(), torch.softmax(scores, dim=-1), strict=True)
+            ]
+            chosen = torch.cat(draws)
+        self.observe(exits.sequences, places, exits.logits, chosen)
+        return chosen
 
     def _process(self, sequences: Ints, logits: Tensor) -> Tensor:
         """Processors see rows of one length at a time, as rectangular ids."""
@@ -243,8 +278,8 @@ class DirectLoop(TokenLoop):
         lengths = self.lengths[sequences]
         for length in np.unique(lengths).tolist():
             group = np.flatnonzero(lengths == length)
-            rows = torch.from_numpy(group).to(self.device)
-            ids = self.ids[torch.from_numpy(sequences[group]).to(self.device), :length]
+            rows = to_device(group, self.device)
+            ids = self.ids[to_device(sequences[group], self.device), :length]
             # a copy goes in, since some processors write in place and the raw logits may be kept
             scores[rows] = narrowed(self.processors, sequences[group])(ids, logits[rows].clone())
         return scores
@@ -269,7 +304,7 @@ class DirectLoop(TokenLoop):
             if self.scores is not None:
                 kept = [self.scores[row] for row in rows.tolist()]
                 scores = tuple(torch.stack(step) for step in zip(*kept, strict=True))
-            ids = self.ids[torch.from_numpy(rows).to(self.device), :length]
+            ids = self.ids[to_device(rows, self.device), :length]
             over[group] = self.criteria(ids, scores).cpu().numpy()
         return over.tolist()  # type: ignore[no-any-return]
 

@@ -15,11 +15,13 @@ rows of a live pass and for the rows of a run-all-loops forward.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sigma0.frontier import Bools, Ints
+from sigma0.ops import MET, BoundaryRule, BoundaryState, CollapseRule, collapse_reference, observe
 from sigma0.settings import ExitConfig, ExitMode
 
 REASON_WHEN_MET: dict[ExitMode, str] = {
@@ -28,7 +30,6 @@ REASON_WHEN_MET: dict[ExitMode, str] = {
     "accel": "accel_fixed_point",
     "margin": "confident",
 }
-ACCEL_SHRINK = 0.9
 
 
 def exit_reason(mode: ExitMode, met: bool) -> str:
@@ -38,48 +39,18 @@ def exit_reason(mode: ExitMode, met: bool) -> str:
     return REASON_WHEN_MET[mode] if met else "max_depth"
 
 
-@dataclass(frozen=True)
-class ExitState:
-    """What a rule remembers of each row between loops; a field that its mode does not need is None.
-
-    Attributes:
-        survival: S_t, the probability that no loop up to t has stopped the token, float32 `[R]`.
-        cumulative: CDF_t, float32 `[R]`.
-        hidden: h_{t}, in the model's dtype `[R, D]`.
-        step: D_t, float32 `[R, D]`.
-        streak: Loops running on which `accel` held, int64 `[R]`.
-    """
-
-    survival: Tensor | None = None
-    cumulative: Tensor | None = None
-    hidden: Tensor | None = None
-    step: Tensor | None = None
-    streak: Tensor | None = None
-
-    def select(self, index: Tensor) -> "ExitState":
-        """The rows in `index` `[N]`."""
-        return self._map(lambda tensor: tensor.index_select(0, index))
-
-    def concatenate(self, other: "ExitState") -> "ExitState":
-        """These rows, then those of `other`."""
-        values = {}
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            assert (mine is None) == (theirs is None), f"rows of different rules: {field.name}"
-            values[field.name] = None if mine is None else torch.cat([mine, theirs])
-        return ExitState(**values)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "ExitState":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ExitState(**{name: None if value is None else function(value) for name, value in values.items()})
-
-
 class ExitRule:
-    """Decides, loop by loop, which rows have met an `ExitConfig`.
+    """An `ExitConfig` for a model of T loops.
 
     Args:
         config: The rule and its thresholds.
         total_loops: T, the loops at full depth.
+
+    Attributes:
+        fixed_depth: The loop that every token stops at, None where that is not known beforehand.
+        last_loop: The loop that no token goes beyond.
+        min_loops: The first loop that a token may stop at.
+        needs_logits: Whether the head is read at every loop.
 
     Raises:
         ValueError: If `config` names a depth above T.
@@ -91,96 +62,42 @@ class ExitRule:
         self.fixed_depth = config.stops_at(total_loops)
         self.last_loop = total_loops if self.fixed_depth is None else self.fixed_depth
         self.min_loops = min(config.min_loops, total_loops)
-        self.needs_gate = config.mode == "qexit"
         self.needs_logits = config.mode == "margin"
 
-    def start(self, hidden: Tensor) -> ExitState:
-        """Fresh state for rows that have run no loop yet.
+    def boundary(self, watch: bool) -> BoundaryRule:
+        """What the end of a loop decides by itself; under `margin` the logits decide instead.
 
         Args:
-            hidden: The embeddings h_0 `[R, D]`; only shape, dtype and device are read.
+            watch: Whether the trajectory's statistics are wanted too.
         """
-        rows = hidden.shape[0]
-        if self.config.mode == "qexit":
-            ones = torch.ones(rows, dtype=torch.float32, device=hidden.device)
-            return ExitState(survival=ones, cumulative=torch.zeros_like(ones))
-        if self.config.mode == "converge":
-            return ExitState(hidden=hidden)
-        if self.config.mode == "accel":
-            streak = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
-            return ExitState(hidden=hidden, step=torch.zeros_like(hidden, dtype=torch.float32), streak=streak)
-        return ExitState()
+        config = self.config
+        mode, threshold = "none", 1.0
+        if config.mode == "qexit":
+            mode, threshold = "qexit", config.q
+        elif config.mode in ("converge", "accel"):
+            mode, threshold = config.mode, config.eps
+            if mode == "accel" and config.accel_scale == "steps":
+                mode = "accel-steps"
+        return BoundaryRule(mode, threshold, self.last_loop, config.patience, self.min_loops, watch)
 
-    def observe(
-        self,
-        state: ExitState,
-        loop: Tensor,
-        hidden: Tensor,
-        gate_logits: Tensor | None = None,
-        logits: Tensor | None = None,
-    ) -> tuple[ExitState, Tensor]:
-        """Folds in one loop.
+    def lead(self) -> CollapseRule:
+        """What decides from the logits of a loop."""
+        return CollapseRule(theta=self.config.theta)
+
+    def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
+        """Whether tokens stop by the rule; a replayed run answers otherwise.
 
         Args:
-            state: What is remembered of the rows.
-            loop: The loop t that each row has just finished, int64 `[R]`.
-            hidden: h_t `[R, D]`.
-            gate_logits: gate(h_t) `[R]`, for `qexit`.
-            logits: head(h_t) `[R, V]`, for `margin`.
-
-        Returns:
-            The new state, and whether each row meets its rule at this loop, bool `[R]` (`min_loops` counted in;
-            being at T is not, so a row at T that is not met is saturated).
+            met: What the model's states said, `[N]`.
+            sequences: Batch index of each, `[N]`.
+            columns: Column of each in the planes, `[N]`.
+            loops: The loop that each has just finished, `[N]`.
         """
-        mode = self.config.mode
-        if mode == "qexit":
-            state, met = self._observe_gate(state, gate_logits)
-        elif mode == "converge":
-            state, met = self._observe_step(state, loop, hidden)
-        elif mode == "accel":
-            state, met = self._observe_acceleration(state, loop, hidden)
-        elif mode == "margin":
-            met = self._leads(logits)
-        else:
-            met = torch.zeros(hidden.shape[0], dtype=torch.bool, device=hidden.device)
-        return state, met & (loop >= self.min_loops)
+        return met & (loops >= self.min_loops)
 
-    def _observe_gate(self, state: ExitState, gate_logits: Tensor | None) -> tuple[ExitState, Tensor]:
-        assert gate_logits is not None and state.survival is not None and state.cumulative is not None
-        hazard = torch.sigmoid(gate_logits.float())  # [R]
-        cumulative = state.cumulative + hazard * state.survival
-        state = replace(state, survival=state.survival * (1.0 - hazard), cumulative=cumulative)
-        # below T the sum stays under 1, but in float32 it may round to it: q = 1 means every loop
-        met = cumulative >= self.config.q
-        return state, met if self.config.q < 1.0 else torch.zeros_like(met)
-
-    def _observe_step(self, state: ExitState, loop: Tensor, hidden: Tensor) -> tuple[ExitState, Tensor]:
-        assert state.hidden is not None
-        before = state.hidden.float()
-        size = torch.linalg.vector_norm(hidden.float() - before, dim=-1)  # [R]
-        met = size < self.config.eps * torch.linalg.vector_norm(before, dim=-1)
-        return replace(state, hidden=hidden), met & (loop >= 2)
-
-    def _observe_acceleration(self, state: ExitState, loop: Tensor, hidden: Tensor) -> tuple[ExitState, Tensor]:
-        assert state.hidden is not None and state.step is not None and state.streak is not None
-        before = state.hidden.float()
-        step = hidden.float() - before  # [R, D]
-        size = torch.linalg.vector_norm(step, dim=-1)  # [R]
-        size_before = torch.linalg.vector_norm(state.step, dim=-1)
-        bend = torch.linalg.vector_norm(step - state.step, dim=-1)
-        if self.config.accel_scale == "steps":
-            holds = bend < self.config.eps * (size + size_before)
-        else:
-            holds = bend < self.config.eps * torch.linalg.vector_norm(before, dim=-1)
-            holds &= size <= ACCEL_SHRINK * size_before
-        streak = torch.where(holds & (loop >= 3), state.streak + 1, 0)
-        return ExitState(hidden=hidden, step=step, streak=streak), streak >= self.config.patience
-
-    def _leads(self, logits: Tensor | None) -> Tensor:
-        assert logits is not None
-        top = torch.softmax(logits.float(), dim=-1).topk(min(2, logits.shape[-1]), dim=-1).values
-        runner_up = top[:, 1] if top.shape[1] == 2 else torch.zeros_like(top[:, 0])
-        return top[:, 0] - runner_up >= self.config.theta
+    def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
+        """The same of a prompt's tokens, bool `[N]`, all behind the same loop."""
+        return met & (loop >= self.min_loops)
 
 
 @dataclass(frozen=True)
@@ -191,15 +108,23 @@ class Selection:
         hidden: `[B, S, D]`.
         depths: Its loop, from 1, int64 `[B, S]`.
         met: Whether the rule was met there, bool `[B, S]`.
+        statistics: Of every loop (`sigma0.ops.STATISTICS`), float32 `[T, B, S, 8]`; None unless watched.
+        fates: Index into `sigma0.ops.FATES`, int32 `[T, B, S]`; None unless watched.
     """
 
     hidden: Tensor
     depths: Tensor
     met: Tensor
+    statistics: Tensor | None = None
+    fates: Tensor | None = None
 
 
 def select_exits(
-    rule: ExitRule, loop_states: Tensor, gate_logits: Tensor, head: Callable[[Tensor], Tensor]
+    rule: ExitRule,
+    loop_states: Tensor,
+    gate_logits: Tensor,
+    head: Callable[[Tensor], Tensor],
+    watch: bool = False,
 ) -> Selection:
     """Picks an exit for every position of a run of all loops.
 
@@ -208,6 +133,7 @@ def select_exits(
         loop_states: h_1 ... h_T, `[T, B, S, D]`.
         gate_logits: `[T, B, S]`.
         head: Output head, called once for each loop if the rule reads logits.
+        watch: Whether the trajectories' statistics are wanted.
 
     Returns:
         The chosen states.
@@ -217,22 +143,29 @@ def select_exits(
     rows = flat.shape[1]
     depths = torch.full((rows,), total, dtype=torch.int64, device=flat.device)
     met = torch.zeros(rows, dtype=torch.bool, device=flat.device)
-    if rule.fixed_depth is None:
-        state = rule.start(flat[0])
+    statistics, fates = [], []
+    if rule.fixed_depth is None or watch:
+        boundary_rule = rule.boundary(watch)
+        kept = width if boundary_rule.watches else 0
+        state = BoundaryState.empty(rows, kept, flat.dtype, flat.device)
+        slots = torch.arange(rows, device=flat.device)
         for loop in range(1, total + 1):
-            hidden = flat[loop - 1]
-            state, here = rule.observe(
-                state,
-                torch.full((rows,), loop, device=flat.device),
-                hidden,
-                gate_logits[loop - 1].reshape(rows) if rule.needs_gate else None,
-                head(hidden) if rule.needs_logits else None,
-            )
+            with torch.no_grad():
+                hidden = flat[loop - 1].detach()
+                gates = gate_logits[loop - 1].detach().reshape(rows)
+                boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
+                here = boundary.decisions == MET
+                if rule.needs_logits:
+                    here = collapse_reference(head(hidden), None, None, None, rule.lead()).met
+            here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
             depths = torch.where(here & ~met, loop, depths)
             met |= here
+            statistics.append(boundary.statistics.view(batch, length, -1))
+            fates.append(boundary.fates.view(batch, length))
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     chosen = flat.gather(0, index).view(batch, length, width)
-    return Selection(chosen, depths.view(batch, length), met.view(batch, length))
+    told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
+    return Selection(chosen, depths.view(batch, length), met.view(batch, length), *told)
 
 
 def exit_probabilities(gate_logits: Tensor) -> Tensor:

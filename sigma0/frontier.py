@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sigma0.transfer import to_device
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -21,6 +23,7 @@ class Frontier:
         columns: Column of the token in the planes, `[R]`.
         positions: Position for rotary embeddings (pads not counted), `[R]`.
         loops: Loops finished, in [0, T), never rising along the rows, `[R]`.
+        slots: Where the trajectory of each row is kept, -1 where it is not, `[R]`.
     """
 
     hidden: Tensor
@@ -28,19 +31,20 @@ class Frontier:
     columns: Ints
     positions: Ints
     loops: Ints
+    slots: Ints
 
     def __len__(self) -> int:
         return len(self.loops)
 
     def select(self, rows: Ints) -> "Frontier":
         """The rows with these indices, in this order."""
-        index = torch.from_numpy(rows).to(self.hidden.device)
         return Frontier(
-            self.hidden.index_select(0, index),
+            self.hidden.index_select(0, to_device(rows, self.hidden.device)),
             self.sequences[rows],
             self.columns[rows],
             self.positions[rows],
             self.loops[rows],
+            self.slots[rows],
         )
 
     def concatenate(self, other: "Frontier") -> "Frontier":
@@ -51,6 +55,7 @@ class Frontier:
             np.concatenate([self.columns, other.columns]),
             np.concatenate([self.positions, other.positions]),
             np.concatenate([self.loops, other.loops]),
+            np.concatenate([self.slots, other.slots]),
         )
 
     def deepest_first(self) -> "Frontier":

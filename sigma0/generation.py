@@ -1,6 +1,7 @@
 """The Hugging Face bridge: a generation mixin that loops each token as deep as its exit rule says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ from sigma0.cache import DepthCache
 from sigma0.decoding import DirectLoop, Emission, TokenLoop, rows_are_independent
 from sigma0.exits import ExitRule
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
+from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
 from sigma0.settings import ExitConfig
 from sigma0.verify import VerifiedLoop
@@ -36,11 +39,13 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
     Attributes:
         num_block_layers: L, layers in the shared block.
+        backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
         direct_loop: What decodes; a benchmark may put its own in this place.
         verified_loop: The same for `verify`.
     """
 
     num_block_layers: int
+    backend: Backend = "auto"
     direct_loop: type[DirectLoop] = DirectLoop
     verified_loop: type[VerifiedLoop] = VerifiedLoop
 
@@ -71,6 +76,15 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             # while this flag is set, transformers drops what it does not know when it loads the file
             self.generation_config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
+
+    @property
+    def operations(self: Any) -> Operations:
+        """What runs a pass.
+
+        Raises:
+            ValueError: If `backend` is unknown or cannot run on the model's device.
+        """
+        return operations(self.backend, self.device)
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
         """The rule that `exit_config` names, for this model's number of loops."""
@@ -109,7 +123,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
                 "after_exit='verify' takes tokens back, which a forward of one token cannot: call generate or stream, "
                 "or use after_exit='finish'"
             )
-        wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
+        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", cache.record)
         batch = input_ids.shape[0]
         going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
         alive, over, columns = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
@@ -127,6 +141,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         logits, depths, met = _in_batch_order(found, batch)
         if cache.trace is not None:
             cache.trace.append((depths, met))
+        if cache.record is not None:
+            cache.record.pending = logits
         return LoopedCausalLMOutput(
             logits=logits[:, None], past_key_values=cache, exit_depths=depths[:, None], exit_met=met[:, None]
         )
@@ -143,8 +159,10 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if asked is None:
             asked = getattr(generation_config, "exit_config", None)
         resolved = self.resolve_exit_config(asked)
+        told = kwargs.pop("output_statistics", getattr(generation_config, "output_statistics", False))
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
+        prepared.output_statistics = bool(told)
         return prepared, model_kwargs
 
     def _prepare_cache_for_generation(
@@ -269,7 +287,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if verified:
             # The first token is read at loop T, where nothing is left to check.
             model_kwargs = {**model_kwargs, "exit_config": ExitConfig(mode="full")}
-        outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        with self._recording(input_ids, generation_config, cache) as record:
+            outputs = self._prefill(input_ids, generation_config, model_kwargs)
         batch = input_ids.shape[0]
         first = Exits(
             np.arange(batch),
@@ -278,7 +297,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             outputs.logits[:, -1],
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
-        wave = Wave(self, cache, self.exit_rule(exit_config), drop=exit_config.after_exit == "drop")
+        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", record)
         loop = (self.verified_loop if verified else self.direct_loop)(
             wave,
             input_ids,
@@ -288,6 +307,21 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             generation_config,
         )
         return loop, first
+
+    @contextmanager
+    def _recording(
+        self: Any, input_ids: Tensor, generation_config: GenerationConfig, cache: DepthCache
+    ) -> Iterator[RunRecord | None]:
+        """Lets forwards through the cache tell statistics, where they are asked for."""
+        record = None
+        if getattr(generation_config, "output_statistics", False):
+            new = max(1, generation_config.max_length - input_ids.shape[1])
+            record = RunRecord.empty(input_ids.shape[0], new, self.num_loops, self.device)
+        cache.record = record
+        try:
+            yield record
+        finally:
+            cache.record = None
 
     def _sample_in_lockstep(
         self: Any,
@@ -303,23 +337,24 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         cache = model_kwargs["past_key_values"]
         trace: list[tuple[Tensor, Tensor]] = []
         cache.counts, cache.trace = PassCounts(), trace
-        recorder = EndRecorder(stopping_criteria, cache)
-        try:
-            outputs = super()._sample(
-                input_ids,
-                logits_processor=logits_processor,
-                stopping_criteria=recorder,
-                generation_config=generation_config,
-                synced_gpus=synced_gpus,
-                streamer=streamer,
-                **model_kwargs,
-            )
-        finally:
-            cache.trace = cache.ended = None
+        recorder = EndRecorder(stopping_criteria, cache, self.operations)
+        with self._recording(input_ids, generation_config, cache) as record:
+            try:
+                outputs = super()._sample(
+                    input_ids,
+                    logits_processor=logits_processor,
+                    stopping_criteria=recorder,
+                    generation_config=generation_config,
+                    synced_gpus=synced_gpus,
+                    streamer=streamer,
+                    **model_kwargs,
+                )
+            finally:
+                cache.trace = cache.ended = None
         if not generation_config.return_dict_in_generate or generation_config.is_assistant:
             plain: Tensor = outputs
             return plain
-        return lockstep_output(outputs, trace, recorder, model_kwargs["exit_config"].mode)
+        return lockstep_output(outputs, trace, recorder, model_kwargs["exit_config"].mode, record)
 
     def _beam_search(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
         return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs))

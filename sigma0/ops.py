@@ -1,78 +1,137 @@
-"""Tensor operations that the decoder runs on every pass, each by name."""
+"""The operations of a pass, as plain torch or as Triton kernels: chosen by name, never by whether one of them failed.
 
+On CUDA with the kernels, everything between two loops is queued without waiting, but for one read: which tokens stopped
+(`sigma0.wave`), since the host composes the next pass. Under `full` and `fixed` it knows, and nothing is read. A token
+that stopped is read once more, as an id, to tell it and to see whether the text ends; under `verify` the ids of a whole
+pass come over in one read.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Literal, Protocol, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from sigma0.kernels.boundary import (
+    DIVERGED,
+    FATES,
+    MET,
+    STATISTICS,
+    Boundary,
+    BoundaryRule,
+    BoundaryState,
+    BoundaryWeights,
+)
+from sigma0.kernels.collapse import READINGS, Collapse, CollapseRule, CollapseState, collapse, collapse_reference
+from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
+from sigma0.kernels.loop_boundary import loop_boundary, observe
+
+__all__ = [
+    "DIVERGED",
+    "FATES",
+    "MET",
+    "READINGS",
+    "STATISTICS",
+    "Backend",
+    "Boundary",
+    "BoundaryRule",
+    "BoundaryState",
+    "BoundaryWeights",
+    "Collapse",
+    "CollapseRule",
+    "CollapseState",
+    "DepthRows",
+    "Operations",
+    "PlaneGroup",
+    "collapse_reference",
+    "observe",
+    "operations",
+    "plane_attention",
+]
+
+Backend = Literal["auto", "torch", "triton"]
+
+
+class LoopEnd(Protocol):
+    """What of a model works at the end of a loop."""
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The loop's norm, `[R, D]`."""
+
+    def gate(self, hidden: Tensor) -> Tensor:
+        """Gate logits `[R]` of normed states `[R, D]`."""
+
+    def boundary_weights(self) -> BoundaryWeights:
+        """Weights of both."""
 
 
 @dataclass(frozen=True)
-class PlaneGroup:
-    """Rows of a pass that read the same plane and stand together.
+class Operations:
+    """What a pass calls.
 
     Attributes:
-        loop: The plane, counted from 0.
-        start: First row of the group.
-        stop: One past its last row.
-        sequences: Batch index of each row, int64 `[N]`, or None where they are 0 ... B - 1 in order.
-        length: Columns to read: the longest context of the group.
-        mask: Which of those columns each row may see, bool `[N, 1, 1, length]`; None where it is all of them.
+        backend: "torch" or "triton".
+        loop_boundary: End of a loop (`sigma0.kernels.loop_boundary`).
+        collapse: Reading of logits and ids (`sigma0.kernels.collapse`).
+        plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
+        depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
     """
 
-    loop: int
-    start: int
-    stop: int
-    sequences: Tensor | None
-    length: int
-    mask: Tensor | None
+    backend: Literal["torch", "triton"]
+    loop_boundary: Callable[[LoopEnd, Tensor, Tensor, BoundaryState, Tensor, BoundaryRule], Boundary]
+    collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
+    plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
+    depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
 
 
-def plane_attention(
-    query: Tensor, keys: Tensor, values: Tensor, groups: tuple[PlaneGroup, ...], scaling: float
-) -> Tensor:
-    """Attention in which each row reads the K/V plane of its own loop: softmax(q K_t^T * scaling) V_t.
+def _boundary_in_torch(
+    end: LoopEnd, raw: Tensor, previous: Tensor, state: BoundaryState, slots: Tensor, rule: BoundaryRule
+) -> Boundary:
+    """The model's own norm and gate, so that its hooks (offloading, quantization) stay at work; then the reference."""
+    hidden = end.norm(raw)
+    gated = rule.watch or rule.decides_by == "qexit"
+    return observe(hidden, previous, end.gate(hidden) if gated else raw.new_zeros(len(raw)), state, slots, rule)
 
-    The query heads that share a K/V head stand where a sequence of queries would, so grouped K/V are never repeated.
+
+def _boundary_in_triton(
+    end: LoopEnd, raw: Tensor, previous: Tensor, state: BoundaryState, slots: Tensor, rule: BoundaryRule
+) -> Boundary:
+    return loop_boundary(raw, previous, end.boundary_weights(), state, slots, rule)
+
+
+TORCH = Operations("torch", _boundary_in_torch, collapse_reference, plane_attention, None)
+TRITON = Operations("triton", _boundary_in_triton, collapse, None, depth_attention)
+
+
+@lru_cache
+def operations(backend: Backend, device: torch.device) -> Operations:
+    """The operations that a name stands for.
 
     Args:
-        query: One query for each row, `[R, H, d]`.
-        keys: Keys of one layer by plane, `[T, B, H_kv, C, d]`, C the capacity.
-        values: Values of one layer by plane, `[T, B, H_kv, C, d]`.
-        groups: The rows by plane; together they cover all R rows in order.
-        scaling: Factor on the scores.
+        backend: "torch", "triton", or "auto": triton on CUDA, torch elsewhere.
+        device: Where the tensors are.
 
-    Returns:
-        `[R, H, d]`.
+    Raises:
+        ValueError: For an unknown name, or for Triton where it cannot run.
     """
-    rows, heads, head_dim = query.shape
-    kv_heads = keys.shape[2]
-    grouped = query.view(rows, kv_heads, heads // kv_heads, head_dim)  # [R, H_kv, H / H_kv, d]
-    repeated = _queries_at_once(query) if heads == kv_heads else 1
-    if repeated > 1:
-        grouped = grouped.repeat(1, 1, repeated, 1)
-    outputs = []
-    for group in groups:
-        plane_keys = keys[group.loop, :, :, : group.length]  # [B, H_kv, length, d]
-        plane_values = values[group.loop, :, :, : group.length]
-        if group.sequences is not None:
-            plane_keys = plane_keys.index_select(0, group.sequences)
-            plane_values = plane_values.index_select(0, group.sequences)
-        outputs.append(
-            F.scaled_dot_product_attention(
-                grouped[group.start : group.stop], plane_keys, plane_values, attn_mask=group.mask, scale=scaling
-            )
+    if backend not in get_args(Backend):
+        raise ValueError(f"no such backend: {backend!r}; there are {', '.join(get_args(Backend))}")
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+        return TORCH
+    if find_spec("triton") is None:
+        raise ValueError(f"backend {backend!r} needs triton on {device.type}: install it, or use backend='torch'")
+    if device.type != "cuda" and not _interpreted():
+        raise ValueError(
+            f"backend 'triton' needs a CUDA device, got {device.type}: use backend='torch', or set TRITON_INTERPRET=1 "
+            "to run the kernels slowly on a CPU"
         )
-    attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [R, H_kv, H / H_kv, d]
-    return (
-        attended[:, :, :1].reshape(rows, heads, head_dim) if repeated > 1 else attended.reshape(rows, heads, head_dim)
-    )
+    return TRITON
 
 
-def _queries_at_once(query: Tensor) -> int:
-    """How often a single query is worth repeating: torch's CPU kernel in half precision is 2.5 times faster for 4.
+def _interpreted() -> bool:
+    import triton
 
-    (16 heads of 128, 512 columns, bfloat16, one thread, torch 2.13: 2.8 ms for one, 1.1 ms for four; float32 gains
-    nothing.)
-    """
-    return 4 if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16) else 1
+    return bool(triton.knobs.runtime.interpret)

@@ -54,6 +54,11 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         accepted: Under `verify`, whether each new token was proposed at its exit and stood, or was read at loop T in
             the first place; False for replacements and after a sequence ended. bool `[B, new]`.
         tail_passes: Under `verify`, how many of the passes came after the last token had stopped, to check it.
+        loop_statistics: With `output_statistics=True`, the numbers named in `sigma0.ops.STATISTICS` after each loop of
+            the position that each new token is read from, float32 `[B, new, T, 8]`; NaN where no loop was run.
+        loop_fates: With `output_statistics=True`, index into `sigma0.ops.FATES` of each loop, int8 `[B, new, T]`.
+        readings: With `output_statistics=True`, the numbers named in `sigma0.ops.READINGS` of each new token, float32
+            `[B, new, 8]`; NaN after a sequence ended.
     """
 
     exit_depths: Tensor | None = None
@@ -64,3 +69,6 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     head_rows: int | None = None
     accepted: Tensor | None = None
     tail_passes: int | None = None
+    loop_statistics: Tensor | None = None
+    loop_fates: Tensor | None = None
+    readings: Tensor | None = None

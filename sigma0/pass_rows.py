@@ -1,5 +1,6 @@
 """A model as the decoder sees it: rows at different loops that share one pass of the block."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -9,7 +10,27 @@ from torch import Tensor
 
 from sigma0.cache import DepthCache
 from sigma0.frontier import Frontier
-from sigma0.ops import PlaneGroup, plane_attention
+from sigma0.ops import BoundaryWeights, DepthRows, Operations, PlaneGroup
+from sigma0.transfer import to_device
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where the rows of a pass stand, each int64 `[R]`.
+
+    Attributes:
+        sequences: Batch index.
+        columns: Column in the planes.
+        positions: Position for rotary embeddings.
+        loops: Loops finished, which is the plane that is written, counted from 0.
+        slots: Slot of the trajectory.
+    """
+
+    sequences: Tensor
+    columns: Tensor
+    positions: Tensor
+    loops: Tensor
+    slots: Tensor
 
 
 class PassRows:
@@ -18,18 +39,25 @@ class PassRows:
     Args:
         cache: The planes.
         frontier: The rows, deepest first, `loops` counting the finished ones.
+        ops: What attends.
     """
 
-    def __init__(self, cache: DepthCache, frontier: Frontier) -> None:
+    def __init__(self, cache: DepthCache, frontier: Frontier, ops: Operations) -> None:
         self.cache = cache
-        self.positions = torch.from_numpy(frontier.positions)  # [R]
+        self.ops = ops
         self.furthest = int(frontier.positions.max())
-        self.columns = int(frontier.columns.max()) + 1
-        self._loops = torch.from_numpy(frontier.loops)
-        self._sequences = torch.from_numpy(frontier.sequences)
-        self._columns = torch.from_numpy(frontier.columns)
+        self.longest = int(frontier.columns.max()) + 1
         self._frontier = frontier
-        self._by_device: dict[torch.device, tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]] = {}
+        self._places: dict[torch.device, RowPlaces] = {}
+        self._groups: dict[torch.device, tuple[PlaneGroup, ...]] = {}
+
+    def on(self, device: torch.device) -> "RowPlaces":
+        """Where the rows stand, as tensors on a device: one copy for all of them."""
+        if device not in self._places:
+            rows = self._frontier
+            told = np.stack([rows.sequences, rows.columns, rows.positions, rows.loops, rows.slots])
+            self._places[device] = RowPlaces(*to_device(told, device).unbind(0))
+        return self._places[device]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own column.
@@ -44,23 +72,37 @@ class PassRows:
         Returns:
             `[R, H, d]`.
         """
-        plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.columns)
-        loops, sequences, columns, groups = self._on(keys.device, plane_keys.shape[1])
-        plane_keys[loops, sequences, :, columns] = keys
-        plane_values[loops, sequences, :, columns] = values
-        return plane_attention(query, plane_keys, plane_values, groups, scaling)
+        plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.longest)
+        at = self.on(keys.device)
+        plane_keys[at.loops, at.sequences, :, at.columns] = keys
+        plane_values[at.loops, at.sequences, :, at.columns] = values
+        if self.ops.plane_attention is not None:
+            groups = self._grouped(keys.device, plane_keys.shape[1])
+            return self.ops.plane_attention(query, plane_keys, plane_values, groups, scaling)
+        assert self.ops.depth_attention is not None
+        return self.ops.depth_attention(query, plane_keys, plane_values, self._depth_rows(at), scaling)
 
-    def _on(self, device: torch.device, batch: int) -> tuple[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...]]:
-        if device not in self._by_device:
-            self._by_device[device] = (
-                self._loops.to(device),
-                self._sequences.to(device),
-                self._columns.to(device),
-                self._groups(device, batch),
-            )
-        return self._by_device[device]
+    def _depth_rows(self, at: "RowPlaces") -> DepthRows:
+        cache, device = self.cache, at.loops.device
+        starts, seen = cache.padding(self.longest)
+        exits = cache.exits
+        return DepthRows(
+            at.sequences,
+            at.columns,
+            at.loops,
+            None if starts is None else starts.to(device),
+            None if seen is None else seen.to(device),
+            None if exits is None else exits.to(device),
+            None,
+            self.longest,
+        )
 
-    def _groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
+    def _grouped(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
+        if device not in self._groups:
+            self._groups[device] = self._in_groups(device, batch)
+        return self._groups[device]
+
+    def _in_groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
         loops = self._frontier.loops
         if batch == 1 and self.cache.seen(0) is None:
             # One row for each plane, which sees all up to itself.
@@ -77,13 +119,13 @@ class PassRows:
         seen = self.cache.seen(length)
         mask = None
         if seen is not None or int(columns.min()) + 1 < length:
-            row_columns = self._columns[start:stop].to(device)
-            mask = torch.arange(length, device=device) <= row_columns[:, None]  # [N, length]
+            at = self.on(device)
+            mask = torch.arange(length, device=device) <= at.columns[start:stop, None]  # [N, length]
             if seen is not None:
-                mask &= seen.to(device).index_select(0, self._sequences[start:stop].to(device))
+                mask &= seen.to(device).index_select(0, at.sequences[start:stop])
             mask = mask[:, None, None, :]
         in_order = len(sequences) == batch and bool((sequences == np.arange(batch)).all())
-        index = None if in_order else self._sequences[start:stop].to(device)
+        index = None if in_order else self.on(device).sequences[start:stop]
         return PlaneGroup(int(self._frontier.loops[start]), start, stop, index, length, mask)
 
 
@@ -93,6 +135,10 @@ class LoopedModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where ids are expected."""
+
+    @property
+    def operations(self) -> Operations:
+        """What runs a pass: plain torch or kernels."""
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings h_0 `[R, D]` of ids `[R]`."""
@@ -105,6 +151,9 @@ class LoopedModel(Protocol):
 
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]` of normed states `[R, D]`."""
+
+    def boundary_weights(self) -> BoundaryWeights:
+        """Weights of norm and gate, for the kernel that does both."""
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]` of normed states `[R, D]`."""

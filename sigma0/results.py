@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
@@ -9,8 +10,11 @@ from transformers import StoppingCriteriaList
 from sigma0.cache import DepthCache
 from sigma0.decoding import Emission, TokenLoop
 from sigma0.exits import exit_reason
+from sigma0.ops import CollapseRule, Operations
 from sigma0.outputs import DepthGenerateOutput
+from sigma0.record import RunRecord
 from sigma0.settings import ExitMode
+from sigma0.transfer import to_device
 from sigma0.verify import VerifiedLoop
 
 
@@ -19,22 +23,40 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
 
     Args:
         stopping_criteria: The criteria to ask.
-        cache: Told which sequences have ended, so that the pads they are fed cost no loops.
+        cache: Told which sequences have ended, so that the pads they are fed cost no loops. Its record, if any, is told
+            of the tokens.
+        ops: What reads them.
     """
 
-    def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache) -> None:
+    def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache, ops: Operations) -> None:
         super().__init__(stopping_criteria)
         self._cache = cache
+        self._ops = ops
+        self._told = 0
         self._lengths: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Asks the criteria for ids `[B, S]`; bool `[B]`."""
+        self._read(input_ids[:, -1])
         done: Tensor = super().__call__(input_ids, scores, **kwargs)
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
         self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
         self._cache.ended = (self._lengths > 0).cpu().numpy()
         return done
+
+    def _read(self, chosen: Tensor) -> None:
+        """Tells the record of the tokens `[B]` just chosen, but of sequences that had ended."""
+        record = self._cache.record
+        if record is None or record.pending is None:
+            return
+        ended = self._cache.ended
+        going = np.arange(len(chosen)) if ended is None else np.flatnonzero(~ended)
+        alive = to_device(going, record.device)
+        reading = self._ops.collapse(record.pending[alive], chosen[alive], record.collapse, alive, CollapseRule())
+        record.read(reading, alive, torch.full_like(alive, self._told), self._told)
+        record.pending = None
+        self._told += 1
 
     def lengths(self, sequences: Tensor) -> Tensor:
         """Ids of each sequence, its end counted in and pads left out, `[B]`."""
@@ -68,13 +90,18 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         past_key_values=loop.wave.cache,
         exit_depths=depths,
         exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
+        **_statistics(loop.record, new),
         **_counts(loop.wave.cache),
         **verified,
     )
 
 
 def lockstep_output(
-    outputs: Any, trace: list[tuple[Tensor, Tensor]], recorder: EndRecorder, mode: ExitMode
+    outputs: Any,
+    trace: list[tuple[Tensor, Tensor]],
+    recorder: EndRecorder,
+    mode: ExitMode,
+    record: RunRecord | None,
 ) -> DepthGenerateOutput:
     """Adds depths to what the stock loop returned.
 
@@ -83,6 +110,7 @@ def lockstep_output(
         trace: Depth and met `[B]` of each step.
         recorder: When each sequence ended.
         mode: The exit rule, for the reasons.
+        record: Statistics of the new tokens, where they were asked for.
     """
     new = len(trace)
     ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
@@ -98,8 +126,20 @@ def lockstep_output(
             [exit_reason(mode, flag) for flag in row[:end]]
             for row, end in zip(met.tolist(), ends.tolist(), strict=True)
         ],
+        **_statistics(record, new),
         **_counts(outputs.past_key_values),
     )
+
+
+def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
+    """A record's figures of the first `new` tokens under the names of `DepthGenerateOutput`."""
+    if record is None:
+        return {}
+    return {
+        "loop_statistics": record.loops[:, :new],
+        "loop_fates": record.fates[:, :new],
+        "readings": record.readings[:, :new],
+    }
 
 
 def _counts(cache: DepthCache) -> dict[str, Any]:

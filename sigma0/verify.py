@@ -31,7 +31,8 @@ from transformers import StoppingCriteriaList
 
 from sigma0.decoding import Emission, TokenLoop, narrowed
 from sigma0.stateless import StateGuard
-from sigma0.wave import Exits
+from sigma0.transfer import to_device, to_host
+from sigma0.wave import Exits, Readings
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class Proposal:
     chances: Tensor | None
 
 
+@dataclass(frozen=True)
+class Row:
+    """What the head says of one token.
+
+    Attributes:
+        logits: `[V]`.
+        likeliest: Their argmax, where that alone decides; None where processors, scores or chance have a part.
+    """
+
+    logits: Tensor
+    likeliest: int | None
+
+
 class VerifiedLoop(TokenLoop):
     """Generates what full depth would, out of proposals at the exits.
 
@@ -68,12 +82,14 @@ class VerifiedLoop(TokenLoop):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         batch = len(self.lengths)
-        self._prompt = int(self.lengths[0])
         self._pending: list[deque[Proposal]] = [deque() for _ in range(batch)]
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
         self._redraft = self.wave.rule.config.redraft
         self._guard = StateGuard([*self.processors, *self.criteria])
+        kept = self.scores is not None or self.raw_logits is not None
+        self._plain = self.generators is None and not self.processors and not kept
+        self._told: list[tuple[Emission, Tensor]] = []
 
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the checked tokens of each pass in which any appeared.
@@ -95,64 +111,84 @@ class VerifiedLoop(TokenLoop):
 
     @torch.no_grad()
     def _settle(self, first: Exits) -> tuple[Emission, ...]:
-        return tuple(
-            self._tell(sequence, logits, self.wave.rule.total_loops, met=False)
-            for sequence, logits in zip(first.sequences.tolist(), first.logits, strict=True)
-        )
+        rows = self._rows(first.logits)
+        for sequence, row in zip(first.sequences.tolist(), rows, strict=True):
+            self._tell(sequence, row, self.wave.rule.total_loops, met=False)
+        return self._take_told()
 
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...]:
         self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
         exits, readings = self.wave.advance_and_read(self._redraft)
-        emissions: list[Emission] = []
-        dropped: set[int] = set()
-        if readings is not None:
-            for row, sequence in enumerate(readings.sequences.tolist()):
-                if sequence in dropped:
-                    continue
-                place = int(readings.columns[row]) + 1 + self._shift
-                depth = int(readings.loops[row])
-                if depth == self.wave.rule.total_loops:
-                    emission, goes_on = self._check(sequence, place, readings.logits[row])
-                    emissions.append(emission)
-                else:
-                    goes_on = self._reconsider(sequence, place, readings.logits[row], depth)
-                if not goes_on:
-                    dropped.add(sequence)
+        heads = [part.logits for part in (readings, exits) if part is not None]
+        rows = self._rows(torch.cat(heads) if len(heads) > 1 else heads[0]) if heads else []
+        checked = 0 if readings is None else len(readings.sequences)
+        dropped = set() if readings is None else self._judge_all(readings, rows[:checked])
         if exits is not None:
-            for row, sequence in enumerate(exits.sequences.tolist()):
-                if sequence in dropped:
-                    continue
-                depth, met = int(exits.depths[row]), bool(exits.met[row])
-                if depth == self.wave.rule.total_loops:
-                    emissions.append(self._tell(sequence, exits.logits[row], depth, met))
-                else:
-                    self._propose(sequence, exits.logits[row], depth, met)
-        return tuple(emissions)
+            self._take_exits(exits, rows[checked:], dropped)
+        return self._take_told()
 
-    def _tell(self, sequence: int, logits: Tensor, depth: int, met: bool) -> Emission:
+    def _rows(self, logits: Tensor) -> list[Row]:
+        """The rows of logits `[N, V]`; greedy, their ids come to the host in one read."""
+        if not self._plain:
+            return [Row(row, None) for row in logits]
+        return [Row(row, token_id) for row, token_id in zip(logits, to_host(logits.argmax(-1)).tolist(), strict=True)]
+
+    def _judge_all(self, readings: Readings, rows: list[Row]) -> set[int]:
+        """Judges proposals; returns the sequences whose followers were dropped."""
+        dropped: set[int] = set()
+        told = zip(readings.sequences.tolist(), readings.columns.tolist(), readings.loops.tolist(), rows, strict=True)
+        for sequence, column, depth, row in told:
+            if sequence in dropped:
+                continue
+            place = column + 1 + self._shift
+            at_the_end = depth == self.wave.rule.total_loops
+            goes_on = self._check(sequence, place, row) if at_the_end else self._reconsider(sequence, place, row, depth)
+            if not goes_on:
+                dropped.add(sequence)
+        return dropped
+
+    def _take_exits(self, exits: Exits, rows: list[Row], dropped: set[int]) -> None:
+        """Tokens that stopped, but for followers that were dropped: told at loop T, else proposed."""
+        told = zip(exits.sequences.tolist(), exits.depths.tolist(), exits.met.tolist(), rows, strict=True)
+        for sequence, depth, met, row in told:
+            if sequence in dropped:
+                continue
+            at_the_end = depth == self.wave.rule.total_loops
+            (self._tell if at_the_end else self._propose)(sequence, row, depth, met)
+
+    def _take_told(self) -> tuple[Emission, ...]:
+        """The tokens that this pass told, one of a sequence at most; the record is told of them."""
+        told, self._told = self._told, []
+        if told and self.record is not None:
+            sequences = np.array([emission.sequence for emission, _ in told])
+            places = np.array([len(self.accepted[sequence]) - 1 for sequence in sequences])
+            chosen = to_device(np.array([emission.token_id for emission, _ in told]), self.device)
+            self.observe(sequences, places, torch.stack([logits for _, logits in told]), chosen)
+        return tuple(emission for emission, _ in told)
+
+    def _tell(self, sequence: int, row: Row, depth: int, met: bool) -> None:
         """A token read at loop T, where nothing is left to check."""
         place = int(self.lengths[sequence])
-        scores = self._scores(sequence, place, logits, keep=True)
-        token_id, _ = self._draw(sequence, scores)
+        token_id, _ = self._draw(sequence, row, self._scores(sequence, place, row, keep=True))
         self._write(sequence, place, token_id)
-        return self._conclude(sequence, token_id, depth, met, stood=True)
+        self._conclude(sequence, token_id, depth, met, True, row)
 
-    def _propose(self, sequence: int, logits: Tensor, depth: int, met: bool) -> None:
+    def _propose(self, sequence: int, row: Row, depth: int, met: bool) -> None:
         """A token read early: written down, and fed back unless it would end the text."""
         place = int(self.lengths[sequence])
-        token_id, chances = self._draw(sequence, self._scores(sequence, place, logits))
+        token_id, chances = self._draw(sequence, row, self._scores(sequence, place, row))
         self._open(sequence, place, Proposal(token_id, depth, met, False, chances))
 
     def _open(self, sequence: int, place: int, proposal: Proposal) -> None:
         self._write(sequence, place, proposal.token_id)
-        ends = self._ends(sequence, place + 1)
+        ends = self._ends(sequence, place + 1, proposal.token_id)
         self._pending[sequence].append(replace(proposal, ends=ends))
         if not ends:
             self.enter([Emission(sequence, proposal.token_id, proposal.depth, proposal.met, last=False)])
 
-    def _reconsider(self, sequence: int, place: int, logits: Tensor, depth: int) -> bool:
-        """Judges a proposal by the logits at a loop between its own and T.
+    def _reconsider(self, sequence: int, place: int, row: Row, depth: int) -> bool:
+        """Judges a proposal by what the head says at a loop between its own and T.
 
         Returns:
             Whether what follows it goes on; if not, another token has been proposed.
@@ -160,9 +196,9 @@ class VerifiedLoop(TokenLoop):
         pending = self._pending[sequence]
         number = place - self._prompt - len(self.accepted[sequence])
         proposal = pending[number]
-        scores = self._scores(sequence, place, logits)
-        token_id, stood = self._judge(sequence, place, depth, proposal, scores)
-        chances = None if proposal.chances is None else torch.softmax(scores, dim=-1)
+        scores = self._scores(sequence, place, row)
+        token_id, stood = self._judge(sequence, place, depth, proposal, row, scores)
+        chances = None if scores is None or proposal.chances is None else torch.softmax(scores, dim=-1)
         if stood:
             pending[number] = replace(proposal, chances=chances)
             return True
@@ -172,26 +208,31 @@ class VerifiedLoop(TokenLoop):
         self._open(sequence, place, Proposal(token_id, depth, proposal.met, False, chances))
         return False
 
-    def _check(self, sequence: int, place: int, logits: Tensor) -> tuple[Emission, bool]:
-        """Judges the oldest proposal of a sequence by the logits at loop T.
+    def _check(self, sequence: int, place: int, row: Row) -> bool:
+        """Judges the oldest proposal of a sequence by what the head says at loop T, and tells the token.
 
         Returns:
-            The token to tell, and whether what follows the proposal goes on.
+            Whether what follows the proposal goes on.
         """
         proposal = self._pending[sequence].popleft()
         assert place == self._prompt + len(self.accepted[sequence])
-        scores = self._scores(sequence, place, logits, keep=True)
-        token_id, stood = self._judge(sequence, place, self.wave.rule.total_loops, proposal, scores)
-        if stood and self._ends(sequence, place + 1) == proposal.ends:
+        scores = self._scores(sequence, place, row, keep=True)
+        token_id, stood = self._judge(sequence, place, self.wave.rule.total_loops, proposal, row, scores)
+        if stood and self._ends(sequence, place + 1, token_id) == proposal.ends:
             self.accepted[sequence].append(True)
-            return Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends), True
+            emission = Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends)
+            self._told.append((emission, row.logits))
+            return True
         self._pending[sequence].clear()
         self._rewind(sequence, place)
         self._write(sequence, place, token_id)
         depth = proposal.depth if stood else self.wave.rule.total_loops
-        return self._conclude(sequence, token_id, depth, stood and proposal.met, stood), False
+        self._conclude(sequence, token_id, depth, stood and proposal.met, stood, row)
+        return False
 
-    def _judge(self, sequence: int, place: int, depth: int, proposal: Proposal, scores: Tensor) -> tuple[int, bool]:
+    def _judge(
+        self, sequence: int, place: int, depth: int, proposal: Proposal, row: Row, scores: Tensor | None
+    ) -> tuple[int, bool]:
         """The token that a loop writes, given its scores `[V]`, and whether it is the proposed one.
 
         Args:
@@ -199,10 +240,11 @@ class VerifiedLoop(TokenLoop):
             place: Index of the token among the ids; a replayed run judges by it.
             depth: The loop; likewise.
             proposal: What was proposed at an earlier loop.
-            scores: Processed scores at `depth`, `[V]`.
+            row: What the head says at `depth`.
+            scores: Processed scores there, `[V]`; None where `row` knows its likeliest id.
         """
-        if self.generators is None or proposal.chances is None:
-            token_id = int(scores.argmax())
+        if scores is None or self.generators is None or proposal.chances is None:
+            token_id, _ = self._draw(sequence, row, scores)
             return token_id, token_id == proposal.token_id
         generator = self.generators[sequence]
         full, early = torch.softmax(scores, dim=-1), proposal.chances
@@ -213,13 +255,14 @@ class VerifiedLoop(TokenLoop):
         # Where p and q differ by rounding alone, nothing may be left.
         return int(torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)), False
 
-    def _conclude(self, sequence: int, token_id: int, depth: int, met: bool, stood: bool) -> Emission:
+    def _conclude(self, sequence: int, token_id: int, depth: int, met: bool, stood: bool, row: Row) -> None:
         """Tells a token behind which nothing has been proposed, and feeds it back unless the text ends."""
         self.accepted[sequence].append(stood)
-        emission = Emission(sequence, token_id, depth, met, self._ends(sequence, int(self.lengths[sequence])))
+        ends = self._ends(sequence, int(self.lengths[sequence]), token_id)
+        emission = Emission(sequence, token_id, depth, met, ends)
+        self._told.append((emission, row.logits))
         if not emission.last:
             self.enter([emission])
-        return emission
 
     def _rewind(self, sequence: int, place: int) -> None:
         """Forgets the ids from index `place` on, and the rows that were fed them."""
@@ -245,16 +288,21 @@ class VerifiedLoop(TokenLoop):
         self.ids[sequence, place] = token_id
         self.lengths[sequence] = place + 1
 
-    def _draw(self, sequence: int, scores: Tensor) -> tuple[int, Tensor | None]:
+    def _draw(self, sequence: int, row: Row, scores: Tensor | None) -> tuple[int, Tensor | None]:
         """A token, and the distribution `[V]` it was drawn from where it was drawn."""
+        if scores is None:
+            assert row.likeliest is not None
+            return row.likeliest, None
         if self.generators is None:
             return int(scores.argmax()), None
         chances = torch.softmax(scores, dim=-1)
         return int(torch.multinomial(chances, 1, generator=self.generators[sequence])), chances
 
-    def _scores(self, sequence: int, length: int, logits: Tensor, keep: bool = False) -> Tensor:
-        """Processed float32 scores `[V]` behind the first `length` ids of a sequence."""
-        raw = logits.to(torch.float32, copy=True).to(self.device)
+    def _scores(self, sequence: int, length: int, row: Row, keep: bool = False) -> Tensor | None:
+        """Processed float32 scores `[V]` behind `length` ids of a sequence; None where the argmax alone decides."""
+        if row.likeliest is not None:
+            return None
+        raw = row.logits.to(torch.float32, copy=True).to(self.device)
         scores = raw[None]
         for item in narrowed(self.processors, np.array([sequence])):
             with self._guard.watching(item):
@@ -265,9 +313,8 @@ class VerifiedLoop(TokenLoop):
                     kept[sequence].append(values)
         return scores[0]
 
-    def _ends(self, sequence: int, length: int) -> bool:
-        """Whether the first `length` ids of a sequence are a whole text."""
-        token_id = int(self.ids[sequence, length - 1])
+    def _ends(self, sequence: int, length: int, token_id: int) -> bool:
+        """Whether the first `length` ids of a sequence, of which `token_id` is the last, are a whole text."""
         over = token_id in self.eos or (self.max_length is not None and length >= self.max_length)
         kept = None if self.scores is None else tuple(row[None] for row in self.scores[sequence])
         for item in self.criteria:

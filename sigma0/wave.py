@@ -9,14 +9,19 @@ Rows at different loops share the block's weights, which a pass reads once for a
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sigma0.cache import DepthCache
 from sigma0.completion import complete
-from sigma0.exits import ExitRule, ExitState
+from sigma0.dropped import copy_down, remember_exits, settle
+from sigma0.exits import ExitRule
 from sigma0.frontier import Bools, Frontier, Ints
+from sigma0.ops import MET
 from sigma0.pass_rows import LoopedModel, PassRows
+from sigma0.record import RunRecord
+from sigma0.transfer import to_device, to_host
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -57,30 +62,49 @@ class Readings:
 class Wave:
     """Advances the frontier of a cache.
 
-    The leaders are the rows that have not given their output yet, at most one for each sequence. They stand in the
-    order of the frontier, and `state` holds what the rule remembers of them.
+    The leaders are the rows that have not given their output yet, at most one for each sequence.
 
     Attributes:
         model: The looped model.
         cache: Planes and frontier.
         rule: When a token may stop.
-        drop: Never run the loops after the exit; their planes become copies of the exit's.
+        drop: Never run the loops after the exit; a reader there takes the exit's plane.
+        record: Where every loop of every row is told; None where nobody asks.
     """
 
     model: LoopedModel
     cache: DepthCache
     rule: ExitRule
     drop: bool = False
+    record: RunRecord | None = None
     _leading: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    _state: ExitState | None = None
     _parked: Frontier | None = None
 
     def __post_init__(self) -> None:
+        self.ops = self.model.operations
+        self._boundary_rule = self.rule.boundary(watch=self.record is not None)
+        # the kernel norms too, and faster; in plain torch the boundary is worth its time only where it says something
+        decides = self._boundary_rule.decides_by != "none"
+        self._asks_boundary = self._boundary_rule.watches or decides or self.ops.backend == "triton"
         if self.drop:
             # `drop` forgets followers, so those that another setting left behind get their planes first
             complete(self.model, self.cache)
-        if self.cache.frontier is not None:
-            self._leading = np.zeros(len(self.cache.frontier), dtype=np.bool_)
+        if self.ops.depth_attention is None:
+            settle(self.cache)
+        self._adopt_followers()
+
+    def _adopt_followers(self) -> None:
+        """Rows that an earlier wave left, or that come with no trajectory: theirs begins anew where it is unknown."""
+        frontier, pool = self.cache.frontier, self.cache.slots
+        if frontier is not None:
+            self._leading = np.zeros(len(frontier), dtype=np.bool_)
+            lost = frontier.slots < 0
+            if pool.watched != self._boundary_rule.watches:
+                lost[:] = True
+            slots = frontier.slots.copy()
+            slots[lost] = pool.take(int(lost.sum()), slots[~lost], frontier.hidden)
+            self.cache.frontier = replace(frontier, slots=slots)
+        pool.watched = self._boundary_rule.watches
 
     @property
     def has_leaders(self) -> bool:
@@ -97,17 +121,20 @@ class Wave:
             positions: Their positions for rotary embeddings, `[N]`.
         """
         hidden = self.model.embed(token_ids.to(self.model.device))  # [N, D]
-        entrants = Frontier(hidden, sequences, columns, positions, np.zeros(len(sequences), dtype=np.int64))
-        fresh = self.rule.start(hidden)
-        frontier = self.cache.frontier
+        frontier, record = self.cache.frontier, self.record
+        used = [rows.slots for rows in (frontier, self._parked) if rows is not None]
+        slots = self.cache.slots.take(len(sequences), np.concatenate([*used, _NONE]), hidden)
+        entrants = Frontier(hidden, sequences, columns, positions, np.zeros(len(sequences), dtype=np.int64), slots)
         self.cache.frontier = entrants if frontier is None else frontier.concatenate(entrants)
         self._leading = np.concatenate([self._leading, np.ones(len(entrants), dtype=np.bool_)])
-        self._state = fresh if self._state is None else self._state.concatenate(fresh)
         self.cache.extend(int(columns.max()) + 1)
+        if record is not None:
+            at = to_device(np.stack([sequences, columns]), record.device)
+            record.open(at[0], at[1], int(columns.max()))
 
     def advance(self) -> Exits | None:
         """Runs one pass; returns the tokens that stopped in it, if any."""
-        return self._pass(np.zeros(0, dtype=np.int64))[0]
+        return self._pass(_NONE)[0]
 
     def advance_and_read(self, every_loop: bool) -> tuple[Exits | None, Readings | None]:
         """Runs one pass and reads tokens that had stopped before.
@@ -133,10 +160,6 @@ class Wave:
         gone = (frontier.sequences == sequence) & (frontier.columns >= column)
         if not gone.any():
             return
-        kept = np.flatnonzero(~gone[self._leading])
-        if self._state is not None and len(kept) < self._leading.sum():
-            device = frontier.hidden.device
-            self._state = self._state.select(torch.from_numpy(kept).to(device)) if len(kept) else None
         self._select(np.flatnonzero(~gone))
 
     def park(self, sequences: Ints) -> None:
@@ -160,35 +183,54 @@ class Wave:
             self._leading = np.zeros(len(together), dtype=np.bool_)
             self._parked = None
 
-    def _run_block(self) -> int:
-        frontier = self.cache.frontier
+    def _run_block(self) -> Tensor | None:
+        """One loop of every row; its decisions int32 `[R]`, where the states decide anything."""
+        cache, frontier = self.cache, self.cache.frontier
         assert frontier is not None
-        hidden = self.model.norm(self.model.block(frontier.hidden, PassRows(self.cache, frontier)))  # [R, D]
-        self.cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
-        return len(frontier)
+        cache.counts.passes += 1
+        cache.counts.rows += len(frontier)
+        rows = PassRows(cache, frontier, self.ops)
+        raw = self.model.block(frontier.hidden, rows)  # [R, D]
+        decisions = None
+        if self._asks_boundary:
+            at = rows.on(raw.device)
+            assert cache.slots.state is not None
+            boundary = self.ops.loop_boundary(
+                self.model, raw, frontier.hidden, cache.slots.state, at.slots, self._boundary_rule
+            )
+            hidden, decisions = boundary.hidden, boundary.decisions
+            if self.record is not None:
+                at = rows.on(self.record.device)
+                self.record.put(boundary, at.sequences, at.columns, at.loops)
+        else:
+            hidden = self.model.norm(raw)
+        cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
+        return decisions
 
     def _pass(self, read: Ints) -> tuple[Exits | None, Readings | None]:
         """One pass: the tokens that stopped in it, and readings of the rows `read`, followers all."""
-        self.cache.counts.passes += 1
-        self.cache.counts.rows += self._run_block()
+        decisions = self._run_block()
         leaders = np.flatnonzero(self._leading)
-        logits = None
+        logits = met = None
         if len(leaders) and self.rule.needs_logits:
             logits = self._head(np.concatenate([leaders, read]))
-        stopped, met = self._stop(leaders, logits)
+            met = self.ops.collapse(logits[: len(leaders)], None, None, None, self.rule.lead()).met
+        elif decisions is not None:
+            met = decisions.index_select(0, self._index(leaders)) == MET
+        stopped, has_met = self._stop(leaders, met)
         if logits is not None:
             logits = logits.index_select(0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(leaders)])))
         elif len(stopped) or len(read):
             logits = self._head(np.concatenate([leaders[stopped], read]))
-        exits, readings = self._told(leaders[stopped], met, read, logits)
+        exits, readings = self._told(leaders[stopped], has_met, read, logits)
         if exits is not None:
-            self._release(leaders, stopped)
+            self._release(leaders[stopped])
         self._retire()
         return exits, readings
 
     def _index(self, rows: Ints) -> Tensor:
         assert self.cache.frontier is not None
-        return torch.from_numpy(rows).to(self.cache.frontier.hidden.device)
+        return to_device(rows, self.cache.frontier.hidden.device)
 
     def _hidden(self, rows: Ints) -> Tensor:
         frontier = self.cache.frontier
@@ -202,28 +244,21 @@ class Wave:
         self.cache.counts.head_rows += len(rows)
         return self.model.head(self._hidden(rows))
 
-    def _stop(self, leaders: Ints, logits: Tensor | None) -> tuple[Ints, Bools]:
-        """Which of the leaders stop, as indices `[N]` into them, and whether their rule was met, bool `[N]`."""
+    def _stop(self, leaders: Ints, met: Tensor | None) -> tuple[Ints, Bools]:
+        """Which of the leaders stop, as indices `[N]` into them, and whether their rule was met, bool `[N]`.
+
+        The one place where a pass waits for the device: what stops decides what the next pass is made of. Under `full`
+        and `fixed` the host knows that by itself.
+        """
         frontier = self.cache.frontier
         assert frontier is not None
-        if not len(leaders):
-            return leaders, np.zeros(0, dtype=np.bool_)
         loops = frontier.loops[leaders]
-        met = np.zeros(len(leaders), dtype=np.bool_)
-        if self.rule.fixed_depth is None:
-            assert self._state is not None
-            hidden = self._hidden(leaders)
-            gate_logits = self.model.gate(hidden) if self.rule.needs_gate else None  # [N]
-            self._state, met_here = self.rule.observe(
-                self._state,
-                torch.from_numpy(loops).to(hidden.device),
-                hidden,
-                gate_logits,
-                None if logits is None else logits[: len(leaders)],
-            )
-            met = met_here.cpu().numpy()
-        stopped = np.flatnonzero(met | (loops >= self.rule.last_loop))
-        return stopped, met[stopped]
+        told = np.zeros(len(leaders), dtype=np.bool_)
+        if len(leaders) and self.rule.fixed_depth is None:
+            here = told if met is None else to_host(met)
+            told = self.rule.met(here, frontier.sequences[leaders], frontier.columns[leaders], loops)
+        stopped = np.flatnonzero(told | (loops >= self.rule.last_loop))
+        return stopped, told[stopped]
 
     def _told(
         self, stopped: Ints, met: Bools, read: Ints, logits: Tensor | None
@@ -242,19 +277,16 @@ class Wave:
             )
         return exits, readings
 
-    def _release(self, leaders: Ints, stopped: Ints) -> None:
-        """The stopped leaders become followers; the rule forgets them."""
-        frontier = self.cache.frontier
-        assert frontier is not None and self._state is not None
-        self._leading[leaders[stopped]] = False
-        if len(stopped) == len(leaders):
-            self._state = None
-        else:
-            stays = np.ones(len(leaders), dtype=np.bool_)
-            stays[stopped] = False
-            self._state = self._state.select(self._index(np.flatnonzero(stays)))
-        if self.drop:
-            self._copy_down(frontier.select(leaders[stopped]))
+    def _release(self, stopped: Ints) -> None:
+        """The rows become followers; under `drop` they leave, and readers are told of their planes."""
+        frontier, depth = self.cache.frontier, self.cache.depth
+        assert frontier is not None and depth is not None
+        self._leading[stopped] = False
+        early = stopped[frontier.loops[stopped] < depth] if self.drop else _NONE
+        if len(early):
+            at = np.stack([frontier.sequences[early], frontier.columns[early], frontier.loops[early] - 1])
+            by_exits = self.ops.depth_attention is not None
+            (remember_exits if by_exits else copy_down)(self.cache, *to_device(at, frontier.hidden.device).unbind(0))
 
     def _retire(self) -> None:
         """Rows at full depth leave; under `drop`, so does every row that has given its output."""
@@ -271,26 +303,3 @@ class Wave:
         assert frontier is not None
         self._leading = self._leading[rows]
         self.cache.frontier = frontier.select(rows) if len(rows) else None
-
-    def _copy_down(self, stopped: Frontier) -> None:
-        """Gives the planes below each exit what a reader there must see: the K/V of plane min(t, e)."""
-        depth = self.cache.depth
-        assert depth is not None
-        missing = depth - stopped.loops  # [N]
-        if not missing.any():
-            return
-        source = np.repeat(np.arange(len(stopped)), missing)
-        target = np.concatenate([np.arange(loops, depth) for loops in stopped.loops])
-        indices = (stopped.loops[source] - 1, target, stopped.sequences[source], stopped.columns[source])
-        on_host = torch.from_numpy(np.stack(indices))  # [4, N]
-        by_device: dict[torch.device, Tensor] = {}
-
-        def copied(planes: Tensor) -> Tensor:
-            if planes.device not in by_device:
-                by_device[planes.device] = on_host.to(planes.device)
-            read, write, sequences, columns = by_device[planes.device]
-            planes[write, sequences, :, columns] = planes[read, sequences, :, columns]
-            return planes
-
-        for planes in self.cache.planes:
-            planes.map(copied)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
-from sigma0.exits import ExitRule, ExitState, exit_reason, select_exits
+from sigma0.exits import ExitRule, exit_reason, select_exits
+from sigma0.ops import BoundaryState, observe
 from tests.reference import decide
 
 ROWS, WIDTH, VOCABULARY = 9, 7, 11
@@ -90,29 +91,23 @@ def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
     assert (int(chosen.depths), bool(chosen.met)) == (4, True)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_state_rows_can_be_picked_and_joined(mode):
-    """Deciding rows together or apart is the same."""
-    states, gates, logits = (tensor.float() for tensor in trajectory(3, 5))
-    rule = ExitRule(ExitConfig(mode=mode, q=0.7, eps=0.4, theta=0.3), 5)
+@pytest.mark.parametrize("mode", ["qexit", "converge", "accel"])
+def test_a_row_decides_by_itself(mode):
+    """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
+    states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
+    rule = ExitRule(ExitConfig(mode=mode, q=0.7, eps=0.4), 5).boundary(watch=True)
 
-    def step(state: ExitState, loop: int, rows: torch.Tensor):
-        return rule.observe(
-            state, torch.full((len(rows),), loop), states[loop - 1][rows], gates[loop - 1][rows], logits[loop - 1][rows]
-        )
+    def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
+        state, told = BoundaryState.empty(12, WIDTH, torch.float32, "cpu"), []
+        for loop in range(5):
+            before = states[max(loop - 1, 0)][rows]
+            told.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), rule))
+        return torch.stack([each.decisions for each in told], dim=1)
 
-    everyone = torch.arange(ROWS)
-    together, first, second = rule.start(states[0]), rule.start(states[0][:4]), rule.start(states[0][4:])
-    for loop in range(1, 6):
-        together, met = step(together, loop, everyone)
-        first, met_first = step(first, loop, everyone[:4])
-        second, met_second = step(second, loop, everyone[4:])
-        assert torch.equal(met, torch.cat([met_first, met_second]))
-    joined = first.concatenate(second).select(torch.tensor([8, 0]))
-    picked = together.select(torch.tensor([8, 0]))
-    for name, value in vars(picked).items():
-        assert (value is None) == (getattr(joined, name) is None)
-        assert value is None or torch.equal(value, getattr(joined, name))
+    together = decisions(list(range(ROWS)), list(range(ROWS)))
+    apart = [decisions([row], [11 - row]) for row in range(ROWS)]
+    assert torch.equal(together, torch.cat(apart))
+    assert len(together.unique()) > 1
 
 
 def test_q_of_one_runs_every_loop_even_where_the_sum_rounds_to_one():

@@ -19,9 +19,11 @@ ROOT = Path(__file__).parent.parent
 # A module may import modules of its own or an earlier level.
 LEVELS = [
     {"sigma0.kernels"},
-    {"sigma0.ops"},
-    {"sigma0.settings", "sigma0.frontier", "sigma0.cache", "sigma0.exits", "sigma0.savings", "sigma0.outputs"},
-    {"sigma0.estimates", "sigma0.extras", "sigma0.forced"},
+    {"sigma0.transfer", "sigma0.ops"},
+    {"sigma0.settings", "sigma0.frontier", "sigma0.savings", "sigma0.outputs"},
+    {"sigma0.record", "sigma0.slots"},
+    {"sigma0.cache", "sigma0.exits"},
+    {"sigma0.dropped", "sigma0.estimates", "sigma0.extras", "sigma0.forced"},
     {"sigma0.pass_rows"},
     {"sigma0.completion"},
     {"sigma0.wave"},
@@ -83,8 +85,12 @@ def test_imports_run_one_way(path):
         if target.split(".")[0] == "sigma0":
             assert level(target) <= level(name), f"{name} imports {target}"
         assert target.split(".")[0] not in ("kernels", "serve", "bench"), f"{name} imports {target} past the package"
-    if name.startswith("sigma0.kernels"):
-        assert {target.split(".")[0] for target in imported(path)} <= {"torch", "triton", "importlib", "sigma0"}
+        # the command shows tables; ops chooses, and a benchmark measures, what lies there
+        by_name = name == "sigma0.ops" or name.startswith(("sigma0.kernels", "sigma0.bench"))
+        assert by_name or not target.startswith("sigma0.kernels"), f"{name} imports {target}: ops chooses kernels"
+    if name.startswith("sigma0.kernels") and path.name != "__main__.py":
+        others = {target.split(".")[0] for target in imported(path)} - set(sys.stdlib_module_names)
+        assert others <= {"torch", "triton", "sigma0"}
     if name == "sigma0.serve.scheduler":
         assert "torch" not in {target.split(".")[0] for target in imported(path)}
 

@@ -24,6 +24,7 @@ from sigma0.generation import DepthGenerationMixin, check_cache
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.rotary_table import RotaryTable
+from sigma0.ops import BoundaryWeights
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.pass_rows import PassRows
 from sigma0.settings import ExitConfig
@@ -179,7 +180,7 @@ class OuroModel(OuroPreTrainedModel):
     def run_rows(self, hidden_states: Tensor, rows: PassRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         hidden_states = hidden_states[:, None]  # [R, 1, D]
-        positions = rows.positions.to(hidden_states.device)
+        positions = rows.on(hidden_states.device).positions
         position_embeddings = self._rotary_table.rows(positions, rows.furthest, hidden_states)
         for layer in self.layers:
             hidden_states = layer(hidden_states, position_embeddings=position_embeddings, rows=rows)
@@ -240,6 +241,11 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]`."""
         return self.model.early_exit_gate(hidden).squeeze(-1)  # type: ignore[no-any-return]
+
+    def boundary_weights(self) -> BoundaryWeights:
+        """Weights of norm and gate."""
+        norm, gate = self.model.norm, self.model.early_exit_gate
+        return BoundaryWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
@@ -326,13 +332,19 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.loop_states is not None
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
-        chosen = select_exits(rule, states, gates, self.lm_head)
+        record = None if cache is None else cache.record
+        chosen = select_exits(rule, states, gates, self.lm_head, watch=record is not None)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it
             outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1])]
+        logits = self.lm_head(chosen.hidden)
+        if record is not None:
+            assert cache is not None and chosen.statistics is not None and chosen.fates is not None
+            record.put_prompt(chosen.statistics[:, :, -1], chosen.fates[:, :, -1], cache.length - 1)
+            record.pending = logits[:, -1]
         return LoopedCausalLMOutput(
             loss=None if labels is None else self._loop_loss(outputs, labels, **kwargs),
-            logits=self.lm_head(chosen.hidden),
+            logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,

@@ -1,0 +1,223 @@
+"""What the ten numbers of a token's Gram matrix tell: size and turning of its steps, spectrum, fate.
+
+With G_ij = <D_{t-i}, D_{t-j}> of the last K = 4 differences D_t = h_t - h_{t-1} of its loop states:
+
+    change    |D_t| / |h_{t-1}|
+    bend      |D_t - D_{t-1}| / |h_{t-1}|, or over |D_t| + |D_{t-1}| in the older form
+    gain      |D_t| / |D_{t-1}|
+    turning   the angle between D_t and D_{t-1}
+    spectrum  D_s ~ a D_{s-1} + b D_{s-2} by least squares over the kept triples; radius and angle of the larger root
+              of z^2 = a z + b, and the residual |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the same triples (dynamic
+              mode decomposition of order 2). Where sin^2 between D_{t-1} and D_{t-2} is under 0.01, of order 1 instead.
+              It speaks where the residual is at most 0.5.
+    fate      none with fewer than two differences; contract if |D_t| <= 4 eps(dtype) |h_t|; diverge if the gain is at
+              least 1 + m, or the fit speaks and its radius is; spiral if the turning is at least theta, or the fit
+              speaks and its roots are complex with an angle of at least theta, or the gain is at least 1; else contract
+
+Where a quantity is not defined (no difference yet, a difference of length zero) it is 0, and the residual 1, so that
+nothing is NaN; a quotient is at most 1e30.
+"""
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from sigma0.kernels.boundary import KEPT
+
+# sin^2 of the angle under which two differences count as parallel, and the residual up to which a fit speaks.
+PARALLEL, SPEAKS = 0.01, 0.5
+# Added to a denominator so that 0 over 0 is 0; a float32 above it does not feel it.
+_TINY, _HUGE = 1e-37, 1e30
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Sizes and angles, each float32 `[R]`.
+
+    Attributes:
+        size: |D_t|.
+        older: |D_{t-1}|.
+        change: See above, as are the next three.
+        bend: Relative second difference.
+        gain: Growth of the steps.
+        turning: Radians.
+    """
+
+    size: Tensor
+    older: Tensor
+    change: Tensor
+    bend: Tensor
+    gain: Tensor
+    turning: Tensor
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The spectrum, each float32 `[R]` but `turns`.
+
+    Attributes:
+        radius: Of the larger root; 0 without a fit.
+        angle: Of the larger root, radians in [0, pi].
+        residual: Of the fit, in [0, 1]; 1 without one.
+        turns: Whether the roots are complex, bool.
+    """
+
+    radius: Tensor
+    angle: Tensor
+    residual: Tensor
+    turns: Tensor
+
+
+def steps_of(gram: Tensor, before: Tensor, over_steps: bool) -> Steps:
+    """Sizes and angles.
+
+    Args:
+        gram: `[R, 10]`; differences that do not exist count as zero.
+        before: |h_{t-1}| `[R]`.
+        over_steps: The older form of `bend`.
+    """
+    g00, g01, g11 = gram[:, 0], gram[:, 1], gram[:, 4]
+    size, older = g00.sqrt(), g11.sqrt()
+    known = (older > 0).float()
+    bend = (g00 - 2 * g01 + g11).clamp_min(0).sqrt()
+    both = size * older
+    turning = torch.acos((g01 / (both + _TINY)).clamp(-1, 1)) * (both > 0)
+    change, scaled = _over(size, before), _over(bend, size + older if over_steps else before)
+    return Steps(size, older, change, scaled * known, _over(size, older) * known, turning)
+
+
+def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
+    return (numerator / (denominator + _TINY)).clamp_max(_HUGE)
+
+
+def fit_of(gram: Tensor, count: Tensor) -> Fit:
+    """The spectrum.
+
+    Args:
+        gram: `[R, 10]`; differences that do not exist count as zero.
+        count: Differences so far, int64 `[R]`.
+    """
+    g00, g01, g02, _, g11, g12, g13, g22, g23, g33 = gram.unbind(-1)
+    # The newest triple, and the one before it where four differences are kept; else its numbers are zero.
+    two = (count >= KEPT).float()
+    p11, p12, p22 = g11 + two * g22, g12 + two * g23, g22 + two * g33
+    r1, r2 = g01 + two * g12, g02 + two * g13
+    both = g11 * g22
+    determinant = p11 * p22 - p12 * p12
+    first = (count == 2) | (both - g12 * g12 < PARALLEL * both) | (determinant <= 0)
+    safe = determinant.masked_fill(first, 1.0)
+    a = torch.where(first, g01 / (g11 + _TINY), (r1 * p22 - r2 * p12) / safe)
+    b = ((r2 * p11 - r1 * p12) / safe).masked_fill(first, 0.0)
+    explained = a * torch.where(first, g01, r1) + b * r2
+    whole = g00 + (two * g11).masked_fill(first, 0.0)
+    discriminant = a * a + 4 * b
+    turns = discriminant < 0
+    far = (-b).clamp_min(0).sqrt()
+    radius = torch.where(turns, far, (a.abs() + discriminant.clamp_min(0).sqrt()) / 2)
+    angle = torch.where(turns, torch.acos((a / (2 * far + _TINY)).clamp(-1, 1)), (a < 0) * math.pi)
+    residual = ((whole - explained).clamp_min(0) / (whole + _TINY)).sqrt().clamp_max(1.0)
+    none = (count < 2) | (g11 <= 0) | (whole <= 0)
+    return Fit(
+        radius.clamp_max(_HUGE).masked_fill(none, 0.0),
+        angle.masked_fill(none, 0.0),
+        residual.masked_fill(none, 1.0),
+        turns & ~none,
+    )
+
+
+def fate_of(
+    steps: Steps, fit: Fit, count: Tensor, norm: Tensor, dtype: torch.dtype, growth: float, spiral: float
+) -> Tensor:
+    """Index into `boundary.FATES`, int64 `[R]`.
+
+    Args:
+        steps: Sizes and angles.
+        fit: The spectrum.
+        count: Differences so far, int64 `[R]`.
+        norm: |h_t| `[R]`.
+        dtype: Of the states, whose rounding noise counts as none.
+        growth: m.
+        spiral: theta, radians.
+    """
+    speaks = (fit.residual <= SPEAKS) & (count >= 3)
+    diverges = (steps.gain >= 1 + growth) | (speaks & (fit.radius >= 1 + growth))
+    spirals = (steps.turning >= spiral) | (speaks & fit.turns & (fit.angle >= spiral)) | (steps.gain >= 1)
+    fate = torch.where(diverges, 3, 1 + spirals.long())
+    fate = fate.masked_fill(steps.size <= 4 * torch.finfo(dtype).eps * norm, 1)
+    return fate.masked_fill(count < 2, 0)
+
+
+if find_spec("triton") is not None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def acos(x):  # noqa: D103
+        # Abramowitz and Stegun 4.4.46: error at most 2e-8; Triton has no acos of its own.
+        y = tl.abs(x)
+        p = -0.0012624911
+        p = p * y + 0.0066700901
+        p = p * y - 0.0170881256
+        p = p * y + 0.0308918810
+        p = p * y - 0.0501743046
+        p = p * y + 0.0889789874
+        p = p * y - 0.2145988016
+        p = p * y + 1.5707963050
+        p = p * tl.sqrt(tl.maximum(1.0 - y, 0.0))
+        return tl.where(x < 0, 3.141592653589793 - p, p)
+
+    @triton.jit
+    def over(numerator, denominator):  # noqa: D103
+        return tl.minimum(numerator / (denominator + 1e-37), 1e30)
+
+    @triton.jit
+    def clamp(x):  # noqa: D103
+        return tl.minimum(tl.maximum(x, -1.0), 1.0)
+
+    @triton.jit
+    def steps_of_kernel(g00, g01, g11, before, OVER_STEPS: tl.constexpr):
+        """`steps_of` of one row."""
+        size, older = tl.sqrt(g00), tl.sqrt(g11)
+        bend = tl.sqrt(tl.maximum(g00 - 2 * g01 + g11, 0.0))
+        bend = over(bend, size + older) if OVER_STEPS else over(bend, before)
+        both = size * older
+        turning = tl.where(both > 0, acos(clamp(g01 / (both + 1e-37))), 0.0)
+        gain = tl.where(older > 0, over(size, older), 0.0)
+        return size, older, over(size, before), tl.where(older > 0, bend, 0.0), gain, turning
+
+    @triton.jit
+    def fit_of_kernel(g00, g01, g02, g11, g12, g13, g22, g23, g33, count):
+        """`fit_of` of one row."""
+        two = tl.where(count >= 4, 1.0, 0.0)
+        p11, p12, p22 = g11 + two * g22, g12 + two * g23, g22 + two * g33
+        r1, r2 = g01 + two * g12, g02 + two * g13
+        both = g11 * g22
+        determinant = p11 * p22 - p12 * p12
+        first = (count == 2) | (both - g12 * g12 < 0.01 * both) | (determinant <= 0)
+        safe = tl.where(first, 1.0, determinant)
+        a = tl.where(first, g01 / (g11 + 1e-37), (r1 * p22 - r2 * p12) / safe)
+        b = tl.where(first, 0.0, (r2 * p11 - r1 * p12) / safe)
+        explained = a * tl.where(first, g01, r1) + b * r2
+        whole = g00 + tl.where(first, 0.0, two * g11)
+        discriminant = a * a + 4 * b
+        turns = discriminant < 0
+        far = tl.sqrt(tl.maximum(-b, 0.0))
+        radius = tl.where(turns, far, (tl.abs(a) + tl.sqrt(tl.maximum(discriminant, 0.0))) / 2)
+        angle = tl.where(turns, acos(clamp(a / (2 * far + 1e-37))), tl.where(a < 0, 3.141592653589793, 0.0))
+        residual = tl.minimum(tl.sqrt(tl.maximum(whole - explained, 0.0) / (whole + 1e-37)), 1.0)
+        fits = (count >= 2) & (g11 > 0) & (whole > 0)
+        radius = tl.where(fits, tl.minimum(radius, 1e30), 0.0)
+        return radius, tl.where(fits, angle, 0.0), tl.where(fits, residual, 1.0), turns & fits
+
+    @triton.jit
+    def fate_of_kernel(size, gain, turning, radius, angle, residual, turns, count, norm, noise, growth, spiral):
+        """`fate_of` of one row; `noise` is 4 eps(dtype)."""
+        speaks = (residual <= 0.5) & (count >= 3)
+        diverges = (gain >= 1 + growth) | (speaks & (radius >= 1 + growth))
+        spirals = (turning >= spiral) | (speaks & turns & (angle >= spiral)) | (gain >= 1)
+        fate = tl.where(diverges, 3, tl.where(spirals, 2, 1))
+        fate = tl.where(size <= noise * norm, 1, fate)
+        return tl.where(count >= 2, fate, 0)
