@@ -74,8 +74,9 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
         planes = torch.minimum(planes, rows.exits[rows.sequences, : rows.longest].long())
     slots = sequences if rows.pages is None else rows.pages[sequences, columns // page].long()
     slots, places = slots.expand_as(planes), (columns % page).expand_as(planes)
-    own_keys, own_values = (part[planes, slots, :, places].float() for part in (keys, values))  # [R, C, H_kv, d]
-    grouped = query.float().view(count, kv_heads, heads // kv_heads, width)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    own_keys, own_values = (part[planes, slots, :, places].to(wide) for part in (keys, values))  # [R, C, H_kv, d]
+    grouped = query.to(wide).view(count, kv_heads, heads // kv_heads, width)
     scores = torch.einsum("rkgd,rckd->rkgc", grouped, own_keys) * scaling
     seen = columns <= rows.columns[:, None]
     if rows.starts is not None:

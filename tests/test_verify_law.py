@@ -103,22 +103,22 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company):
     assert abs(chi_square(joint_law(small, config, 20_000, eos, company), law)) < 4
 
 
-def accepts_all(right, self, sequence, place, depth, proposal, scores):
+def accepts_all(right, self, sequence, place, depth, proposal, row, scores):
     return proposal.token_id, True
 
 
-def draws_from_p(right, self, sequence, place, depth, proposal, scores):
-    token_id, stood = right(self, sequence, place, depth, proposal, scores)
+def draws_from_p(right, self, sequence, place, depth, proposal, row, scores):
+    token_id, stood = right(self, sequence, place, depth, proposal, row, scores)
     return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
 
 
-def keeps_the_first_q(right, self, sequence, place, depth, proposal, scores):
+def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores):
     self.__dict__.setdefault("kept", {})
     if proposal.depth == 1:
         self.kept[sequence, place] = (
             self.kept.get((sequence, place), proposal.chances) if depth > 2 else proposal.chances
         )
-    return right(self, sequence, place, depth, replace(proposal, chances=self.kept[sequence, place]), scores)
+    return right(self, sequence, place, depth, replace(proposal, chances=self.kept[sequence, place]), row, scores)
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,20 @@ from hypothesis import strategies as st
 
 from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
-from sigma0.kernels.loop_boundary import loop_boundary_reference
+from sigma0.kernels.loop_boundary import observe
 from tests.kernels import definitions
 
 
-def run_loops(states, rule, gate_weight=None, function=loop_boundary_reference, dtype=torch.float32):
+def run_loops(states, rule, gate_weight=None, dtype=torch.float32):
     """Boundaries of loops 1 to t of one token whose block gives `states` `[t, D]`."""
     width = states.shape[1]
     state, slots = BoundaryState.empty(3, width, dtype, "cpu"), torch.tensor([1])
     gate = torch.zeros(width) if gate_weight is None else gate_weight
     previous, found = torch.full((1, width), torch.nan, dtype=dtype), []
     for row in states:
-        boundary = function(
-            row[None].to(dtype), previous, torch.ones(width, dtype=dtype), gate.to(dtype), torch.zeros(1, dtype=dtype),
-            state, slots, rule,
-        )  # fmt: skip
-        previous = boundary.hidden
+        hidden = row[None].to(dtype)
+        boundary = observe(hidden, previous, hidden.float() @ gate, state, slots, rule)
+        previous = hidden
         found.append(boundary)
     return found
 
@@ -59,7 +57,7 @@ def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width
     steps = rng.standard_normal((loops, width)) * shrink ** np.arange(loops)[:, None]
     states = np.cumsum(steps, 0).astype(np.float32).astype(np.float64)
     gate = torch.from_numpy(rng.standard_normal(width)).float()
-    rule = BoundaryRule(mode, threshold, loops, patience, min_loops, normalize=False)
+    rule = BoundaryRule(mode, threshold, loops, patience, min_loops)
     found = run_loops(torch.from_numpy(states), rule, gate)
     logits = states @ gate.double().numpy()
     for t in range(1, loops + 1):
@@ -76,14 +74,14 @@ def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width
 @pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
 def test_a_hidden_rotation_comes_back(radius, angle, scale):
-    told = run_loops(planar(radius, math.radians(angle), scale=scale), BoundaryRule("none", 0.5, 99, normalize=False))
+    told = run_loops(planar(radius, math.radians(angle), scale=scale), BoundaryRule("none", 0.5, 99))
     statistics = told[-1].statistics[0]
     assert float(statistics[4]) == pytest.approx(radius, abs=1e-3)
     assert float(statistics[5]) == pytest.approx(math.radians(angle), abs=1e-3)
 
 
 def fates(states, dtype=torch.float32):
-    told = run_loops(states, BoundaryRule("none", 0.5, 99, normalize=False), dtype=dtype)
+    told = run_loops(states, BoundaryRule("none", 0.5, 99), dtype=dtype)
     return [FATES[int(each.fates)] for each in told]
 
 
@@ -113,7 +111,7 @@ def test_noise_and_walks_do_not_diverge():
 @given(st.integers(2, 30), st.integers(1, 150), st.integers(0, 2**16), st.booleans())
 def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greedy):
     rng = np.random.default_rng(seed)
-    state, ids, entropies = CollapseState.empty(1, "cpu"), [], []
+    state, ids, entropies = CollapseState.empty(3, "cpu"), [], []
     period = rng.integers(1, 40)
     for number in range(tokens):
         logits = rng.standard_normal(vocabulary).astype(np.float32).round(1)
@@ -123,7 +121,11 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
             logits[rng.integers(0, vocabulary)] = -np.inf
         chosen = None if greedy else int(rng.integers(0, vocabulary) if number < period else ids[-period])
         told = collapse_reference(
-            torch.from_numpy(logits)[None], None if greedy else torch.tensor([chosen]), state, CollapseRule()
+            torch.from_numpy(logits)[None],
+            None if greedy else torch.tensor([chosen]),
+            state,
+            torch.tensor([1]),
+            CollapseRule(),
         )
         expected, top, ids = definitions.collapse(logits, ids, chosen, entropies)
         entropies.append(expected[0])

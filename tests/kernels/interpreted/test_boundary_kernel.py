@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.boundary import MODES, BoundaryRule, BoundaryState
-from sigma0.kernels.loop_boundary import loop_boundary, loop_boundary_reference
+from sigma0.kernels.boundary import MODES, BoundaryRule, BoundaryState, BoundaryWeights
+from sigma0.kernels.loop_boundary import loop_boundary, loop_boundary_reference, observe
 
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 
@@ -24,12 +24,13 @@ def states(slots, width, dtype):
     return found
 
 
-def compare(states_of_loops, rule, dtype, seed=0, strided=False):
+def compare(states_of_loops, rule, dtype, seed=0, strided=False, normalize=True):
     """Runs both over the loops `[t, R, D]`; returns the share of rows whose decision or fate differs."""
     loops, rows, width = states_of_loops.shape
     generator = torch.Generator().manual_seed(seed)
     weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
-    gate, bias = (0.2 * torch.randn(width, generator=generator)).to(dtype), torch.zeros(1, dtype=dtype)
+    gate = (0.2 * torch.randn(width, generator=generator)).to(dtype)
+    weights = BoundaryWeights(weight, 1e-6, gate, torch.zeros(1, dtype=dtype))
     ours, theirs = states(rows + 2, width, dtype)
     slots = torch.randperm(rows + 2, generator=generator)[:rows]
     previous = torch.full((rows, width), torch.nan, dtype=dtype)
@@ -39,8 +40,11 @@ def compare(states_of_loops, rule, dtype, seed=0, strided=False):
         raw = row.to(dtype)
         if strided:
             raw = torch.stack([raw, raw], dim=1).flatten(0, 1)[::2]
-        expected = loop_boundary_reference(raw, previous, weight, gate, bias, theirs, slots, rule)
-        found = loop_boundary(raw, previous, weight, gate, bias, ours, slots, rule)
+        if normalize:
+            expected = loop_boundary_reference(raw, previous, weights, theirs, slots, rule)
+        else:
+            expected = observe(raw, previous, raw.float() @ gate.float(), theirs, slots, rule)
+        found = loop_boundary(raw, previous, weights, ours, slots, rule, normalize)
         torch.testing.assert_close(found.hidden, expected.hidden, rtol=2e-2, atol=tolerance)
         assert torch.isfinite(found.statistics).all()
         small = expected.statistics < 1e3
@@ -63,13 +67,15 @@ def compare(states_of_loops, rule, dtype, seed=0, strided=False):
     st.integers(0, 2**16),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 2]),
 )
-def test_random_walks(dtype, mode, rows, width, loops, seed, strided, normalize):
+def test_random_walks(dtype, mode, rows, width, loops, seed, strided, normalize, watch, break_after):
     generator = torch.Generator().manual_seed(seed)
     shrink = float(torch.empty(()).uniform_(0.3, 1.2, generator=generator))
     steps = torch.randn(loops, rows, width, generator=generator) * shrink ** torch.arange(loops)[:, None, None]
-    rule = BoundaryRule(mode, 0.4, loops, normalize=normalize, break_after=2)
-    share = compare(steps.cumsum(0), rule, dtype, seed, strided)
+    rule = BoundaryRule(mode, 0.4, loops, watch=watch, break_after=break_after)
+    share = compare(steps.cumsum(0), rule, dtype, seed, strided, normalize)
     assert share <= (0.0 if dtype == torch.float32 else 0.25)
 
 
@@ -81,21 +87,25 @@ def test_an_awkward_width_and_many_loops():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_constant_trajectory(dtype):
-    rule = BoundaryRule("converge", 0.1, 6, normalize=False)
-    assert compare(torch.ones(6, 2, 40), rule, dtype) == 0
+    rule = BoundaryRule("converge", 0.1, 6)
+    assert compare(torch.ones(6, 2, 40), rule, dtype, normalize=False) == 0
     assert compare(torch.zeros(6, 2, 40), rule, dtype) == 0
 
 
 def test_what_does_not_fit_is_refused():
     state, slots = BoundaryState.empty(2, 8, torch.float32, "cpu"), torch.tensor([0])
-    row, vector, bias = torch.zeros(1, 8), torch.zeros(8), torch.zeros(1)
-    rule = BoundaryRule("none", 0.5, 3)
+    row, vector, rule = torch.zeros(1, 8), torch.zeros(8), BoundaryRule("none", 0.5, 3)
+
+    def weights(norm):
+        return BoundaryWeights(norm, 1e-6, vector, torch.zeros(1))
+
     for bad, message in (
-        ((row.double(), row, vector, vector, bias, state, slots, rule), "float64"),
-        ((row, row[:, :4], vector, vector, bias, state, slots, rule), "previous"),
-        ((row, row, vector[:4], vector, bias, state, slots, rule), "weight"),
-        ((row, row, vector.half(), vector, bias, state, slots, rule), "one dtype"),
-        ((torch.zeros(8, 1).t().expand(1, 8)[:, ::1], row, vector, vector, bias, state, slots[:0], rule), "slots"),
+        ((row.double(), row, weights(vector), state, slots, rule), "float64"),
+        ((row, row[:, :4], weights(vector), state, slots, rule), "previous"),
+        ((row, row, weights(vector[:4]), state, slots, rule), "weight"),
+        ((row, row, weights(vector.half()), state, slots, rule), "one dtype"),
+        ((row, row, weights(vector), state, slots[:0], rule), "slots"),
+        ((torch.zeros(1, 16)[:, ::2], row, weights(vector), state, slots, rule), "side by side"),
     ):
         with pytest.raises(ValueError, match=message):
             loop_boundary(*bad)

@@ -9,8 +9,12 @@ from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse, colla
 
 
 def compare(logits, chosen, states, rule):
-    expected = collapse_reference(logits, chosen, states[0], rule)
-    found = collapse(logits, chosen, states[1], rule)
+    slots = torch.arange(len(logits)).flip(0) + 1
+    bare = collapse(logits, chosen, None, None, rule)
+    for name, value in vars(collapse_reference(logits, chosen, None, None, rule)).items():
+        torch.testing.assert_close(getattr(bare, name), value, rtol=1e-4, atol=1e-4)
+    expected = collapse_reference(logits, chosen, states[0], slots, rule)
+    found = collapse(logits, chosen, states[1], slots, rule)
     assert torch.isfinite(found.statistics).all()
     torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.top, expected.top) and torch.equal(found.chosen, expected.chosen)
@@ -23,7 +27,7 @@ def compare(logits, chosen, states, rule):
 
 def filled(rows, length, period, vocabulary):
     """Two states of sequences that are `length` ids long, of a period."""
-    states = [CollapseState.empty(rows, "cpu") for _ in range(2)]
+    states = [CollapseState.empty(rows + 1, "cpu") for _ in range(2)]
     for state in states:
         numbers = torch.arange(128) + max(0, length - 128)
         state.ids[:] = (numbers % period % vocabulary).int().roll(max(0, length - 128) % 128)
@@ -68,11 +72,12 @@ def test_equals_and_masks(vocabulary):
 
 def test_what_does_not_fit_is_refused():
     state = CollapseState.empty(2, "cpu")
+    slots = torch.arange(2)
     for logits, chosen, message in (
         (torch.zeros(2, 5).double(), None, "float64"),
-        (torch.zeros(3, 5), None, "2 ids at least|sequences"),
+        (torch.zeros(3, 5), None, "a slot for each row"),
         (torch.zeros(2, 1), None, "2 ids"),
         (torch.zeros(2, 5), torch.zeros(2), "int64"),
     ):
         with pytest.raises(ValueError, match=message):
-            collapse(logits, chosen, state, CollapseRule())
+            collapse(logits, chosen, state, slots, CollapseRule())
