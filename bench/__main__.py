@@ -9,6 +9,7 @@ import typer
 
 from sigma0.bench.fidelity.command import fidelity
 from sigma0.bench.lossless_command import lossless
+from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
 from sigma0.bench.speed.command import speed
 from sigma0.extras import needs_extra
@@ -27,6 +28,7 @@ def main() -> None:
 app.command()(fidelity)
 app.command()(report)
 app.command()(lossless)
+app.command()(proximity)
 app.command()(speed)
 
 

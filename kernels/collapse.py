@@ -7,8 +7,9 @@ With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), an
     drop         (mean - entropy) / sqrt(max(variance, FLOOR)), mean and variance exponential over the tokens *before*
                  this one, 0 during the first WARM_UP: a z-score that has already taken in its own token cannot pass
                  sqrt((1 - alpha) / alpha), 2.38 at alpha = 0.15
-    periodicity  max over lags p <= 64 of the share of the last max(p, 32) ids that equal the one p back, where there
-                 are max(p, 32) + p ids; with it the smallest lag that reaches it
+    periodicity  max over lags p <= 64 of the share of the last max(p, 27) ids that equal the one p back, where there
+                 are max(p, 27) + p ids; with it the smallest lag that reaches it. 27 is the largest span with which
+                 a loop of any of these periods shows once three periods and 40 ids are out
     echo         share of the 4-grams of the last 128 ids that stood there before
     distinct     distinct ids among the last 128, over their number
 
@@ -25,7 +26,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 32, 4
+WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 27, 4
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
@@ -63,6 +64,14 @@ class CollapseRule:
     drop: Part = Part(1.0, 4.0, 0.2)
     margin: Part = Part(0.9, 1.0, 0.1)
     theta: float = 0.0
+
+    def proximity(self, periodicity: Tensor, echo: Tensor, sameness: Tensor, drop: Tensor, margin: Tensor) -> Tensor:
+        """The noisy-or of the parts, all of one shape."""
+        repetition = (
+            (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
+        )
+        certainty = (self.drop.of(drop) + self.margin.of(margin)).clamp_max(0.5)
+        return 1 - repetition * (1 - certainty)
 
 
 @dataclass(frozen=True)
@@ -137,11 +146,7 @@ def collapse_reference(
     state.ids[slots, lengths % WINDOW] = taken.int()
     state.lengths[slots] = lengths + 1
     periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
-    repetition = (
-        (1 - rule.periodicity.of(periodicity)) * (1 - rule.echo.of(echo)) * (1 - rule.sameness.of(1 - distinct))
-    )
-    certainty = (rule.drop.of(drop) + rule.margin.of(margin)).clamp_max(0.5)
-    proximity = 1 - repetition * (1 - certainty)
+    proximity = rule.proximity(periodicity, echo, 1 - distinct, drop, margin)
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
     return Collapse(statistics, taken, top, met)
 
@@ -376,7 +381,7 @@ if find_spec("triton") is not None:
             lag = 0
             for chunk in range(4):
                 lags = 1 + chunk * 16 + tl.arange(0, 16)
-                spans = tl.maximum(lags, 32)
+                spans = tl.maximum(lags, 27)
                 back = _at_age(ring, length, tl.minimum(ages[None, :] + lags[:, None], 127))
                 equal = (own[None, :] == back) & (ages[None, :] < spans[:, None])
                 shares = tl.sum(equal.to(tl.float32), axis=1) / spans

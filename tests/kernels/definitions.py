@@ -138,7 +138,7 @@ def repetition(ids):
     """periodicity, its lag, echo, distinct share."""
     best, lag = 0.0, 0
     for period in range(1, 65):
-        span = max(period, 32)
+        span = max(period, 27)
         if len(ids) >= span + period:
             share = sum(ids[-1 - age] == ids[-1 - age - period] for age in range(span)) / span
             if share > best:

@@ -1,0 +1,109 @@
+"""`python -m sigma0.bench proximity`: the fit of the collapse proximity, and how it tells loops from texts."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.extras import needs_extra
+from sigma0.kernels.collapse import CollapseRule
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+
+SPANS = 4
+
+
+def proximity(
+    model: Annotated[str, typer.Argument(help="A causal model's folder: its tokenizer cuts, its certainty is read.")],
+    prose: Annotated[list[Path], typer.Option(help="Text files; the first half of the first one is fitted on.")],
+    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
+    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
+    windows: Annotated[int, typer.Option(min=2, help="Readings of each text at most.")] = 2000,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Fit the parts of the proximity on one half of texts and loops, and report on the other."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        report, curves = _study(model, {"prose": tuple(prose), "code": tuple(code), "lists": tuple(lists)}, windows)
+        if picture is not None:
+            from sigma0.bench.proximity.picture import draw
+
+            draw(curves, picture)
+    text = json.dumps(report, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    typer.echo(text) if as_json else _print(report)
+
+
+def _study(
+    folder: str, files: dict[str, tuple[Path, ...]], windows: int
+) -> tuple[dict[str, Any], dict[str, list[tuple[float, float]]]]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from sigma0.bench.proximity import study
+    from sigma0.bench.proximity.sources import LONGEST, by_kind, loops
+    from sigma0.bench.proximity.traits import CHUNK
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = by_kind(files, tokenizer)
+    collapsed = list(loops(texts[0].ids, SPANS))
+    chunks = sum(len(text.ids) // CHUNK + 2 for text in texts) + len(collapsed) * -(-LONGEST // CHUNK)
+    with progress_bar("chunks read", chunks) as advance:
+        done = iter(range(1, 10**9))
+        readings = study.read_texts(model, texts, windows, lambda: advance(next(done)))
+        readings += study.read_loops(model, collapsed, lambda: advance(next(done)))
+    fitted, ids_alone = study.fit(readings), [study.without_certainty(each) for each in readings]
+    held_out = [each for each in readings if not each.fitted]
+    calm = {kind: np.concatenate([each.traits for each in held_out if each.kind == kind] or [np.zeros((0, 5))])
+            for kind in study.TEXTS}  # fmt: skip
+    alarmed = {each.kind: each.traits for each in held_out if each.kind not in study.TEXTS}
+    areas, curves = {}, {}
+    for kind, traits in alarmed.items():
+        area, curve = study.roc(fitted, np.concatenate(list(calm.values())), traits)
+        areas[kind], curves[f"{kind} loops against all texts"] = round(area, 5), curve
+        areas[f"{kind} against prose"] = round(study.roc(fitted, calm["prose"], traits)[0], 5)
+    shipped = CollapseRule()
+    report = {
+        "model": Path(folder).name,
+        "texts": [
+            {key: value for key, value in asdict(text).items() if key != "ids"} | {"tokens": len(text.ids)}
+            for text in texts
+        ],
+        "parts": asdict(fitted),
+        "shipped_parts_are_these": fitted == shipped,
+        "figures": [each.to_dict() for each in study.figures(fitted, readings)],
+        "figures_of_ids_alone": [each.to_dict() for each in study.figures(fitted, ids_alone)],
+        "roc_area": areas,
+    }
+    return report, curves
+
+
+def _print(report: dict[str, Any]) -> None:
+    table = Table(title=f"proximity, read by {report['model']}")
+    for name in ("what", "fitted on", "readings", "1 %", "median", "99 %", "lowest", "highest", "0.5 or more"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    for row in report["figures"]:
+        low, _, median, _, high = row["quantiles"]
+        figures = [f"{value:.3f}" for value in (low, median, high, row["lowest"], row["highest"])]
+        table.add_row(
+            f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]), *figures,
+            f"{row['alarms']:.1%}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    for name, part in report["parts"].items():
+        if isinstance(part, dict):
+            console.print(f"{name}: from {part['low']} to {part['high']}, weight {part['weight']}")
+    console.print("area under the curve:", ", ".join(f"{name} {area}" for name, area in report["roc_area"].items()))
+    if not report["shipped_parts_are_these"]:
+        console.print("the parts that sigma0.kernels.collapse ships are others", style="yellow")
