@@ -8,6 +8,7 @@ import torch
 import typer
 
 from sigma0.bench.fidelity.command import fidelity
+from sigma0.bench.kernels_command import kernels
 from sigma0.bench.lossless_command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
@@ -29,6 +30,7 @@ app.command()(fidelity)
 app.command()(report)
 app.command()(lossless)
 app.command()(proximity)
+app.command()(kernels)
 app.command()(speed)
 
 

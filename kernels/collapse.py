@@ -29,6 +29,8 @@ from torch import Tensor
 WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 27, 4
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
+# Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
+BLOCK, WARPS = 2048, 8
 READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
@@ -247,15 +249,10 @@ def collapse(
             *numbers,
             CHOOSE=chosen is None,
             STATE=state is not None,
-            BLOCK=block_for(vocabulary),
-            num_warps=8,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
         )
     return Collapse(statistics, taken, top, met)
-
-
-def block_for(vocabulary: int) -> int:
-    """Logits of one step: 2,048, or fewer where there are fewer."""
-    return int(max(128, min(2048, triton.next_power_of_2(vocabulary))))
 
 
 if find_spec("triton") is not None:

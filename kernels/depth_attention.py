@@ -241,8 +241,9 @@ def depth_attention(
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
-    """Columns of one step: 64 of 128 numbers in half precision, fewer where they are larger."""
-    return int(max(SMALLEST_TILE, min(128, 16384 // (triton.next_power_of_2(width) * dtype.itemsize))))
+    """Columns of one step: 64 of 128 numbers in half precision, fewer where they are larger, as registers allow."""
+    most = 128 if dtype.itemsize == 2 else 64
+    return max(SMALLEST_TILE, min(most, 16384 // (int(triton.next_power_of_2(width)) * dtype.itemsize)))
 
 
 def splits_for(programs: int, longest: int, tile: int) -> int:

@@ -95,8 +95,8 @@ def observe(
     state.gate[slots] = torch.stack([survival * (1.0 - hazard), cumulative], dim=-1)
     none = torch.zeros_like(hazard)
     if not rule.watches:
-        decided = _decided(none, cumulative, loops, counts[:, STREAK], counts[:, DIVERGING], rule)
-        state.counts[slots] = torch.stack([loops, *counts[:, 1:].unbind(-1)], dim=-1).int()
+        decided = _decided(none, cumulative, loops, loops, loops, rule)
+        state.counts[slots, LOOPS] = loops.int()
         statistics = torch.stack([none, none, none, none, none, none, none + 1, hazard], dim=-1)
         return Boundary(hidden, statistics, torch.zeros_like(decided), decided)
     now, before = hidden.float(), previous.float().masked_fill(fresh[:, None], 0.0)
@@ -285,13 +285,13 @@ if find_spec("triton") is not None:
         mine = counts + slot * 4
         loops = tl.load(mine) + 1
         count = loops - 1
-        streak = tl.load(mine + 1, mask=count >= 1, other=0)
-        diverging = tl.load(mine + 2, mask=count >= 1, other=0)
-        remembered = tl.load(mine + 3, mask=count >= 1, other=0)
         survival = tl.load(gate + slot * 2, mask=count >= 1, other=1.0)
         cumulative = tl.load(gate + slot * 2 + 1, mask=count >= 1, other=0.0)
         kept = gram + slot * 10
         if WATCH:
+            streak = tl.load(mine + 1, mask=count >= 1, other=0)
+            diverging = tl.load(mine + 2, mask=count >= 1, other=0)
+            remembered = tl.load(mine + 3, mask=count >= 1, other=0)
             g11 = tl.load(kept, mask=count >= 2, other=0.0)
             g12 = tl.load(kept + 1, mask=count >= 3, other=0.0)
             g13 = tl.load(kept + 2, mask=count >= 4, other=0.0)
@@ -367,17 +367,18 @@ if find_spec("triton") is not None:
             tl.store(told + 5, angle)
             tl.store(told + 6, residual)
             tl.store(fates + row, fate)
+            tl.store(mine + 1, streak)
+            tl.store(mine + 2, diverging)
+            tl.store(mine + 3, remembered)
+            breaks = (break_after > 0) & (diverging >= break_after)
         else:
-            change = 0.0
+            breaks = loops < 0
             for place in tl.static_range(6):
                 tl.store(told + place, 0.0)
             tl.store(told + 6, 1.0)
             tl.store(fates + row, 0)
         tl.store(told + 7, hazard)
         tl.store(mine, loops)
-        tl.store(mine + 1, streak)
-        tl.store(mine + 2, diverging)
-        tl.store(mine + 3, remembered)
 
         if MODE == 1:
             met = cumulative >= threshold
@@ -388,6 +389,5 @@ if find_spec("triton") is not None:
         else:
             met = streak >= patience
         met = met & (loops >= min_loops)
-        breaks = (break_after > 0) & (diverging >= break_after)
         late = tl.where(loops >= last_loop, 2, 0)
         tl.store(decisions + row, tl.where(met, 1, tl.where(breaks, 3, late)))

@@ -12,7 +12,6 @@ from sigma0.kernels.boundary import MODES
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
 HEAD_WIDTHS = (32, 64, 128)
-VOCABULARIES = (128, 2048)
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,11 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
         {"met": "*i1"},
         dict.fromkeys((*numbers, "theta"), "fp32"),
     )
-    for block in VOCABULARIES:
-        for choose, state in ((True, False), (True, True), (False, True)):
-            # a launch turns a stride of 1 into a constant
-            constants = {"id_stride": 1, "CHOOSE": choose, "STATE": state, "BLOCK": block}
-            aligned = frozenset({"vocabulary", "row_stride"})
-            yield Variant("collapse", function, dtype, signature, constants, aligned, 8)
+    for choose, state in ((True, False), (True, True), (False, True)):
+        # a launch turns a stride of 1 into a constant
+        constants = {"id_stride": 1, "CHOOSE": choose, "STATE": state, "BLOCK": collapse.BLOCK}
+        aligned = frozenset({"vocabulary", "row_stride"})
+        yield Variant("collapse", function, dtype, signature, constants, aligned, collapse.WARPS)
 
 
 def _attentions(dtype: torch.dtype) -> Iterator[Variant]:

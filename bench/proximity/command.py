@@ -76,8 +76,7 @@ def _study(
     report = {
         "model": Path(folder).name,
         "texts": [
-            {key: value for key, value in asdict(text).items() if key != "ids"} | {"tokens": len(text.ids)}
-            for text in texts
+            {"kind": text.kind, "name": text.name, "sha256": text.sha256, "tokens": len(text.ids)} for text in texts
         ],
         "parts": asdict(fitted),
         "shipped_parts_are_these": fitted == shipped,

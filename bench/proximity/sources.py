@@ -94,14 +94,15 @@ def loops(prose: Ints, seeds: int) -> Iterator[Loop]:
 
 
 def _changed(span: Ints, prose: Ints, rng: np.random.Generator) -> Ints:
-    faulty = span.copy()
+    faulty: Ints = span.copy()
     faulty[rng.integers(len(span))] = rng.choice(prose)
     return faulty
 
 
 def _drifted(span: Ints, prose: Ints, rng: np.random.Generator) -> Ints:
     place = rng.integers(len(span))
-    return np.delete(span, place) if rng.integers(2) else np.insert(span, place, rng.choice(prose))
+    faulty: Ints = np.delete(span, place) if rng.integers(2) else np.insert(span, place, rng.choice(prose))
+    return faulty
 
 
 def by_kind(texts: Mapping[str, tuple[Path, ...]], tokenizer: Any) -> list[Text]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sigma0.bench.proximity.sources import LONGEST, Loop, Text
-from sigma0.bench.proximity.traits import TRAITS, Floats, certainty, repetition
+from sigma0.bench.proximity.traits import Floats, certainty, repetition
 from sigma0.frontier import Ints
 from sigma0.kernels.collapse import WINDOW, CollapseRule, Part
 
@@ -122,7 +122,8 @@ def _traits(model: Any, ids: Ints, places: Ints, on_chunk: Callable[[], None]) -
 
 def proximities(rule: CollapseRule, traits: Floats) -> Floats:
     """Proximity of each row of traits `[N, 5]`, by the very formula of the canary."""
-    return rule.proximity(*torch.from_numpy(traits).unbind(-1)).numpy()  # type: ignore[no-any-return]
+    found: Floats = rule.proximity(*torch.from_numpy(traits).unbind(-1)).numpy()
+    return found
 
 
 def without_certainty(readings: Readings) -> Readings:
@@ -137,7 +138,8 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
 
     A part begins where 99 % of the prose ends. Ends and weights minimise the log loss; prose, code and lists weigh the
     same, and all of them together as much as the loops, each kind of which weighs the same too. What the lowest loop
-    misses of `BARS` counts ten times. Babble is left out, since what finds it finds code too. No single part is taken for certain.
+    misses of `BARS` counts ten times. Babble is left out, since what finds it finds code too. No single part is taken
+    for certain.
     """
     from scipy.optimize import differential_evolution
 
@@ -148,8 +150,9 @@ def fit(readings: Sequence[Readings]) -> CollapseRule:
 
     def rule(numbers: Floats) -> CollapseRule:
         highs, weights = lows + numbers[:5] * (tops - lows), numbers[5:]
-        parts = [Part(*(round(float(x), 3) for x in part)) for part in zip(lows, highs, weights, strict=True)]
-        return CollapseRule(**dict(zip(TRAITS, parts, strict=True)))
+        made = [Part(*(round(float(x), 3) for x in part)) for part in zip(lows, highs, weights, strict=True)]
+        periodicity, echo, sameness, drop, margin = made
+        return CollapseRule(periodicity, echo, sameness, drop, margin)
 
     def loss(numbers: Floats) -> float:
         found = rule(numbers)

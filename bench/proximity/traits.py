@@ -1,4 +1,4 @@
-"""What the parts of the proximity are made of, at places of a text: repetition of ids, and a model's certainty."""
+"""What the parts of the proximity are made of, in their order: repetition of ids, and a model's certainty."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,6 @@ from sigma0.frontier import Ints
 from sigma0.kernels.collapse import ALPHA, FLOOR, WARM_UP, WINDOW, repetition_of
 
 Floats = npt.NDArray[np.float64]
-TRAITS = ("periodicity", "echo", "sameness", "drop", "margin")
 # Tokens that a model reads together; the first WINDOW of each are read with little before them.
 CHUNK = 1024
 

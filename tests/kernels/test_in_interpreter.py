@@ -18,4 +18,4 @@ def test_the_interpreter_agrees(file):
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert "passed" in found.stdout and "skipped" not in found.stdout
+    assert "passed" in found.stdout

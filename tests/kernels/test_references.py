@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState
+from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState, BoundaryWeights
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
-from sigma0.kernels.loop_boundary import observe
+from sigma0.kernels.loop_boundary import loop_boundary_reference, observe
 from tests.kernels import definitions
 
 
@@ -132,3 +132,21 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
         np.testing.assert_allclose(told.statistics[0, :7], expected, rtol=1e-4, atol=2e-4)
         assert told.top[0].tolist() == top and int(told.chosen) == ids[-1]
         assert 0 <= float(told.statistics[0, 7]) <= 1
+
+
+def test_the_whole_reference_is_its_parts():
+    generator = torch.Generator().manual_seed(0)
+    raw, previous = torch.randn(3, 40, generator=generator), torch.randn(3, 40, generator=generator)
+    weights = BoundaryWeights(
+        torch.rand(40, generator=generator), 1e-6, torch.randn(40, generator=generator), torch.ones(1)
+    )
+    rule, slots = BoundaryRule("qexit", 0.4, 5), torch.tensor([2, 0, 1])
+    states = [BoundaryState.empty(3, 40, torch.float32, "cpu") for _ in range(2)]
+    wide = raw.double()
+    hidden = weights.norm * wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    whole = loop_boundary_reference(raw, previous, weights, states[0], slots, rule)
+    torch.testing.assert_close(whole.hidden.double(), hidden, rtol=1e-5, atol=1e-6)
+    parts = observe(whole.hidden, previous, whole.hidden @ weights.gate + 1, states[1], slots, rule)
+    torch.testing.assert_close(whole.statistics, parts.statistics)
+    assert torch.equal(whole.decisions, parts.decisions)
+    torch.testing.assert_close(whole.statistics[:, 7].double(), torch.sigmoid(hidden @ weights.gate.double() + 1))

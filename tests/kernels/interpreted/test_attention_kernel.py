@@ -2,14 +2,17 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
+from tests.kernels.interpreted.conftest import DEVICE
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, rows=5, holes=False):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     page = 16 if paged else context
     stretches = -(-context // page)
     shape = (planes, batch * stretches if paged else batch, kv_heads, page, width)
@@ -36,7 +39,7 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
     return query, keys, values, at
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 2**16),
     st.integers(1, 4),

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse, collapse_reference
+from tests.kernels import definitions
+from tests.kernels.interpreted.conftest import DEVICE
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 def compare(logits, chosen, states, rule):
@@ -27,7 +31,7 @@ def compare(logits, chosen, states, rule):
 
 def filled(rows, length, period, vocabulary):
     """Two states of sequences that are `length` ids long, of a period."""
-    states = [CollapseState.empty(rows + 1, "cpu") for _ in range(2)]
+    states = [CollapseState.empty(rows + 1, DEVICE) for _ in range(2)]
     for state in states:
         numbers = torch.arange(128) + max(0, length - 128)
         state.ids[:] = (numbers % period % vocabulary).int().roll(max(0, length - 128) % 128)
@@ -35,7 +39,7 @@ def filled(rows, length, period, vocabulary):
     return states
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     st.integers(1, 3),
@@ -46,7 +50,7 @@ def filled(rows, length, period, vocabulary):
     st.booleans(),
 )
 def test_random_logits(dtype, rows, vocabulary, length, period, seed, greedy):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     states = filled(rows, length, period, vocabulary)
     for number in range(3):
         wide = (3 * torch.randn(rows, 2 * vocabulary, generator=generator)).to(dtype)
@@ -56,6 +60,28 @@ def test_random_logits(dtype, rows, vocabulary, length, period, seed, greedy):
             logits[:, int(torch.randint(0, vocabulary, (), generator=generator))] = -torch.inf
         chosen = None if greedy else torch.randint(0, vocabulary, (rows,), generator=generator)
         compare(logits, chosen, states, CollapseRule(theta=0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_float64_definitions(dtype):
+    """Seven strided rows of a large vocabulary, token after token, masked here and there."""
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    rows, vocabulary, tokens = 7, 50257, 2
+    state, slots = CollapseState.empty(rows, DEVICE), torch.arange(rows)
+    ids, entropies = [[] for _ in range(rows)], [[] for _ in range(rows)]
+    for token in range(tokens):
+        logits = (2 * torch.randn(rows, 2 * vocabulary, generator=generator)).to(dtype)[:, ::2]
+        if token:
+            logits = logits.masked_fill(torch.rand(logits.shape, generator=generator) < 0.3, -torch.inf)
+        found = collapse(logits, None, state, slots, CollapseRule())
+        for row in range(rows):
+            wide = logits[row].double().cpu().numpy()
+            expected, top, ids[row] = definitions.collapse(wide, ids[row], None, entropies[row])
+            entropies[row].append(expected[0])
+            torch.testing.assert_close(
+                found.statistics[row, :7].double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-4
+            )
+            assert found.top[row].tolist() == top
 
 
 @pytest.mark.parametrize("vocabulary", [2, 129, 2049])
@@ -71,7 +97,7 @@ def test_equals_and_masks(vocabulary):
 
 
 def test_what_does_not_fit_is_refused():
-    state = CollapseState.empty(2, "cpu")
+    state = CollapseState.empty(2, DEVICE)
     slots = torch.arange(2)
     for logits, chosen, message in (
         (torch.zeros(2, 5).double(), None, "float64"),

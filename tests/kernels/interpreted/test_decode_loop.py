@@ -6,6 +6,7 @@ import torch
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.ops import operations
+from tests.kernels.interpreted.conftest import DEVICE
 
 STORIES = [
     "Mary went to the kitchen. The hat is with Mary. Where is the hat?",
@@ -15,13 +16,13 @@ STORIES = [
 
 @pytest.fixture(scope="module")
 def pocket():
-    return sigma0.load("pocket")
+    return sigma0.load("pocket", device=DEVICE)
 
 
 def run(pocket, backend, config, **kwargs):
     model, tokenizer = pocket
     model.backend = backend
-    batch = tokenizer(STORIES, padding=True, return_tensors="pt")
+    batch = tokenizer(STORIES, padding=True, return_tensors="pt").to(DEVICE)
     settings = {"max_new_tokens": 9, "do_sample": False, "output_statistics": True, "return_dict_in_generate": True}
     try:
         return model.generate(**batch, exit_config=config, **{**settings, **kwargs})
@@ -70,10 +71,10 @@ def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
     """Exits that the kernels only wrote down are copied once somebody reads whole planes."""
     model, tokenizer = pocket
     config = ExitConfig(mode="qexit", q=0.4, after_exit="drop")
-    more = tokenizer(" Where is Mary?", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    more = tokenizer(" Where is Mary?", return_tensors="pt", add_special_tokens=False)["input_ids"].to(DEVICE)
     found = []
     for backends in (("torch", "torch"), ("triton", "torch"), ("triton", "triton")):
-        ids, cache = tokenizer(STORIES[0], return_tensors="pt")["input_ids"], model.new_cache()
+        ids, cache = tokenizer(STORIES[0], return_tensors="pt")["input_ids"].to(DEVICE), model.new_cache()
         for backend in backends:
             model.backend = backend
             out = model.generate(
@@ -86,9 +87,27 @@ def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def test_the_names(pocket):
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
+@pytest.mark.parametrize("after_exit", ["finish", "drop"])
+def test_a_pass_waits_for_nothing_but_its_exits(pocket, after_exit):
+    """With the debug mode on, whatever waits for the device raises, but for `to_host`."""
+    model, tokenizer = pocket
+    config = ExitConfig(q=0.6, after_exit=after_exit)
+    batch = tokenizer(STORIES, padding=True, return_tensors="pt").to(DEVICE)
+    loop, first = model.generate(
+        **batch, max_new_tokens=9, do_sample=False, exit_config=config, output_statistics=True,
+        custom_generate=type(model).open_token_loop,
+    )  # fmt: skip
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        emitted = [emission for emissions in loop.run(first) for emission in emissions]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(emitted) > 6
+
+
+def test_the_names():
     assert operations("auto", torch.device("cpu")).backend == "torch"
-    assert operations("triton", torch.device("cpu")).backend == "triton"
     assert operations("auto", torch.device("cuda")).backend == "triton"
     with pytest.raises(ValueError, match="no such backend: 'cuda'"):
         operations("cuda", torch.device("cpu"))

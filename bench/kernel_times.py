@@ -1,0 +1,227 @@
+"""Time and bandwidth of every kernel in Ouro-1.4B's shape, beside the same in eager torch and under `torch.compile`.
+
+Each call's bytes are the least that its file states; "of a copy" is the share of the bandwidth of a plain copy measured
+in the same run. A share of one decode pass compares with a pass of the block, over the same rows, of random weights.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.benchmark import Timer
+
+from sigma0.bench.speed.shapes import SHAPES
+from sigma0.kernels.boundary import KEPT, BoundaryRule, BoundaryState, BoundaryWeights
+from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse, collapse_reference
+from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
+from sigma0.kernels.loop_boundary import loop_boundary, loop_boundary_reference
+
+SHAPE, LOOPS = "ouro-1.4b", 4
+WAYS = ("kernel", "eager", "compiled")
+_COPY_BYTES = 2**28
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one size.
+
+    Attributes:
+        kernel: Its name.
+        size: In words.
+        rows: Rows in the pass.
+        bytes: The least that it must read and write.
+        calls: How often a pass calls it.
+        ways: What to time, by name.
+    """
+
+    kernel: str
+    size: str
+    rows: int
+    bytes: int
+    calls: int
+    ways: dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured.
+
+    Attributes:
+        kernel: Name of the operation.
+        size: In words.
+        way: "kernel", "eager" or "compiled".
+        microseconds: Median of a call.
+        gigabytes_per_second: Least bytes over that time.
+        of_a_copy: That over a copy's bandwidth.
+        of_a_pass: Time of all calls in a pass over the time of a pass of the block; None where none was timed.
+    """
+
+    kernel: str
+    size: str
+    way: str
+    microseconds: float
+    gigabytes_per_second: float
+    of_a_copy: float
+    of_a_pass: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def cases(
+    device: torch.device, dtype: torch.dtype, rows: tuple[int, ...], contexts: tuple[int, ...], ways: tuple[str, ...]
+) -> Iterator[Case]:
+    """Every operation on every size.
+
+    Args:
+        device: Where.
+        dtype: Of states, logits and K/V.
+        rows: Rows of a pass.
+        contexts: Columns that each row attends to.
+        ways: Some of `WAYS`.
+    """
+    torch.manual_seed(_SEED)
+    for count in rows:
+        yield _boundary(device, dtype, count, ways)
+        yield _collapse(device, dtype, count, ways)
+        for context in contexts:
+            yield _attention(device, dtype, count, context, ways)
+
+
+def _ways(
+    names: tuple[str, ...], kernel: Callable[..., object], eager: Callable[..., object], *arguments: Any
+) -> dict[str, Callable[[], object]]:
+    made = {"kernel": kernel, "eager": eager, "compiled": torch.compile(eager) if "compiled" in names else eager}
+    return {name: partial(made[name], *arguments) for name in names}
+
+
+def _boundary(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
+    width = SHAPES[SHAPE]["hidden_size"]
+    raw, previous = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+    weight, gate = (torch.randn(width, device=device, dtype=dtype) for _ in range(2))
+    weights = BoundaryWeights(weight, 1e-6, gate, torch.zeros(1, device=device, dtype=dtype))
+    state, slots = BoundaryState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
+    state.counts[:, 0] = KEPT
+    rule = BoundaryRule("qexit", 0.5, 2**30)
+    arguments = (raw, previous, weights, state, slots, rule)
+    size = 7 * rows * width * dtype.itemsize + 2 * width * dtype.itemsize
+    return Case(
+        "loop_boundary", f"{rows} rows of {width}", rows, size, 1,
+        _ways(ways, loop_boundary, loop_boundary_reference, *arguments),
+    )  # fmt: skip
+
+
+def _collapse(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
+    vocabulary = SHAPES[SHAPE]["vocab_size"]
+    logits = torch.randn(rows, vocabulary, device=device, dtype=dtype)
+    state, slots = CollapseState.empty(rows, device), torch.arange(rows, device=device)
+    arguments = (logits, None, state, slots, CollapseRule())
+    size = rows * (vocabulary * dtype.itemsize + WINDOW * 4)
+    return Case(
+        "collapse", f"{rows} rows of {vocabulary}", rows, size, 1,
+        _ways(ways, collapse, collapse_reference, *arguments),
+    )  # fmt: skip
+
+
+def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int, ways: tuple[str, ...]) -> Case:
+    """Rows spread over the planes, each of a sequence of its own, so that nothing is read twice."""
+    heads = SHAPES[SHAPE]["num_attention_heads"]
+    width = SHAPES[SHAPE]["hidden_size"] // heads
+    keys, values = (
+        torch.randn(LOOPS, rows, heads, context, width, device=device, dtype=dtype) for _ in range(2)
+    )  # fmt: skip
+    query = torch.randn(rows, heads, width, device=device, dtype=dtype)
+    sequences = torch.arange(rows, device=device)
+    planes = (torch.arange(rows, device=device) * LOOPS).div(rows, rounding_mode="floor")
+    columns = torch.full_like(sequences, context - 1)
+    at = DepthRows(sequences, columns, planes, None, None, None, None, context)
+    groups = tuple(_groups(sequences, planes, context))
+    scaling = width**-0.5
+    size = 2 * rows * heads * context * width * dtype.itemsize
+    return Case(
+        "depth_attention",
+        f"{rows} rows, {context} columns",
+        rows,
+        size,
+        SHAPES[SHAPE]["num_hidden_layers"],
+        _ways(
+            ways,
+            partial(depth_attention, query, keys, values, at),
+            partial(plane_attention, query, keys, values, groups),
+            scaling,
+        ),
+    )
+
+
+def _groups(sequences: Tensor, planes: Tensor, context: int) -> Iterator[PlaneGroup]:
+    for plane in sorted(set(planes.tolist())):
+        rows = (planes == plane).nonzero()[:, 0]
+        yield PlaneGroup(plane, int(rows[0]), int(rows[-1]) + 1, sequences[rows], context, None)
+
+
+def time_of(call: Callable[[], object], device: torch.device) -> float:
+    """Median seconds of a call; on CUDA with the cache flushed before each and the device's own clock."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return float(do_bench(call, warmup=50, rep=200, return_mode="median")) / 1e3
+    return float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.3).median)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes that a plain copy reads and writes in a second."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / time_of(lambda: target.copy_(source), device)
+
+
+def pass_seconds(device: torch.device, dtype: torch.dtype, rows: int) -> float:
+    """Seconds of the matrix products of one pass of the block: every weight of every layer is read once."""
+    shape = SHAPES[SHAPE]
+    width, inner = shape["hidden_size"], shape["intermediate_size"]
+    sizes = [(width, width)] * 4 + [(width, inner)] * 2 + [(inner, width)]
+    layers = [
+        [torch.randn(size, device=device, dtype=dtype) for size in sizes] for _ in range(shape["num_hidden_layers"])
+    ]
+    inputs = {size: torch.randn(rows, size, device=device, dtype=dtype) for size in (width, inner)}
+
+    def run() -> None:
+        for layer in layers:
+            for weight in layer:
+                inputs[weight.shape[0]] @ weight
+
+    run()
+    return time_of(run, device)
+
+
+def measure(
+    cases: Iterator[Case], device: torch.device, passes: dict[int, float], on_case: Callable[[], None] = lambda: None
+) -> tuple[float, list[Timing]]:
+    """Times every case.
+
+    Args:
+        cases: The cases.
+        device: Where they are.
+        passes: Seconds of a pass by number of rows; {} leaves the shares out.
+        on_case: Told of each case.
+
+    Returns:
+        Bandwidth of a copy, bytes a second (median of three readings), and the timings.
+    """
+    copy = statistics.median(copy_bandwidth(device) for _ in range(3))
+    found = []
+    for case in cases:
+        for way, call in case.ways.items():
+            call()
+            seconds = time_of(call, device)
+            rate = case.bytes / seconds
+            share = case.calls * seconds / passes[case.rows] if case.rows in passes else None
+            found.append(Timing(case.kernel, case.size, way, seconds * 1e6, rate / 1e9, rate / copy, share))
+        on_case()
+    return copy, found
