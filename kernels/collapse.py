@@ -153,6 +153,12 @@ def collapse_reference(
     return Collapse(statistics, taken, top, met)
 
 
+def leads_reference(logits: Tensor, theta: float) -> Tensor:
+    """Whether the margin is at least theta, bool `[B]`: all that `margin` needs to know of logits `[B, V]`."""
+    best = torch.softmax(logits.float(), dim=-1).topk(2, dim=-1).values
+    return best[:, 0] - best[:, 1] >= theta
+
+
 def _two_best(logits: Tensor) -> Tensor:
     """The two likeliest ids `[B, 2]`, the smaller first where they are equal, as `argmax` has it."""
     first = logits.argmax(dim=-1, keepdim=True)
@@ -205,6 +211,11 @@ def repetition_of(ring: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor
     echoes = whole.any(-1).sum(-1)
     echo = echoes / (known - GRAM + 1).clamp_min(1)
     return periodicity, lag.float(), echo, distinct
+
+
+def leads(logits: Tensor, theta: float) -> Tensor:
+    """`leads_reference` by the kernel below, which takes nothing in."""
+    return collapse(logits, None, None, None, CollapseRule(theta=theta)).met
 
 
 def collapse(

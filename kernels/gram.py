@@ -98,7 +98,7 @@ def fit_of(gram: Tensor, count: Tensor) -> Fit:
 
     Args:
         gram: `[R, 10]`; differences that do not exist count as zero.
-        count: Differences so far, int64 `[R]`.
+        count: Differences so far, int32 `[R]`.
     """
     g00, g01, g02, _, g11, g12, g13, g22, g23, g33 = gram.unbind(-1)
     # The newest triple, and the one before it where four differences are kept; else its numbers are zero.
@@ -131,12 +131,12 @@ def fit_of(gram: Tensor, count: Tensor) -> Fit:
 def fate_of(
     steps: Steps, fit: Fit, count: Tensor, norm: Tensor, dtype: torch.dtype, growth: float, spiral: float
 ) -> Tensor:
-    """Index into `boundary.FATES`, int64 `[R]`.
+    """Index into `boundary.FATES`, int32 `[R]`.
 
     Args:
         steps: Sizes and angles.
         fit: The spectrum.
-        count: Differences so far, int64 `[R]`.
+        count: Differences so far, int32 `[R]`.
         norm: |h_t| `[R]`.
         dtype: Of the states, whose rounding noise counts as none.
         growth: m.
@@ -145,7 +145,7 @@ def fate_of(
     speaks = (fit.residual <= SPEAKS) & (count >= 3)
     diverges = (steps.gain >= 1 + growth) | (speaks & (fit.radius >= 1 + growth))
     spirals = (steps.turning >= spiral) | (speaks & fit.turns & (fit.angle >= spiral)) | (steps.gain >= 1)
-    fate = torch.where(diverges, 3, 1 + spirals.long())
+    fate = (1 + spirals.int()).masked_fill(diverges, 3)
     fate = fate.masked_fill(steps.size <= 4 * torch.finfo(dtype).eps * norm, 1)
     return fate.masked_fill(count < 2, 0)
 

@@ -27,12 +27,14 @@ from sigma0.kernels.boundary import (
     DIVERGING,
     FATES,
     GOES_ON,
+    HAZARD,
     KEPT,
     LAST_LOOP,
     LOOPS,
     MET,
     MODES,
     REMEMBERED,
+    RESIDUAL,
     STREAK,
     SURVIVAL,
     Boundary,
@@ -42,8 +44,8 @@ from sigma0.kernels.boundary import (
 )
 
 SHRINK = 0.9
-# The six numbers that move on, and how many differences there must be for each of the ten behind the newest row.
-_MOVING, _NEEDED = (0, 1, 2, 4, 5, 7), (2, 3, 4, 3, 4, 4)
+# The six numbers that move on, and how many differences there must be for each of the ten.
+_MOVING, _NEEDED = (0, 1, 2, 4, 5, 7), (1, 2, 3, 4, 2, 3, 4, 3, 4, 4)
 
 
 def loop_boundary_reference(
@@ -84,49 +86,51 @@ def observe(
         slots: Slot of each row, int64 `[R]`, none twice.
         rule: What decides.
     """
-    counts = state.counts[slots].long()  # [R, 4]
+    counts = state.counts.index_select(0, slots)  # [R, 4]
     fresh = counts[:, LOOPS] == 0
-    counts = counts.masked_fill(fresh[:, None], 0)
     loops = counts[:, LOOPS] + 1
     hazard = torch.sigmoid(gate_logits.float())  # [R]
-    gate = state.gate[slots]
+    gate = state.gate.index_select(0, slots)
     survival = gate[:, SURVIVAL].masked_fill(fresh, 1.0)
     cumulative = gate[:, CUMULATIVE].masked_fill(fresh, 0.0) + hazard * survival
-    state.gate[slots] = torch.stack([survival * (1.0 - hazard), cumulative], dim=-1)
-    none = torch.zeros_like(hazard)
+    state.gate.index_copy_(0, slots, torch.stack([survival * (1.0 - hazard), cumulative], dim=-1))
     if not rule.watches:
-        decided = _decided(none, cumulative, loops, loops, loops, rule)
-        state.counts[slots, LOOPS] = loops.int()
-        statistics = torch.stack([none, none, none, none, none, none, none + 1, hazard], dim=-1)
+        decided = _decided(hazard, cumulative, loops, loops, loops, rule)
+        state.counts.index_copy_(0, slots, loops[:, None].expand(-1, 4))
+        statistics = torch.zeros((len(loops), 8), dtype=torch.float32, device=hidden.device)
+        statistics[:, RESIDUAL] = 1.0
+        statistics[:, HAZARD] = hazard
         return Boundary(hidden, statistics, torch.zeros_like(decided), decided)
     now, before = hidden.float(), previous.float().masked_fill(fresh[:, None], 0.0)
     difference = (now - before).masked_fill(fresh[:, None], 0.0).to(hidden.dtype)  # [R, D]
     state.differences[slots, loops % KEPT] = difference
     gram = _grown_gram(state, slots, loops, difference.float())  # [R, 10]
-    state.gram[slots] = gram
+    state.gram.index_copy_(0, slots, gram)
     count = loops - 1
     steps = grams.steps_of(gram, torch.linalg.vector_norm(before, dim=-1), rule.mode == "accel-steps")
     fit = grams.fit_of(gram, count)
     norm = torch.linalg.vector_norm(now, dim=-1)
     fates = grams.fate_of(steps, fit, count, norm, hidden.dtype, rule.growth, rule.spiral)
-    streak = (counts[:, STREAK] + 1) * _holds(steps, loops, rule)
-    diverging = (counts[:, DIVERGING] + 1) * (fates == FATES.index("diverge"))
-    remembered = (counts[:, REMEMBERED] << 2) & 0x3FFFFFFF | fates
-    state.counts[slots] = torch.stack([loops, streak, diverging, remembered], dim=-1).int()
+    kept = counts.masked_fill(fresh[:, None], 0)
+    streak = (kept[:, STREAK] + 1) * _holds(steps, loops, rule)
+    diverging = (kept[:, DIVERGING] + 1) * (fates == FATES.index("diverge"))
+    remembered = (kept[:, REMEMBERED] << 2) & 0x3FFFFFFF | fates
+    state.counts.index_copy_(0, slots, torch.stack([loops, streak, diverging, remembered], dim=-1))
     told = [steps.change, steps.bend, steps.gain, steps.turning, fit.radius, fit.angle, fit.residual, hazard]
     decided = _decided(steps.change, cumulative, loops, streak, diverging, rule)
-    return Boundary(hidden, torch.stack(told, dim=-1), fates.int(), decided)
+    return Boundary(hidden, torch.stack(told, dim=-1), fates, decided)
 
 
 def _grown_gram(state: BoundaryState, slots: Tensor, loops: Tensor, difference: Tensor) -> Tensor:
     """G with the row of the newest difference, `[R, 10]`; differences that do not exist count as zero."""
-    ages = torch.arange(KEPT, device=slots.device)
-    exists = ages < (loops - 1)[:, None]  # [R, K]
-    kept = state.differences[slots[:, None], (loops[:, None] - ages) % KEPT].float()  # [R, K, D]
-    row = torch.bmm(kept.masked_fill(~exists[..., None], 0.0), difference[:, :, None])[..., 0]  # [R, K]
-    moved = state.gram[slots][:, _MOVING]
-    needed = torch.tensor(_NEEDED, device=slots.device)
-    return torch.cat([row, moved.masked_fill((loops - 1)[:, None] < needed, 0.0)], dim=-1)
+    count = (loops - 1)[:, None]
+    places = (loops[:, None] - torch.arange(KEPT, device=slots.device)) % KEPT  # [R, K]
+    kept = state.differences[slots[:, None], places].float()  # [R, K, D]
+    # a slot's last token may have left anything there, so what does not exist is masked, not multiplied by zero
+    needed = torch.tensor(_NEEDED, dtype=torch.int32, device=slots.device)
+    row = torch.bmm(kept.masked_fill((count < needed[:KEPT])[..., None], 0.0), difference[:, :, None])[..., 0]  # [R, K]
+    moved = state.gram.index_select(0, slots)[:, _MOVING]
+    return torch.cat([row, moved], dim=-1).masked_fill(count < needed, 0.0)
 
 
 def _holds(steps: grams.Steps, loops: Tensor, rule: BoundaryRule) -> Tensor:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -10,6 +10,7 @@ from sigma0.calibrate_command import calibrate
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
 from sigma0.loading import load
+from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.settings import ExitConfig
 from sigma0.text import stream
@@ -74,6 +75,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     as_json: AsJson = False,
@@ -102,7 +104,7 @@ def generate(
         if not text:
             raise ValueError("the prompt is empty")
         quiet_transformers()
-        looped, tokenizer = load(model, device=device, dtype=dtype)
+        looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend))
         tokens = stream(
             looped,
             tokenizer,

@@ -88,9 +88,12 @@ def _devices() -> tuple[Finding, ...]:
 
 
 def _features() -> tuple[Finding, ...]:
-    triton = find_spec("triton") is not None
-    kernels = "installed" if triton else "not installed (Linux x86-64 only)"
-    return (Finding(name="triton", ok=triton, detail=f"{kernels}; no kernel needs it yet, all operations are torch's"),)
+    if find_spec("triton") is None:
+        return (
+            Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA"),
+        )
+    chosen = "the kernels run on CUDA" if torch.cuda.is_available() else "the kernels need CUDA; here plain torch runs"
+    return (Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}"),)
 
 
 def _models() -> tuple[Finding, ...]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
-from sigma0.ops import MET, BoundaryRule, BoundaryState, CollapseRule, collapse_reference, observe
+from sigma0.ops import MET, BoundaryRule, BoundaryState, leads_reference, observe
 from sigma0.settings import ExitConfig, ExitMode
 
 REASON_WHEN_MET: dict[ExitMode, str] = {
@@ -79,10 +79,6 @@ class ExitRule:
             if mode == "accel" and config.accel_scale == "steps":
                 mode = "accel-steps"
         return BoundaryRule(mode, threshold, self.last_loop, config.patience, self.min_loops, watch)
-
-    def lead(self) -> CollapseRule:
-        """What decides from the logits of a loop."""
-        return CollapseRule(theta=self.config.theta)
 
     def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
         """Whether tokens stop by the rule; a replayed run answers otherwise.
@@ -156,7 +152,7 @@ def select_exits(
                 boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
                 here = boundary.decisions == MET
                 if rule.needs_logits:
-                    here = collapse_reference(head(hidden), None, None, None, rule.lead()).met
+                    here = leads_reference(head(hidden), rule.config.theta)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
             depths = torch.where(here & ~met, loop, depths)
             met |= here

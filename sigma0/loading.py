@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from sigma0.generation import DepthGenerationMixin
+from sigma0.ops import Backend, operations
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -86,7 +87,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
 
 
 def load(
-    name: str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
@@ -94,16 +99,19 @@ def load(
         name: A shipped name, a folder, or a hub id.
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
+        backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
 
     Raises:
-        ValueError: If there is no such model, it is not looped, its tensors do not fit, or device or dtype is bad.
+        ValueError: If there is no such model, it is not looped, its tensors do not fit, or device, dtype
+            or backend is bad.
     """
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
+    operations(backend, target)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -115,4 +123,5 @@ def load(
         told = str(error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error)
         raise ValueError(f"{name!r} could not be loaded: {told.strip().splitlines()[0]}") from error
     tokenizer.padding_side = "left"
+    model.backend = backend
     return model.to(target).eval(), tokenizer

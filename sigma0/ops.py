@@ -25,7 +25,16 @@ from sigma0.kernels.boundary import (
     BoundaryState,
     BoundaryWeights,
 )
-from sigma0.kernels.collapse import READINGS, Collapse, CollapseRule, CollapseState, collapse, collapse_reference
+from sigma0.kernels.collapse import (
+    READINGS,
+    Collapse,
+    CollapseRule,
+    CollapseState,
+    collapse,
+    collapse_reference,
+    leads,
+    leads_reference,
+)
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
 from sigma0.kernels.loop_boundary import loop_boundary, observe
 
@@ -46,7 +55,7 @@ __all__ = [
     "DepthRows",
     "Operations",
     "PlaneGroup",
-    "collapse_reference",
+    "leads_reference",
     "observe",
     "operations",
     "plane_attention",
@@ -76,6 +85,7 @@ class Operations:
         backend: "torch" or "triton".
         loop_boundary: End of a loop (`sigma0.kernels.loop_boundary`).
         collapse: Reading of logits and ids (`sigma0.kernels.collapse`).
+        leads: Whether the likeliest id leads by a margin, for logits `[B, V]`; bool `[B]`.
         plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
         depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
     """
@@ -83,6 +93,7 @@ class Operations:
     backend: Literal["torch", "triton"]
     loop_boundary: Callable[[LoopEnd, Tensor, Tensor, BoundaryState, Tensor, BoundaryRule], Boundary]
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
+    leads: Callable[[Tensor, float], Tensor]
     plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
 
@@ -102,8 +113,8 @@ def _boundary_in_triton(
     return loop_boundary(raw, previous, end.boundary_weights(), state, slots, rule)
 
 
-TORCH = Operations("torch", _boundary_in_torch, collapse_reference, plane_attention, None)
-TRITON = Operations("triton", _boundary_in_triton, collapse, None, depth_attention)
+TORCH = Operations("torch", _boundary_in_torch, collapse_reference, leads_reference, plane_attention, None)
+TRITON = Operations("triton", _boundary_in_triton, collapse, leads, None, depth_attention)
 
 
 @lru_cache

@@ -214,7 +214,7 @@ class Wave:
         logits = met = None
         if len(leaders) and self.rule.needs_logits:
             logits = self._head(np.concatenate([leaders, read]))
-            met = self.ops.collapse(logits[: len(leaders)], None, None, None, self.rule.lead()).met
+            met = self.ops.leads(logits[: len(leaders)], self.rule.config.theta)
         elif decisions is not None:
             met = decisions.index_select(0, self._index(leaders)) == MET
         stopped, has_met = self._stop(leaders, met)

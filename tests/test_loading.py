@@ -92,3 +92,16 @@ def test_devices_and_dtypes():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="device 'cuda' cannot be used"):
             resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    "backend, message", [("triton", "needs a CUDA device, got cpu"), ("cuda", "no such backend: 'cuda'")]
+)
+def test_a_backend_that_cannot_run_is_refused(backend, message):
+    with pytest.raises(ValueError, match=message):
+        sigma0.load("pocket", device="cpu", backend=backend)
+
+
+def test_the_backend_is_kept():
+    model, _ = sigma0.load("pocket", device="cpu", backend="torch")
+    assert (model.backend, model.operations.backend) == ("torch", "torch")
