@@ -1,0 +1,112 @@
+"""Loops, texts, the fit, and what the shipped proximity promises."""
+
+import gzip
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sigma0
+from sigma0.bench.proximity.sources import LONGEST, loops, read_text
+from sigma0.bench.proximity.study import BARS, figures, fit, proximities, read_loops, read_texts, roc
+from sigma0.bench.proximity.traits import certainty, repetition
+from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
+from tests.kernels import definitions
+
+RESULTS = json.loads((Path(sigma0.__file__).parent / "bench/results/proximity.json").read_text())
+RNG = np.random.default_rng(0)
+PROSE = RNG.zipf(1.3, 40_000) % 3000
+
+
+def test_loops_are_what_they_are_called():
+    made = list(loops(PROSE, 2))
+    for loop in made:
+        assert len(loop.ids) == LONGEST and loop.first == max(3 * loop.period, 40)
+        equal = loop.ids[loop.period :] == loop.ids[: -loop.period]
+        if loop.kind == "exact":
+            assert equal.all()
+        elif loop.kind == "changed":
+            assert not equal.all() and equal.mean() >= 1 - 2 / loop.period - 0.05
+        elif loop.kind == "babble":
+            assert len(set(loop.ids.tolist())) <= loop.period
+    assert {loop.kind for loop in made} == {"exact", "changed", "drifted", "babble"}
+
+
+@pytest.mark.parametrize("kind, bar", [("exact", 0.8), ("changed", 0.6)])
+def test_a_loop_is_noticed_once_three_periods_and_forty_ids_are_out(kind, bar):
+    """From the ids alone, whatever the logits say, at every period and at every later moment."""
+    rule = CollapseRule()
+    for loop in loops(PROSE, 3):
+        if loop.kind == kind:
+            places = np.arange(loop.first, LONGEST + 1)
+            traits = np.concatenate([repetition(loop.ids, places), np.zeros((len(places), 2))], axis=1)
+            assert proximities(rule, traits).min() > bar, loop.period
+
+
+def test_the_shipped_parts_are_the_committed_fit():
+    assert RESULTS["shipped_parts_are_these"]
+    assert asdict(CollapseRule()) == RESULTS["parts"]
+
+
+def test_the_committed_figures_keep_what_is_promised():
+    held_out = [row for row in RESULTS["figures"] + RESULTS["figures_of_ids_alone"] if not row["fitted"]]
+    prose = [row for row in held_out if row["kind"] == "prose"]
+    assert sum(row["readings"] for row in prose) >= 2 * 2000 and all(row["quantiles"][4] < 0.4 for row in prose)
+    for kind, bar in (("exact", 0.8), ("changed", 0.6)):
+        rows = [row for row in held_out if row["kind"] == kind]
+        assert len(rows) == 2 and all(row["lowest"] > bar for row in rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=300))
+def test_repetition_is_the_definition(ids):
+    periodicity, _, echo, distinct = definitions.repetition(ids)
+    found = repetition(np.array(ids), np.array([len(ids)]))[0]
+    np.testing.assert_allclose(found, [periodicity, echo, 1 - distinct], atol=1e-6)
+
+
+def test_certainty_is_what_the_canary_reads():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        initializer_range=1.0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    ids = RNG.integers(0, 60, 40)
+    found = certainty(model, ids)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids)[None]).logits[0]
+    state = CollapseState.empty(1, "cpu")
+    state.observed.fill_(1)  # the first id has an entropy of 0 in the study
+    for place in range(1, 40):
+        told = collapse_reference(
+            logits[place - 1][None], torch.tensor([ids[place]]), state, torch.tensor([0]), CollapseRule()
+        )
+        assert float(told.statistics[0, 2]) == pytest.approx(found[place, 0], abs=2e-3)
+        assert float(told.statistics[0, 1]) == pytest.approx(found[place, 1], abs=1e-4)
+
+
+def test_a_fit_tells_loops_from_text(tmp_path):
+    tokenizer = sigma0.load("pocket")[1]
+    words = [token for token in tokenizer.get_vocab() if token.isalpha()][:60]
+    file = tmp_path / "prose.txt"
+    file.write_text(" ".join(RNG.choice(words, 3000)))
+    code = tmp_path / "code.jsonl.gz"
+    line = json.dumps({"prompt": "Mary ", "canonical_solution": " ".join(RNG.choice(words, 400))})
+    code.write_bytes(gzip.compress(line.encode()))
+    texts = [read_text("prose", file, tokenizer), read_text("code", code, tokenizer)]
+    assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
+    readings = read_texts(None, texts, 200) + read_loops(None, loops(texts[0].ids, 2))
+    rule = fit(readings)
+    told = {(row.kind, row.fitted): row for row in figures(rule, readings)}
+    assert told["exact", True].lowest >= BARS["exact"] - 0.02 and told["exact", False].lowest > 0.8
+    assert told["prose", False].quantiles[4] < 0.4
+    calm = np.concatenate([each.traits for each in readings if each.kind == "prose"])
+    area, curve = roc(rule, calm, next(each.traits for each in readings if each.kind == "exact"))
+    assert area > 0.99 and curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0)
