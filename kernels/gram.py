@@ -106,20 +106,46 @@ def fit_of(gram: Tensor, count: Tensor) -> Fit:
     p11, p12, p22 = g11 + two * g22, g12 + two * g23, g22 + two * g33
     r1, r2 = g01 + two * g12, g02 + two * g13
     both = g11 * g22
-    determinant = p11 * p22 - p12 * p12
-    first = (count == 2) | (both - g12 * g12 < PARALLEL * both) | (determinant <= 0)
-    safe = determinant.masked_fill(first, 1.0)
-    a = torch.where(first, g01 / (g11 + _TINY), (r1 * p22 - r2 * p12) / safe)
-    b = ((r2 * p11 - r1 * p12) / safe).masked_fill(first, 0.0)
-    explained = a * torch.where(first, g01, r1) + b * r2
+    first = (count == 2) | (both - g12 * g12 < PARALLEL * both) | (p11 * p22 - p12 * p12 <= 0)
     whole = g00 + (two * g11).masked_fill(first, 0.0)
+    none = (count < 2) | (g11 <= 0) | (whole <= 0)
+    return solve(first, none, p11, p12, p22, torch.where(first, g01, r1), r2, g11, whole)
+
+
+def solve(
+    first: Tensor,
+    none: Tensor,
+    p11: Tensor,
+    p12: Tensor,
+    p22: Tensor,
+    r1: Tensor,
+    r2: Tensor,
+    g11: Tensor,
+    whole: Tensor,
+) -> Fit:
+    """The spectrum out of the sums of the normal equations.
+
+    Args:
+        first: Whether the fit is of order 1, bool `[R]`.
+        none: Whether there is none, bool `[R]`.
+        p11: Sum of <D_{s-1}, D_{s-1}> over the triples, as are the next ones of theirs, `[R]`.
+        p12: Of <D_{s-1}, D_{s-2}>.
+        p22: Of <D_{s-2}, D_{s-2}>.
+        r1: Of <D_s, D_{s-1}>; of the newest pair alone where the order is 1.
+        r2: Of <D_s, D_{s-2}>.
+        g11: <D_{t-1}, D_{t-1}>.
+        whole: Of <D_s, D_s>; of the newest alone where the order is 1.
+    """
+    safe = (p11 * p22 - p12 * p12).masked_fill(first, 1.0)
+    a = torch.where(first, r1 / (g11 + _TINY), (r1 * p22 - r2 * p12) / safe)
+    b = ((r2 * p11 - r1 * p12) / safe).masked_fill(first, 0.0)
+    explained = a * r1 + b * r2
     discriminant = a * a + 4 * b
     turns = discriminant < 0
     far = (-b).clamp_min(0).sqrt()
     radius = torch.where(turns, far, (a.abs() + discriminant.clamp_min(0).sqrt()) / 2)
     angle = torch.where(turns, torch.acos((a / (2 * far + _TINY)).clamp(-1, 1)), (a < 0) * math.pi)
     residual = ((whole - explained).clamp_min(0) / (whole + _TINY)).sqrt().clamp_max(1.0)
-    none = (count < 2) | (g11 <= 0) | (whole <= 0)
     return Fit(
         radius.clamp_max(_HUGE).masked_fill(none, 0.0),
         angle.masked_fill(none, 0.0),

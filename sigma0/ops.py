@@ -36,12 +36,14 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
+from sigma0.kernels.gram import PARALLEL, solve
 from sigma0.kernels.loop_boundary import loop_boundary, observe
 
 __all__ = [
     "DIVERGED",
     "FATES",
     "MET",
+    "PARALLEL",
     "READINGS",
     "STATISTICS",
     "Backend",
@@ -59,6 +61,7 @@ __all__ = [
     "observe",
     "operations",
     "plane_attention",
+    "solve",
 ]
 
 Backend = Literal["auto", "torch", "triton"]
