@@ -41,8 +41,8 @@ class Detection:
         untouched: Untouched facts with something checkable.
         false_alarms: Those with a claim that is not anchored.
         recall: found / falsified.
-        precision: Of the facts with an unanchored claim, the share that was falsified, were there as many untouched facts
-            as falsified ones.
+        precision: Of the facts with an unanchored claim, the share that was falsified, were there as many untouched
+            facts as falsified ones.
     """
 
     kind: str
@@ -145,9 +145,7 @@ def measure(made: Sequence[Case]) -> list[Detection]:
         falsified, hits = (sum(alarmed[member][place] for member in members) for place in (0, 1))
         recall, alarm = hits / max(falsified, 1), false / max(untouched, 1)
         precision = recall / (recall + alarm) if recall + alarm else 0.0
-        found.append(
-            Detection(kind, falsified, hits, untouched, false, round(recall, 4), round(precision, 4))
-        )
+        found.append(Detection(kind, falsified, hits, untouched, false, round(recall, 4), round(precision, 4)))
     return found
 
 

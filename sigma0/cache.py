@@ -186,7 +186,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         skipped: Tokens that have a column and were never run, since their sequence had ended; None if none.
         ended: Sequences that a lockstep loop goes on feeding though they have ended, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
-        trace: Depth and met `[B]` of each forward's last position, while a list; None otherwise.
+        trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
         exits: Last plane of each token that stopped for good, int32 `[B, >= length]`, T - 1 elsewhere; None where every
             plane is written (`sigma0.dropped`).
         slots: Trajectories of the frontier's rows.
@@ -205,7 +205,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.skipped: SkippedTokens | None = None
         self.ended: Bools | None = None
         self.counts = PassCounts()
-        self.trace: list[tuple[Tensor, Tensor]] | None = None
+        self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
         self.slots = SlotPool()
         self.record: RunRecord | None = None

@@ -4,9 +4,7 @@ The reading is that of `kernels/collapse.py`, where the formulas stand. `Collaps
 `processor` and `criterion` fit the canary into any transformers model's `generate`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from types import MappingProxyType
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -227,8 +225,10 @@ class CollapseCanary:
 
 
 class Watch(LogitsProcessor):  # type: ignore[misc]
-    """A canary inside `generate`. A call that does not continue the text before it (another run, reordered beams) begins
-    anew; sequences that have ended are not read any further.
+    """A canary inside `generate`.
+
+    A call that does not continue the text before it (another run, reordered beams) begins anew; sequences that have ended
+    are not acted on any further.
 
     Args:
         canary: Is told of every token.

@@ -8,14 +8,23 @@ from typing import Literal
 
 Kind = Literal["number", "date", "entity", "quote", "code", "link", "statement"]
 
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st vs etc inc ltd co corp no vol fig eq ca approx dept univ gov gen col sgt capt lt rev hon "
-    "jan feb mar apr jun jul aug sep sept oct nov dec e.g i.e u.s u.k u.n d.c a.m p.m b.c a.d ph.d".split()
+    _words(
+        """
+        mr mrs ms dr prof sr jr st vs etc inc ltd co corp no vol fig eq ca approx dept univ gov gen col sgt capt
+        lt rev hon jan feb mar apr jun jul aug sep sept oct nov dec e.g i.e u.s u.k u.n d.c a.m p.m b.c a.d ph.d
+        """
+    )
 )
 _HEDGES = re.compile(
-    r"\b(?:i (?:think|believe|guess|suppose|feel|imagine|doubt|hope|wonder|would say)|in my (?:opinion|view)|to my mind|"
-    r"perhaps|maybe|possibly|might|may|could|probably|presumably|seems?|appears? to|it is (?:possible|likely)|not sure|"
-    r"as far as i know|if i (?:recall|remember))\b",
+    r"\b(?:i (?:think|believe|guess|suppose|feel|imagine|doubt|hope|wonder|would say)|in my (?:opinion|view)|"
+    r"to my mind|perhaps|maybe|possibly|might|(?-i:may)|could|probably|presumably|seems?|appears? to|not sure|"
+    r"it is (?:possible|likely)|as far as i know|if i (?:recall|remember))\b",
     re.IGNORECASE,
 )
 _OPINIONS = re.compile(
@@ -54,22 +63,26 @@ _MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
 _DATES = (
     re.compile(r"\b(?P<y>\d{4})-(?P<m>\d{2})-(?P<d>\d{2})\b"),
     re.compile(rf"\b(?P<mon>{_MONTH})\.?\s+(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(?P<y>\d{{4}}))?\b", re.IGNORECASE),
-    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<mon>{_MONTH})\.?(?:,?\s+(?P<y>\d{{4}}))?\b", re.IGNORECASE),
+    re.compile(
+        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<mon>{_MONTH})\.?(?:,?\s+(?P<y>\d{{4}}))?\b", re.IGNORECASE
+    ),
     re.compile(rf"\b(?P<mon>{_MONTH})\.?,?\s+(?P<y>\d{{4}})\b", re.IGNORECASE),
 )  # fmt: skip
 _WORDS = {
     word: value
     for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split()
+        _words(
+            """
+            zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+            seventeen eighteen nineteen
+            """
+        )
     )
-} | {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+} | {word: 10 * value for value, word in enumerate(_words("twenty thirty forty fifty sixty seventy eighty ninety"), 2)}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SHORT_SCALES = {"k": 10**3, "m": 10**6, "bn": 10**9, "b": 10**9}
 # One name and a factor for every spelling of a unit.
-_UNITS = {
-    spelling: (name, factor)
-    for name, spellings in {
+_KINDS_OF_UNITS: dict[str, dict[str, float]] = {
         "%": {"%": 1, "percent": 1, "per cent": 1, "pct": 1},
         "m": {"m": 1, "meter": 1, "metre": 1, "km": 1000, "kilometer": 1000, "kilometre": 1000, "cm": 0.01,
               "centimeter": 0.01, "centimetre": 0.01, "mm": 0.001, "mile": 1609.344, "mi": 1609.344, "foot": 0.3048,
@@ -83,9 +96,10 @@ _UNITS = {
         "GBP": {"£": 1, "gbp": 1},
         "degree": {"°": 1, "degree": 1},
         "l": {"liter": 1, "litre": 1, "l": 1, "ml": 0.001},
-    }.items()
-    for spelling, factor in spellings.items()
 }  # fmt: skip
+_UNITS = {
+    spelling: (name, factor) for name, spellings in _KINDS_OF_UNITS.items() for spelling, factor in spellings.items()
+}
 _NUMBER = re.compile(
     r"(?P<money>[$€£])?\s?(?<![\w.])(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?P<ordinal>st|nd|rd|th)?(?![\d])"
     r"(?P<short>(?:k|m|bn|b)\b)?(?:[\s-]?(?P<scale>hundred|thousand|million|billion|trillion)s?\b)?"
@@ -113,13 +127,18 @@ _COMMANDED = re.compile(
     r"\s*(?:$|[^\w\s,'’.-]|(?:the|a|an|this|that|these|those|your|it|them|to|all|each|every|up|at)\b)"
 )
 _STOP = frozenset(
-    "a an the this that these those it its he she they we you i his her their our your my who which what when where why how "
-    "is are was were be been being am do does did done has have had having will would shall should can could may might must "
-    "and or but nor so yet for of in on at to from by with without as than then if because while although though since "
-    "until about into over under after before between during through against not no yes very also only just more most "
-    "some any all each every both few many much other another such same own too there here however therefore thus "
-    "moreover furthermore meanwhile additionally overall finally first second third one two three it's he's she's that's "
-    "there's let's according unlike like despite even instead still often usually sometimes always never".split()
+    _words(
+        """
+        a an the this that these those it its he she they we you i his her their our your my who which what when
+        where why how is are was were be been being am do does did done has have had having will would shall
+        should can could may might must and or but nor so yet for of in on at to from by with without as than
+        then if because while although though since until about into over under after before between during
+        through against not no yes very also only just more most some any all each every both few many much
+        other another such same own too there here however therefore thus moreover furthermore meanwhile
+        additionally overall finally first second third one two three it's he's she's that's there's let's
+        according unlike like despite even instead still often usually sometimes always never
+        """
+    )
 )
 _FACTS = re.compile(
     r"^(?:the|this|these|those|there|its?|his|her|their|all|every|no|an?)\b|\b(?:is|are|was|were|has|have|had)\b",

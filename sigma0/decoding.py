@@ -69,6 +69,7 @@ class Emission:
         depth: Loop at which it was read, from 1.
         met: Whether its exit rule was met.
         last: Whether the sequence ends with it.
+        diverged: Whether it was read where it was because its loop diverged.
     """
 
     sequence: int
@@ -76,6 +77,7 @@ class Emission:
     depth: int
     met: bool
     last: bool
+    diverged: bool = False
 
 
 class TokenLoop(ABC):
@@ -228,9 +230,9 @@ class DirectLoop(TokenLoop):
         token_ids = to_host(chosen).tolist()
         ended = self._ended(exits.sequences.tolist(), token_ids)
         emissions = tuple(
-            Emission(int(sequence), token_id, int(depth), bool(met), last)
-            for sequence, token_id, depth, met, last in zip(
-                exits.sequences, token_ids, exits.depths, exits.met, ended, strict=True
+            Emission(int(sequence), token_id, int(depth), bool(met), last, bool(diverged))
+            for sequence, token_id, depth, met, last, diverged in zip(
+                exits.sequences, token_ids, exits.depths, exits.met, ended, exits.diverged, strict=True
             )
         )
         over = np.array([emission.sequence for emission in emissions if emission.last], dtype=np.int64)

@@ -15,14 +15,14 @@ rows of a live pass and for the rows of a run-all-loops forward.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
-from sigma0.ops import MET, BoundaryRule, BoundaryState, leads_reference, observe
-from sigma0.settings import ExitConfig, ExitMode
+from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, leads_reference, observe
+from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode
 
 REASON_WHEN_MET: dict[ExitMode, str] = {
     "qexit": "threshold_met",
@@ -32,8 +32,10 @@ REASON_WHEN_MET: dict[ExitMode, str] = {
 }
 
 
-def exit_reason(mode: ExitMode, met: bool) -> str:
-    """Why a token stopped: its rule was met, it reached T without (`max_depth`), or its loop was `fixed`."""
+def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> str:
+    """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`."""
+    if diverged:
+        return "divergence"
     if mode in ("full", "fixed"):
         return "fixed"
     return REASON_WHEN_MET[mode] if met else "max_depth"
@@ -45,19 +47,22 @@ class ExitRule:
     Args:
         config: The rule and its thresholds.
         total_loops: T, the loops at full depth.
+        inner_break: Whether a loop that diverges stops its token.
 
     Attributes:
         fixed_depth: The loop that every token stops at, None where that is not known beforehand.
         last_loop: The loop that no token goes beyond.
         min_loops: The first loop that a token may stop at.
         needs_logits: Whether the head is read at every loop.
+        break_after: Loops running that diverge and stop a token; 0 never.
 
     Raises:
         ValueError: If `config` names a depth above T.
     """
 
-    def __init__(self, config: ExitConfig, total_loops: int) -> None:
+    def __init__(self, config: ExitConfig, total_loops: int, inner_break: bool = False) -> None:
         self.config = config
+        self.break_after = BREAK_AFTER if inner_break else 0
         self.total_loops = total_loops
         self.fixed_depth = config.stops_at(total_loops)
         self.last_loop = total_loops if self.fixed_depth is None else self.fixed_depth
@@ -78,7 +83,13 @@ class ExitRule:
             mode, threshold = config.mode, config.eps
             if mode == "accel" and config.accel_scale == "steps":
                 mode = "accel-steps"
-        return BoundaryRule(mode, threshold, self.last_loop, config.patience, self.min_loops, watch)
+        rule = BoundaryRule(mode, threshold, self.last_loop, config.patience, self.min_loops, watch)
+        return replace(rule, break_after=self.break_after)
+
+    @property
+    def is_known_beforehand(self) -> bool:
+        """Whether every token stops at a loop that needs no looking."""
+        return self.fixed_depth is not None and not self.break_after
 
     def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
         """Whether tokens stop by the rule; a replayed run answers otherwise.
@@ -104,6 +115,7 @@ class Selection:
         hidden: `[B, S, D]`.
         depths: Its loop, from 1, int64 `[B, S]`.
         met: Whether the rule was met there, bool `[B, S]`.
+        diverged: Whether it was read there because its loop diverged, bool `[B, S]`.
         statistics: Of every loop (`sigma0.ops.STATISTICS`), float32 `[T, B, S, 8]`; None unless watched.
         fates: Index into `sigma0.ops.FATES`, int32 `[T, B, S]`; None unless watched.
     """
@@ -111,6 +123,7 @@ class Selection:
     hidden: Tensor
     depths: Tensor
     met: Tensor
+    diverged: Tensor
     statistics: Tensor | None = None
     fates: Tensor | None = None
 
@@ -139,8 +152,9 @@ def select_exits(
     rows = flat.shape[1]
     depths = torch.full((rows,), total, dtype=torch.int64, device=flat.device)
     met = torch.zeros(rows, dtype=torch.bool, device=flat.device)
+    diverged = torch.zeros_like(met)
     statistics, fates = [], []
-    if rule.fixed_depth is None or watch:
+    if not rule.is_known_beforehand or watch:
         boundary_rule = rule.boundary(watch)
         kept = width if boundary_rule.watches else 0
         state = BoundaryState.empty(rows, kept, flat.dtype, flat.device)
@@ -154,14 +168,16 @@ def select_exits(
                 if rule.needs_logits:
                     here = leads_reference(head(hidden), rule.config.theta)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
-            depths = torch.where(here & ~met, loop, depths)
-            met |= here
+            broken = (boundary.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
+            depths = torch.where((here | broken) & ~(met | diverged), loop, depths)
+            met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
             statistics.append(boundary.statistics.view(batch, length, -1))
             fates.append(boundary.fates.view(batch, length))
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     chosen = flat.gather(0, index).view(batch, length, width)
     told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
-    return Selection(chosen, depths.view(batch, length), met.view(batch, length), *told)
+    flags = (each.view(batch, length) for each in (depths, met, diverged))
+    return Selection(chosen, *flags, *told)
 
 
 def exit_probabilities(gate_logits: Tensor) -> Tensor:

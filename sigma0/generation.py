@@ -21,7 +21,7 @@ from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, Switches
 from sigma0.verify import VerifiedLoop
 from sigma0.wave import Exits, Wave
 
@@ -87,8 +87,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         return operations(self.backend, self.device)
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
-        """The rule that `exit_config` names, for this model's number of loops."""
-        return ExitRule(exit_config, self.num_loops)
+        """The rule that `exit_config` names, for this model's loops and under the environment's switches."""
+        return ExitRule(exit_config, self.num_loops, Switches().inner_break)
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens where that is known."""
@@ -113,7 +113,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             exit_config: When tokens stop.
 
         Returns:
-            `logits` `[B, 1, V]` with `exit_depths` and `exit_met` `[B, 1]`.
+            `logits` `[B, 1, V]` with `exit_depths`, `exit_met` and `exit_diverged` `[B, 1]`.
 
         Raises:
             ValueError: Under `verify`, which may take a token back and so needs a loop of its own.
@@ -138,13 +138,17 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             exits = wave.advance()
             if exits is not None:
                 found.append(exits)
-        logits, depths, met = _in_batch_order(found, batch)
+        logits, depths, met, diverged = _in_batch_order(found, batch)
         if cache.trace is not None:
-            cache.trace.append((depths, met))
+            cache.trace.append((depths, met, diverged))
         if cache.record is not None:
             cache.record.pending = logits
         return LoopedCausalLMOutput(
-            logits=logits[:, None], past_key_values=cache, exit_depths=depths[:, None], exit_met=met[:, None]
+            logits=logits[:, None],
+            past_key_values=cache,
+            exit_depths=depths[:, None],
+            exit_met=met[:, None],
+            exit_diverged=diverged[:, None],
         )
 
     def _prepare_generation_config(
@@ -295,6 +299,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             outputs.exit_depths[:, -1].cpu().numpy(),
             outputs.exit_met[:, -1].cpu().numpy(),
             outputs.logits[:, -1],
+            outputs.exit_diverged[:, -1].cpu().numpy(),
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
         wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", record)
@@ -335,7 +340,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     ) -> DepthGenerateOutput | Tensor:
         """Runs the stock loop over our `forward`: exact too, but each sequence waits for the deepest one."""
         cache = model_kwargs["past_key_values"]
-        trace: list[tuple[Tensor, Tensor]] = []
+        trace: list[tuple[Tensor, Tensor, Tensor]] = []
         cache.counts, cache.trace = PassCounts(), trace
         recorder = EndRecorder(stopping_criteria, cache, self.operations)
         with self._recording(input_ids, generation_config, cache) as record:
@@ -384,14 +389,17 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         raise ValueError(CONTINUOUS_BATCHING)
 
 
-def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits `[B, V]`, depths and met `[B]` of one step out of several passes; zeros for sequences that had ended."""
+def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits `[B, V]`, depths, met and diverged `[B]` of one step out of several passes; zeros behind an end."""
     logits = found[0].logits.new_zeros((batch, found[0].logits.shape[1]))
-    depths, met = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.bool_)
+    depths = np.zeros(batch, dtype=np.int64)
+    met, diverged = np.zeros((2, batch), dtype=np.bool_)
     for exits in found:
         logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
-        depths[exits.sequences], met[exits.sequences] = exits.depths, exits.met
-    return logits, torch.from_numpy(depths).to(logits.device), torch.from_numpy(met).to(logits.device)
+        depths[exits.sequences] = exits.depths
+        met[exits.sequences], diverged[exits.sequences] = exits.met, exits.diverged
+    told = [torch.from_numpy(each).to(logits.device) for each in (depths, met, diverged)]
+    return logits, told[0], told[1], told[2]
 
 
 def check_cache(cache: Any) -> None:

@@ -1,8 +1,8 @@
 """Is what a text claims anchored in its context? Claim by claim, by looking things up.
 
 A claim is a sentence with a number, a date, a name, a quotation, an identifier or a link, or else a plain statement;
-guesses ("I think", "might"), questions and judgements of taste are none. A claim is anchored where everything in it that
-can be looked up is found in the context (the prompt, supplied sources, executed results):
+guesses ("I think", "might"), questions and judgements of taste are none. A claim is anchored where everything in it
+that can be looked up is found in the context (the prompt, supplied sources, executed results):
 
     link, identifier, quotation   verbatim, but for case and spaces in a quotation
     name                          its words in a row, or what its initials stand for
@@ -11,8 +11,9 @@ can be looked up is found in the context (the prompt, supplied sources, executed
     statement                     most of its words in one place
     all                           the place says it and does not deny it, or the other way round
 
-A place is a sentence of the context, or two in a row where the second names nobody. This is a lexical check: it sees what was made up, and it cannot see
-a false combination of words that all stand in one place. A `SupportModel` may be asked on top.
+A place is a sentence of the context, or two in a row where the second names nobody. This is a lexical check: it sees
+what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may be
+asked on top.
 """
 
 import re

@@ -27,6 +27,7 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
     Attributes:
         exit_depths: Loop whose state `logits` reads, from 1, int64 `[B, S']`.
         exit_met: Whether the exit rule was met by itself there, bool `[B, S']`.
+        exit_diverged: Whether it was read there because its loop diverged, bool `[B, S']`.
         loop_states: Every loop's normed state `[T, B, S', D]`, with `output_loop_states=True`.
         gate_logits: Every loop's gate logit `[T, B, S']`, with `output_loop_states=True`.
         loop_logits: Every loop's logits `[T, B, S', V]`, with `output_loop_states=True`.
@@ -34,6 +35,7 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
 
     exit_depths: Tensor | None = None
     exit_met: Tensor | None = None
+    exit_diverged: Tensor | None = None
     loop_states: Tensor | None = None
     gate_logits: Tensor | None = None
     loop_logits: Tensor | None = None

@@ -89,7 +89,9 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         logits=_stacked(loop.raw_logits),
         past_key_values=loop.wave.cache,
         exit_depths=depths,
-        exit_reasons=[[exit_reason(mode, emission.met) for emission in emissions] for emissions in emitted],
+        exit_reasons=[
+            [exit_reason(mode, emission.met, emission.diverged) for emission in emissions] for emissions in emitted
+        ],
         **_statistics(loop.record, new),
         **_counts(loop.wave.cache),
         **verified,
@@ -98,7 +100,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
 
 def lockstep_output(
     outputs: Any,
-    trace: list[tuple[Tensor, Tensor]],
+    trace: list[tuple[Tensor, Tensor, Tensor]],
     recorder: EndRecorder,
     mode: ExitMode,
     record: RunRecord | None,
@@ -107,7 +109,7 @@ def lockstep_output(
 
     Args:
         outputs: A `GenerateDecoderOnlyOutput`.
-        trace: Depth and met `[B]` of each step.
+        trace: Depth, met and diverged `[B]` of each step.
         recorder: When each sequence ended.
         mode: The exit rule, for the reasons.
         record: Statistics of the new tokens, where they were asked for.
@@ -115,16 +117,16 @@ def lockstep_output(
     new = len(trace)
     ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
     alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
-    met = torch.stack([row for _, row in trace], dim=1)
+    depths, met, diverged = (torch.stack(list(rows), dim=1) for rows in zip(*trace, strict=True))
     return DepthGenerateOutput(
         sequences=outputs.sequences,
         scores=outputs.scores,
         logits=outputs.logits,
         past_key_values=outputs.past_key_values,
-        exit_depths=torch.stack([depth for depth, _ in trace], dim=1) * alive,
+        exit_depths=depths * alive,
         exit_reasons=[
-            [exit_reason(mode, flag) for flag in row[:end]]
-            for row, end in zip(met.tolist(), ends.tolist(), strict=True)
+            [exit_reason(mode, *flags) for flags in zip(row[:end], broken[:end], strict=True)]
+            for row, broken, end in zip(met.tolist(), diverged.tolist(), ends.tolist(), strict=True)
         ],
         **_statistics(record, new),
         **_counts(outputs.past_key_values),

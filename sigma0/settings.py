@@ -1,11 +1,12 @@
-"""What a user may ask of the decoder: one frozen, validated message."""
+"""What a user may ask of the decoder, and the switches of the environment: frozen, validated messages."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from pydantic import ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
@@ -115,6 +116,27 @@ class ExitConfig:
         if self.depth > total_loops:
             raise ValueError(f"depth={self.depth} exceeds the model's {total_loops} loops")
         return self.depth
+
+
+class Switches(BaseSettings):
+    """The steps that act on verdicts, each by itself; read from `SIGMA0_VERDICT` and so on, 1 or 0.
+
+    Attributes:
+        verdict: Statistics of every token and a verdict for every generation, in `sigma0.generate` and `stream`.
+        inner_break: A token whose loop diverges on `BREAK_AFTER` loops running stops, with the reason `divergence`.
+        ladder: Units whose verdict says escalate are handed up, where a ladder is configured.
+        routing: The server routes by verdicts.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SIGMA0_", frozen=True, extra="ignore")
+
+    verdict: bool = Field(default=True)
+    inner_break: bool = Field(default=False)
+    ladder: bool = Field(default=False)
+    routing: bool = Field(default=False)
+
+
+BREAK_AFTER = 2
 
 
 def explain(error: ValidationError) -> str:

@@ -125,7 +125,12 @@ class TextStream(Iterator[Token]):
             text = self._rest(emission)
             self._done = True
             next(self._emissions, None)
-        token = Token(emission.token_id, text, emission.depth, exit_reason(self._exit_config.mode, emission.met))
+        token = Token(
+            emission.token_id,
+            text,
+            emission.depth,
+            exit_reason(self._exit_config.mode, emission.met, emission.diverged),
+        )
         self._tokens.append(token)
         return token
 

@@ -1,9 +1,9 @@
 """How loop states move: the stability spectrum of a path, a token's loops in words, and the loop map's own radius.
 
-The spectrum is read from the path that a token took: with D_k = h_k - h_{k-1}, the least-squares fit D_s ~ a D_{s-1} +
-b D_{s-2} over all triples, and the larger root of z^2 = a z + b (dynamic mode decomposition of order 2; formulas in
-`kernels/gram.py`). It estimates the loop map along that path and proves nothing about it. `jacobian_radius` asks the map
-itself, at one state: the largest |eigenvalue| of dF/dh, with F one loop of one position and the K/V of all others fixed.
+The spectrum is read from the path that a token took: with D_k = h_k - h_{k-1}, the least-squares fit D_s ~ a D_{s-1}
++ b D_{s-2} over all triples, and the larger root of z^2 = a z + b (dynamic mode decomposition of order 2; formulas in
+`kernels/gram.py`). It estimates the loop map along that path and proves nothing about it. `jacobian_radius` asks the
+map itself, at one state: the largest |eigenvalue| of dF/dh, with F one loop of one position and all other K/V fixed.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Spectrum:
     Attributes:
         radius: |z|, `[N]`; 0 where the path does not move.
         angle: |arg z| in [0, pi], `[N]`.
-        residual: |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the triples, in [0, 1], `[N]`; 1 where there is no fit. The fit
-            speaks up to 0.5.
+        residual: |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the triples, in [0, 1], `[N]`; 1 where there is no fit. The
+            fit speaks up to 0.5.
     """
 
     radius: Tensor
@@ -81,7 +81,7 @@ def spectrum(states: Tensor) -> Spectrum:
     """
     if states.dim() != 3 or states.shape[1] < FEWEST:
         raise ValueError(f"loop states are [N, K >= {FEWEST}, D], got {tuple(states.shape)}")
-    wide = states.double()
+    wide = states.detach().double()
     differences = wide[:, 1:] - wide[:, :-1]  # [N, K - 1, D]
     # so that squares neither vanish nor overflow
     differences = differences / differences.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-300)
@@ -110,11 +110,11 @@ def loop_stats(statistics: Tensor, fates: Tensor) -> tuple[LoopStats, ...]:
     """
     if statistics.dim() != 2 or statistics.shape[1] != len(STATISTICS) or len(fates) != len(statistics):
         raise ValueError(f"one token's [T, {len(STATISTICS)}] and [T], got {tuple(statistics.shape)} and {len(fates)}")
-    rows = statistics.tolist()
-    ran = int(np.isfinite(np.array(rows)[:, 0]).sum())
+    ran = int(statistics[:, 0].isfinite().sum())
+    told = zip(statistics[:ran].tolist(), fates[:ran].tolist(), strict=True)
     return tuple(
-        LoopStats(loop + 1, *rows[loop], fate=FATES[fate])  # type: ignore[arg-type]
-        for loop, fate in enumerate(fates[:ran].tolist())
+        LoopStats(loop=loop, fate=FATES[fate], **dict(zip(STATISTICS, row, strict=True)))
+        for loop, (row, fate) in enumerate(told, start=1)
     )
 
 
@@ -168,8 +168,8 @@ def jacobian_radius(
         raise ValueError(f"one state [D], got {tuple(hidden.shape)}")
     if cache.batch != 1 or cache.length < position or not 0 <= plane < (cache.depth or 0):
         raise ValueError(
-            f"a cache of one sequence with {position} columns and plane {plane}; this one holds {cache.batch} sequences, "
-            f"{cache.length} columns and {cache.depth} planes"
+            f"a cache of one sequence with {position} columns and plane {plane}; this one holds {cache.batch} "
+            f"sequences, {cache.length} columns and {cache.depth} planes"
         )
     rows = _OnePosition(cache, plane, position)
 
@@ -181,7 +181,7 @@ def jacobian_radius(
 
     def product(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         tangent = torch.from_numpy(np.ascontiguousarray(vector, dtype=np.float64).reshape(-1)).to(state)
-        _, moved = torch.func.jvp(loop, (state,), (tangent,))
+        moved = torch.func.jvp(loop, (state,), (tangent,))[1]
         found: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
         return found
 

@@ -43,6 +43,7 @@ class Proposal:
         token_id: The token.
         depth: Loop it was read at.
         met: Whether the rule had been met at the exit; a redraft keeps what its token's first draft had.
+        diverged: Whether the loop had diverged there; likewise.
         ends: Whether the text ends with it, if it stands.
         chances: Its distribution q, float32 `[V]`, where tokens are drawn; None where they are chosen greedily.
     """
@@ -50,6 +51,7 @@ class Proposal:
     token_id: int
     depth: int
     met: bool
+    diverged: bool
     ends: bool
     chances: Tensor | None
 
@@ -150,12 +152,15 @@ class VerifiedLoop(TokenLoop):
 
     def _take_exits(self, exits: Exits, rows: list[Row], dropped: set[int]) -> None:
         """Tokens that stopped, but for followers that were dropped: told at loop T, else proposed."""
-        told = zip(exits.sequences.tolist(), exits.depths.tolist(), exits.met.tolist(), rows, strict=True)
-        for sequence, depth, met, row in told:
+        flags = zip(exits.met.tolist(), exits.diverged.tolist(), strict=True)
+        told = zip(exits.sequences.tolist(), exits.depths.tolist(), flags, rows, strict=True)
+        for sequence, depth, (met, diverged), row in told:
             if sequence in dropped:
                 continue
-            at_the_end = depth == self.wave.rule.total_loops
-            (self._tell if at_the_end else self._propose)(sequence, row, depth, met)
+            if depth == self.wave.rule.total_loops:
+                self._tell(sequence, row, depth, met)
+            else:
+                self._propose(sequence, row, depth, met, diverged)
 
     def _take_told(self) -> tuple[Emission, ...]:
         """The tokens that this pass told, one of a sequence at most; the record is told of them."""
@@ -174,11 +179,11 @@ class VerifiedLoop(TokenLoop):
         self._write(sequence, place, token_id)
         self._conclude(sequence, token_id, depth, met, True, row)
 
-    def _propose(self, sequence: int, row: Row, depth: int, met: bool) -> None:
+    def _propose(self, sequence: int, row: Row, depth: int, met: bool, diverged: bool) -> None:
         """A token read early: written down, and fed back unless it would end the text."""
         place = int(self.lengths[sequence])
         token_id, chances = self._draw(sequence, row, self._scores(sequence, place, row))
-        self._open(sequence, place, Proposal(token_id, depth, met, False, chances))
+        self._open(sequence, place, Proposal(token_id, depth, met, diverged, False, chances))
 
     def _open(self, sequence: int, place: int, proposal: Proposal) -> None:
         self._write(sequence, place, proposal.token_id)
@@ -205,7 +210,7 @@ class VerifiedLoop(TokenLoop):
         while len(pending) > number:
             pending.pop()
         self._rewind(sequence, place)
-        self._open(sequence, place, Proposal(token_id, depth, proposal.met, False, chances))
+        self._open(sequence, place, Proposal(token_id, depth, proposal.met, proposal.diverged, False, chances))
         return False
 
     def _check(self, sequence: int, place: int, row: Row) -> bool:
@@ -220,14 +225,14 @@ class VerifiedLoop(TokenLoop):
         token_id, stood = self._judge(sequence, place, self.wave.rule.total_loops, proposal, row, scores)
         if stood and self._ends(sequence, place + 1, token_id) == proposal.ends:
             self.accepted[sequence].append(True)
-            emission = Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends)
+            emission = Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends, proposal.diverged)
             self._told.append((emission, row.logits))
             return True
         self._pending[sequence].clear()
         self._rewind(sequence, place)
         self._write(sequence, place, token_id)
         depth = proposal.depth if stood else self.wave.rule.total_loops
-        self._conclude(sequence, token_id, depth, stood and proposal.met, stood, row)
+        self._conclude(sequence, token_id, depth, stood and proposal.met, stood, row, stood and proposal.diverged)
         return False
 
     def _judge(
@@ -255,11 +260,13 @@ class VerifiedLoop(TokenLoop):
         # Where p and q differ by rounding alone, nothing may be left.
         return int(torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)), False
 
-    def _conclude(self, sequence: int, token_id: int, depth: int, met: bool, stood: bool, row: Row) -> None:
+    def _conclude(
+        self, sequence: int, token_id: int, depth: int, met: bool, stood: bool, row: Row, diverged: bool = False
+    ) -> None:
         """Tells a token behind which nothing has been proposed, and feeds it back unless the text ends."""
         self.accepted[sequence].append(stood)
         ends = self._ends(sequence, int(self.lengths[sequence]), token_id)
-        emission = Emission(sequence, token_id, depth, met, ends)
+        emission = Emission(sequence, token_id, depth, met, ends, diverged)
         self._told.append((emission, row.logits))
         if not emission.last:
             self.enter([emission])

@@ -16,7 +16,7 @@ from sigma0.completion import complete
 from sigma0.dropped import copy_down, remember_exits, settle
 from sigma0.exits import ExitRule
 from sigma0.frontier import Bools, Frontier, Ints
-from sigma0.ops import MET
+from sigma0.ops import DIVERGED, MET
 from sigma0.pass_rows import LoopedModel, PassRows
 from sigma0.record import RunRecord
 from sigma0.transfer import to_device, to_host
@@ -33,12 +33,14 @@ class Exits:
         depths: Loop at which each was read, from 1, `[N]`.
         met: Whether its rule was met, `[N]`.
         logits: Head of the state that was read, `[N, V]`.
+        diverged: Whether it stopped because its loop diverged, `[N]`.
     """
 
     sequences: Ints
     depths: Ints
     met: Bools
     logits: Tensor
+    diverged: Bools
 
 
 @dataclass(frozen=True)
@@ -211,18 +213,19 @@ class Wave:
         """One pass: the tokens that stopped in it, and readings of the rows `read`, followers all."""
         decisions = self._run_block()
         leaders = np.flatnonzero(self._leading)
-        logits = met = None
+        logits = None
+        if decisions is not None:
+            decisions = decisions.index_select(0, self._index(leaders))
         if len(leaders) and self.rule.needs_logits:
             logits = self._head(np.concatenate([leaders, read]))
-            met = self.ops.leads(logits[: len(leaders)], self.rule.config.theta)
-        elif decisions is not None:
-            met = decisions.index_select(0, self._index(leaders)) == MET
-        stopped, has_met = self._stop(leaders, met)
+            leads = self.ops.leads(logits[: len(leaders)], self.rule.config.theta)
+            decisions = leads.int() * MET if decisions is None else decisions.masked_fill(leads, MET)
+        stopped, met, diverged = self._stop(leaders, decisions)
         if logits is not None:
             logits = logits.index_select(0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(leaders)])))
         elif len(stopped) or len(read):
             logits = self._head(np.concatenate([leaders[stopped], read]))
-        exits, readings = self._told(leaders[stopped], has_met, read, logits)
+        exits, readings = self._told(leaders[stopped], met, diverged, read, logits)
         if exits is not None:
             self._release(leaders[stopped])
         self._retire()
@@ -244,8 +247,8 @@ class Wave:
         self.cache.counts.head_rows += len(rows)
         return self.model.head(self._hidden(rows))
 
-    def _stop(self, leaders: Ints, met: Tensor | None) -> tuple[Ints, Bools]:
-        """Which of the leaders stop, as indices `[N]` into them, and whether their rule was met, bool `[N]`.
+    def _stop(self, leaders: Ints, decisions: Tensor | None) -> tuple[Ints, Bools, Bools]:
+        """Which of the leaders stop, as indices `[N]` into them; whether their rule was met, and their loop diverged.
 
         The one place where a pass waits for the device: what stops decides what the next pass is made of. Under `full`
         and `fixed` the host knows that by itself.
@@ -253,15 +256,17 @@ class Wave:
         frontier = self.cache.frontier
         assert frontier is not None
         loops = frontier.loops[leaders]
-        told = np.zeros(len(leaders), dtype=np.bool_)
-        if len(leaders) and self.rule.fixed_depth is None:
-            here = told if met is None else to_host(met)
-            told = self.rule.met(here, frontier.sequences[leaders], frontier.columns[leaders], loops)
-        stopped = np.flatnonzero(told | (loops >= self.rule.last_loop))
-        return stopped, told[stopped]
+        met, diverged = np.zeros((2, len(leaders)), dtype=np.bool_)
+        if len(leaders) and not self.rule.is_known_beforehand:
+            codes = np.zeros(len(leaders)) if decisions is None else to_host(decisions)
+            if self.rule.fixed_depth is None:
+                met = self.rule.met(codes == MET, frontier.sequences[leaders], frontier.columns[leaders], loops)
+            diverged = (codes == DIVERGED) & ~met & (loops < self.rule.last_loop)
+        stopped = np.flatnonzero(met | diverged | (loops >= self.rule.last_loop))
+        return stopped, met[stopped], diverged[stopped]
 
     def _told(
-        self, stopped: Ints, met: Bools, read: Ints, logits: Tensor | None
+        self, stopped: Ints, met: Bools, diverged: Bools, read: Ints, logits: Tensor | None
     ) -> tuple[Exits | None, Readings | None]:
         """Exits of the rows `stopped` and readings of the rows `read`, given logits `[stopped + read, V]`."""
         frontier = self.cache.frontier
@@ -270,7 +275,7 @@ class Wave:
             return None, None
         exits = readings = None
         if len(stopped):
-            exits = Exits(frontier.sequences[stopped], frontier.loops[stopped], met, logits[: len(stopped)])
+            exits = Exits(frontier.sequences[stopped], frontier.loops[stopped], met, logits[: len(stopped)], diverged)
         if len(read):
             readings = Readings(
                 frontier.sequences[read], frontier.columns[read], frontier.loops[read], logits[len(stopped) :]

@@ -336,7 +336,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         chosen = select_exits(rule, states, gates, self.lm_head, watch=record is not None)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it
-            outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1])]
+            outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]
         logits = self.lm_head(chosen.hidden)
         if record is not None:
             assert cache is not None and chosen.statistics is not None and chosen.fates is not None
@@ -350,6 +350,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             attentions=outputs.attentions,
             exit_depths=chosen.depths,
             exit_met=chosen.met,
+            exit_diverged=chosen.diverged,
             loop_states=states if output_loop_states else None,
             gate_logits=gates if output_loop_states else None,
             loop_logits=self.lm_head(states) if output_loop_states else None,
