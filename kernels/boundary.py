@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 KEPT = 4
 GRAM = KEPT * (KEPT + 1) // 2
 MODES = ("none", "qexit", "converge", "accel", "accel-steps")
-FATES = (None, "contract", "spiral", "diverge")
+Fate = Literal["contract", "spiral", "diverge"]
+FATES: tuple[Fate | None, ...] = (None, "contract", "spiral", "diverge")
 GOES_ON, MET, LAST_LOOP, DIVERGED = range(4)
 CHANGE, BEND, GAIN, TURNING, RADIUS, ANGLE, RESIDUAL, HAZARD = range(8)
 STATISTICS = ("change", "bend", "gain", "turning", "radius", "angle", "residual", "hazard")

@@ -227,8 +227,8 @@ class CollapseCanary:
 class Watch(LogitsProcessor):  # type: ignore[misc]
     """A canary inside `generate`.
 
-    A call that does not continue the text before it (another run, reordered beams) begins anew; sequences that have ended
-    are not acted on any further.
+    A call that does not continue the text before it (another run, reordered beams) begins anew; sequences that have
+    ended are not acted on any further.
 
     Args:
         canary: Is told of every token.

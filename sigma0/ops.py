@@ -24,6 +24,7 @@ from sigma0.kernels.boundary import (
     BoundaryRule,
     BoundaryState,
     BoundaryWeights,
+    Fate,
 )
 from sigma0.kernels.collapse import (
     READINGS,
@@ -55,6 +56,7 @@ __all__ = [
     "CollapseRule",
     "CollapseState",
     "DepthRows",
+    "Fate",
     "Operations",
     "PlaneGroup",
     "leads_reference",

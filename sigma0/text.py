@@ -1,9 +1,10 @@
 """Text in, text out: `generate` and `stream`, with the depth of every token."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
@@ -14,8 +15,12 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from sigma0.decoding import Emission, TokenLoop
 from sigma0.exits import exit_reason
 from sigma0.generation import DepthGenerationMixin
+from sigma0.grounding import Grounding, check
+from sigma0.ops import FATES, READINGS, STATISTICS, Fate
 from sigma0.savings import savings
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, Switches
+from sigma0.transfer import to_host
+from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, mildest, of_token
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
@@ -46,12 +51,25 @@ class Token:
         text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
         depth: Loop at which it was read, from 1.
         reason: Why it stopped there, as `sigma0.exits.exit_reason` names it.
+        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is asked
+            for. In a finished generation the loops that ran behind its exit count too.
+        angle: Radians.
+        fate: The mildest of its last loops; None where too few were run.
+        proximity: How near the text was to running in circles.
+        margin: Lead of the likeliest id.
+        entropy: Of the distribution, nats.
     """
 
     id: int
     text: str
     depth: int
     reason: str
+    radius: float | None = None
+    angle: float | None = None
+    fate: Fate | None = None
+    proximity: float | None = None
+    margin: float | None = None
+    entropy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,8 @@ class Generation:
         loop_rows: Rows in those calls.
         prompt_rows: Rows that reading the prompt took.
         head_rows: Rows that the output head read after the prompt.
+        verdict: On the whole text; None where none is asked for.
+        grounding: The claims of the text, looked up in prompt and sources; None likewise.
     """
 
     text: str
@@ -87,10 +107,25 @@ class Generation:
     loop_rows: int
     prompt_rows: int
     head_rows: int
+    verdict: ReasonVerdict | None = None
+    grounding: Grounding | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values; what a verdict needs is left out where none was asked for."""
+        values = asdict(self)
+        verdict = values.pop("verdict")
+        if verdict is None:
+            del values["grounding"]
+            values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]
+            return values
+        return {**values, "verdict": verdict.to_dict()}
+
+
+_ALWAYS = ("id", "text", "depth", "reason")
+
+
+_RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
+_READ = {name: READINGS.index(name) for name in ("proximity", "margin", "entropy")}
 
 
 class TextStream(Iterator[Token]):
@@ -102,16 +137,27 @@ class TextStream(Iterator[Token]):
         tokenizer: A fast tokenizer.
         exit_config: The settings in force, for the reasons.
         stop: Stop strings, to tell `stop` from `length`.
+        context: What the text is to be grounded in.
+        policy: How token verdicts become one.
     """
 
     def __init__(
-        self, loop: TokenLoop, first: Exits, tokenizer: Any, exit_config: ExitConfig, stop: tuple[str, ...]
+        self,
+        loop: TokenLoop,
+        first: Exits,
+        tokenizer: Any,
+        exit_config: ExitConfig,
+        stop: tuple[str, ...],
+        context: tuple[str, ...] = (),
+        policy: DoorPolicy | None = None,
     ) -> None:
         self._loop = loop
         self._emissions = loop.run(first)
         self._tokenizer = tokenizer
         self._exit_config = exit_config
         self._stop = stop
+        self._context = context
+        self._policy = policy or DoorPolicy()
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._prompt_tokens = int(loop.lengths[0])
         self._tokens: list[Token] = []
@@ -125,12 +171,10 @@ class TextStream(Iterator[Token]):
             text = self._rest(emission)
             self._done = True
             next(self._emissions, None)
-        token = Token(
-            emission.token_id,
-            text,
-            emission.depth,
-            exit_reason(self._exit_config.mode, emission.met, emission.diverged),
-        )
+        reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged)
+        token = Token(emission.token_id, text, emission.depth, reason)
+        if self._loop.record is not None:
+            (token,) = self._with_statistics([token], len(self._tokens))
         self._tokens.append(token)
         return token
 
@@ -148,9 +192,15 @@ class TextStream(Iterator[Token]):
         total_loops = self._loop.wave.rule.total_loops
         saved = savings([depths], counts.passes, counts.rows, total_loops)
         text = "".join(token.text for token in self._tokens)
+        tokens, verdict, grounding = tuple(self._tokens), None, None
+        if self._loop.record is not None:
+            tokens = self._with_statistics(self._tokens, 0)
+            grounding = check(text, self._context)
+            verdicts = [of_token(token.reason, token.depth, token.fate, token.proximity) for token in tokens]
+            verdict = aggregate(verdicts, self._policy, grounding.score)
         return Generation(
             text=text,
-            tokens=tuple(self._tokens),
+            tokens=tokens,
             stop_reason=self._stop_reason(text),
             mean_depth=saved.mean_depth,
             depth_saved=saved.depth_saved,
@@ -162,7 +212,30 @@ class TextStream(Iterator[Token]):
             loop_rows=counts.rows,
             prompt_rows=counts.prompt_rows,
             head_rows=counts.head_rows,
+            verdict=verdict,
+            grounding=grounding,
         )
+
+    def _with_statistics(self, tokens: Sequence[Token], first: int) -> tuple[Token, ...]:
+        """The tokens, of which the first has number `first`, with what the record tells of them so far."""
+        record, total_loops = self._loop.record, self._loop.wave.rule.total_loops
+        assert record is not None
+        where = slice(first, first + len(tokens))
+        loops, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        patience = min(self._policy.patience, max(1, total_loops - 2))
+        told = []
+        for token, path, known, reading in zip(tokens, loops, fates, readings, strict=True):
+            ran = int(np.isfinite(path[:, 0]).sum())
+            told.append(
+                replace(
+                    token,
+                    radius=float(path[ran - 1, _RADIUS]),
+                    angle=float(path[ran - 1, _ANGLE]),
+                    fate=mildest([FATES[fate] for fate in known[:ran].tolist()], patience),
+                    **{name: float(reading[place]) for name, place in _READ.items()},
+                )
+            )
+        return tuple(told)
 
     def _rest(self, emission: Emission) -> str:
         """What the last token adds, an unfinished character included."""
@@ -222,6 +295,9 @@ def stream(
     max_new_tokens: int = 64,
     stop: Sequence[str] = (),
     seed: int | None = None,
+    verdict: bool | None = None,
+    sources: Sequence[str] = (),
+    policy: DoorPolicy | None = None,
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they come.
@@ -234,6 +310,10 @@ def stream(
         max_new_tokens: New tokens at most, >= 1.
         stop: Strings that end the text.
         seed: Seed of the sampling; the global generator stays as it is.
+        verdict: Whether tokens tell their statistics and the generation has a verdict; None: as `SIGMA0_VERDICT` says,
+            which is on by default.
+        sources: Texts that the answer may be grounded in, beside the prompt.
+        policy: What the verdict's doors ask for.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -270,9 +350,17 @@ def stream(
             exit_config=config,
             stopping_criteria=criteria,
             custom_generate=type(model).open_token_loop,
+            output_statistics=Switches().verdict if verdict is None else verdict,
             **generate_kwargs,
         )
-    return TextStream(loop, first, tokenizer, config, tuple(stop))
+    return TextStream(loop, first, tokenizer, config, tuple(stop), (_plain(prompt), *sources), policy)
+
+
+def _plain(prompt: str | Messages) -> str:
+    """What a prompt says, without roles."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(message["content"]) for message in prompt if message.get("content"))
 
 
 def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:

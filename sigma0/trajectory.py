@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sigma0.cache import DepthCache
-from sigma0.ops import FATES, PARALLEL, STATISTICS, solve
-from sigma0.verdict import Fate
+from sigma0.ops import FATES, PARALLEL, STATISTICS, Fate, solve
 
 FEWEST = 4
 

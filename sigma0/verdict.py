@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Fate = Literal["contract", "spiral", "diverge"]
+from sigma0.ops import Fate
+
 Reason = Literal[
     "threshold_met",
     "fixed_point",

@@ -149,8 +149,8 @@ def test_a_proposed_end_opens_no_follower_until_it_is_checked():
     proposals = []
     original = VerifiedLoop._propose
 
-    def spy(self, sequence, logits, depth, met):
-        original(self, sequence, logits, depth, met)
+    def spy(self, sequence, *args):
+        original(self, sequence, *args)
         proposals.append((self._pending[sequence][-1].token_id, self._pending[sequence][-1].ends))
 
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
