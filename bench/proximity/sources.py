@@ -15,6 +15,8 @@ from sigma0.frontier import Ints
 PERIODS = tuple(range(1, 65))
 SHORTEST_CHANGED, LARGEST_BABBLE = 8, 16
 LONGEST = 256
+# Of a text, so that a model can read it in minutes.
+MOST_TOKENS = 60_000
 _SEED = 0
 
 
@@ -26,7 +28,7 @@ class Text:
         kind: "prose", "code" or "lists".
         name: What it is called in reports.
         sha256: Of the file.
-        ids: Its tokens, `[N]`.
+        ids: Its first tokens, `[N]`.
     """
 
     kind: str
@@ -67,7 +69,7 @@ def read_text(kind: str, path: Path, tokenizer: Any) -> Text:
         text = "\n".join(fact for item in json.loads(raw) for fact in item["facts"])
     else:
         text = raw.decode()
-    ids = np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
+    ids = np.array(tokenizer(text, verbose=False)["input_ids"][:MOST_TOKENS], dtype=np.int64)
     return Text(kind, path.name, hashlib.sha256(raw).hexdigest(), ids)
 
 

@@ -14,8 +14,8 @@ from sigma0.kernels.collapse import WINDOW, CollapseRule, Part
 
 ALARM = 0.5
 TEXTS, FITTED_LOOPS = ("prose", "code", "lists"), ("exact", "changed", "drifted")
-# What every loop must reach where it is fitted, a little above what is promised of others: 0.8 and 0.6.
-BARS = {"exact": 0.85, "changed": 0.68}
+# What every loop must reach where it is fitted, above what is promised of others: 0.8 and 0.6.
+BARS = {"exact": 0.85, "changed": 0.75}
 # Later numbers of ids at which a loop is read, beside the first one.
 _LATER = (128, 192, LONGEST)
 
