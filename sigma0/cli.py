@@ -77,6 +77,7 @@ def generate(
     dtype: Dtype = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -105,6 +106,7 @@ def generate(
             raise ValueError("the prompt is empty")
         quiet_transformers()
         looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend))
+        settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
         tokens = stream(
             looped,
             tokenizer,
@@ -114,14 +116,15 @@ def generate(
             stop=stop or (),
             seed=seed,
             do_sample=temperature > 0,
-            **({"temperature": temperature} if temperature > 0 else {}),
+            verdict=True if verdict else None,
+            **settings,
         )
         if as_json:
             for _ in tokens:
                 pass
             typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
         else:
-            print_stream(tokens, looped.num_loops, text, svg)
+            print_stream(tokens, looped.num_loops, text, svg, verdict)
 
 
 app.command()(calibrate)

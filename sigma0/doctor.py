@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict
 
 from sigma0.loading import shipped_models
+from sigma0.settings import Switches
 
 DISTRIBUTION = "sigma0-lm"
 
@@ -30,19 +31,22 @@ class Finding(BaseModel):
 
 
 class Report(BaseModel):
-    """All findings, by section: `versions`, `devices`, `features`, `models`."""
+    """All findings, by section: `versions`, `devices`, `features`, `switches`, `models`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     versions: tuple[Finding, ...]
     devices: tuple[Finding, ...]
     features: tuple[Finding, ...]
+    switches: tuple[Finding, ...]
     models: tuple[Finding, ...]
 
 
 def examine() -> Report:
     """Looks at the machine and the installation; loads no model."""
-    return Report(versions=_versions(), devices=_devices(), features=_features(), models=_models())
+    return Report(
+        versions=_versions(), devices=_devices(), features=_features(), switches=_switches(), models=_models()
+    )
 
 
 def _versions() -> tuple[Finding, ...]:
@@ -94,6 +98,20 @@ def _features() -> tuple[Finding, ...]:
         )
     chosen = "the kernels run on CUDA" if torch.cuda.is_available() else "the kernels need CUDA; here plain torch runs"
     return (Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}"),)
+
+
+def _switches() -> tuple[Finding, ...]:
+    told = {
+        "verdict": "every generation has a verdict",
+        "inner_break": "a token whose loop diverges stops",
+        "ladder": "what a verdict sends up goes up, where a ladder is configured",
+        "routing": "the server routes by verdicts",
+    }
+    values = Switches().model_dump()
+    return tuple(
+        Finding(name=f"SIGMA0_{name.upper()}", ok=on, detail=f"{told[name]}{'' if on else '; set to 1 to turn it on'}")
+        for name, on in values.items()
+    )
 
 
 def _models() -> tuple[Finding, ...]:

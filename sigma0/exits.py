@@ -16,6 +16,7 @@ rows of a live pass and for the rows of a run-all-loops forward.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,18 @@ from sigma0.frontier import Bools, Ints
 from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, leads_reference, observe
 from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode
 
-REASON_WHEN_MET: dict[ExitMode, str] = {
+Reason = Literal[
+    "threshold_met",
+    "fixed_point",
+    "accel_fixed_point",
+    "confident",
+    "fixed",
+    "max_depth",
+    "collapse",
+    "divergence",
+    "ungrounded",
+]
+REASON_WHEN_MET: dict[ExitMode, Reason] = {
     "qexit": "threshold_met",
     "converge": "fixed_point",
     "accel": "accel_fixed_point",
@@ -32,7 +44,7 @@ REASON_WHEN_MET: dict[ExitMode, str] = {
 }
 
 
-def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> str:
+def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> Reason:
     """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`."""
     if diverged:
         return "divergence"

@@ -8,8 +8,8 @@ that can be looked up is found in the context (the prompt, supplied sources, exe
     name                          its words in a row, or what its initials stand for
     number, date                  equal within its rounding, in a place that speaks of the claim's names, or of some of
                                   its words where it has none
-    statement                     most of its words in one place
-    all                           the place says it and does not deny it, or the other way round
+    every claim                   half of its other words stand somewhere in the context, of a plain statement three
+                                  quarters; and the place that says nearly the same does not deny it, or the reverse
 
 A place is a sentence of the context, or two in a row where the second names nobody. This is a lexical check: it sees
 what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may be
@@ -37,7 +37,7 @@ from sigma0.claims import (
     stem,
 )
 
-ENOUGH_WORDS, MOST_WORDS = 0.3, 0.75
+ENOUGH_WORDS, HALF, MOST_WORDS = 0.3, 0.5, 0.75
 # Signs that a bare number does not share.
 _MARKED = frozenset({"%", "$", "EUR", "GBP"})
 
@@ -179,7 +179,7 @@ def _looked_up(
         and all(_squeezed(each) in _squeezed(everything) for each in found.quotes)
         and all(any(_has_name(place, name) for place in places) for name in found.names)
         and _quantities_stand(found, words, places, tolerance)
-        and (kind != "statement" or (nearest is not None and _overlap(nearest, words) >= MOST_WORDS))
+        and _words_stand(found, words, places, MOST_WORDS if kind == "statement" else HALF)
         and not (nearest is not None and _denies(nearest, sentence, words))
     )
     if anchored and model is not None:
@@ -196,6 +196,13 @@ def _nearness(place: _Place, found: Checkable, words: set[str]) -> float:
 
 def _overlap(place: _Place, words: set[str]) -> float:
     return len(words & place.stems) / len(words) if words else 0.0
+
+
+def _words_stand(found: Checkable, words: set[str], places: Sequence[_Place], share: float) -> bool:
+    """Whether enough of the words beside the names stand anywhere in the context."""
+    others = words - {each for name in found.names for each in content_words(name)}
+    known = frozenset().union(*(place.stems for place in places))
+    return not others or len(others & known) >= share * len(others)
 
 
 def _quantities_stand(found: Checkable, words: set[str], places: Sequence[_Place], tolerance: float) -> bool:

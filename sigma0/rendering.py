@@ -1,6 +1,7 @@
 """What the command line prints: coloured tokens, the legend, and the doctor's report."""
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from sigma0.doctor import Finding, Report
 from sigma0.settings import explain
 from sigma0.text import Generation, TextStream
+from sigma0.verdict import explain as explain_door
 
 # From shallow to deep; told apart with red-green colour blindness as well.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
@@ -58,14 +60,17 @@ def depth_style(depth: int, total_loops: int) -> str:
     return PALETTE[round((depth - 1) / (total_loops - 1) * (len(PALETTE) - 1))]
 
 
-def print_stream(tokens: TextStream, total_loops: int, prompt: str, svg: str | None = None) -> None:
-    """Prints tokens as they come, each in the colour of its depth, then the legend and the savings.
+def print_stream(
+    tokens: TextStream, total_loops: int, prompt: str, svg: str | None = None, verdict: bool = False
+) -> None:
+    """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
 
     Args:
         tokens: The stream.
         total_loops: T.
         prompt: The prompt, shown in the picture.
         svg: File for a picture of the same, or None.
+        verdict: Whether to tell the verdict.
     """
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
@@ -74,7 +79,10 @@ def print_stream(tokens: TextStream, total_loops: int, prompt: str, svg: str | N
         console.print(piece, end="")
         text.append_text(piece)
     console.print("\n")
-    report = [legend(tokens.generation), *map(Text, summary(tokens.generation))]
+    generation = tokens.generation
+    report = [legend(generation), *map(Text, summary(generation))]
+    if verdict:
+        report += [Text(""), *map(Text, verdict_lines(generation))]
     for line in report:
         console.print(line)
     if svg is not None:
@@ -107,6 +115,38 @@ def summary(generation: Generation) -> list[str]:
     return lines
 
 
+def verdict_lines(generation: Generation) -> list[str]:
+    """The verdict, one line for each fact with the reason for it, and the door it opens.
+
+    Raises:
+        ValueError: Where no verdict was asked for.
+    """
+    verdict, grounding = generation.verdict, generation.grounding
+    if verdict is None or grounding is None:
+        raise ValueError("no verdict was asked for: pass verdict=True")
+    tokens = generation.tokens
+    reasons = Counter(token.reason for token in tokens).most_common()
+    fates = Counter(token.fate or "unknown" for token in tokens).most_common()
+    nearest = max(tokens, key=lambda token: token.proximity or 0.0)
+    known = {True: "yes", False: "no", None: "not known"}
+    lines = [
+        f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
+        f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",
+        f"stable          {verdict.stable or 'not known'}: {', '.join(f'{count} {name}' for name, count in fates)}",
+        f"proximity       {verdict.proximity:.2f} to a loop in the text, at most (at {nearest.text!r})",
+    ]
+    if grounding.score is None:
+        lines.append("grounded        not known: nothing in the text can be checked")
+    else:
+        anchored = len(grounding.claims) - len(grounding.unanchored)
+        lines.append(
+            f"grounded        {grounding.score:.2f}: {anchored} of {len(grounding.claims)} claims are anchored"
+        )
+        lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
+    lines.append(f"door            {explain_door(verdict)}")
+    return lines
+
+
 def print_report(report: Report) -> None:
     """Prints the doctor's report, a table for each section."""
     console = Console(highlight=False)
@@ -114,6 +154,7 @@ def print_report(report: Report) -> None:
         "versions": report.versions,
         "devices": report.devices,
         "features": report.features,
+        "switches": report.switches,
         "models": report.models,
     }
     for title, findings in sections.items():

@@ -13,7 +13,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.decoding import Emission, TokenLoop
-from sigma0.exits import exit_reason
+from sigma0.exits import Reason, exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
 from sigma0.ops import FATES, READINGS, STATISTICS, Fate
@@ -51,8 +51,8 @@ class Token:
         text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
         depth: Loop at which it was read, from 1.
         reason: Why it stopped there, as `sigma0.exits.exit_reason` names it.
-        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is asked
-            for. In a finished generation the loops that ran behind its exit count too.
+        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is
+            asked for. In a finished generation the loops that ran behind its exit count too.
         angle: Radians.
         fate: The mildest of its last loops; None where too few were run.
         proximity: How near the text was to running in circles.
@@ -63,13 +63,24 @@ class Token:
     id: int
     text: str
     depth: int
-    reason: str
+    reason: Reason
     radius: float | None = None
     angle: float | None = None
     fate: Fate | None = None
     proximity: float | None = None
     margin: float | None = None
     entropy: float | None = None
+
+    @property
+    def verdict(self) -> ReasonVerdict:
+        """On this token alone.
+
+        Raises:
+            ValueError: Where no verdict was asked for.
+        """
+        if self.proximity is None:
+            raise ValueError("no verdict was asked for: pass verdict=True")
+        return of_token(self.reason, self.depth, self.fate, self.proximity)
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ _ALWAYS = ("id", "text", "depth", "reason")
 
 
 _RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
-_READ = {name: READINGS.index(name) for name in ("proximity", "margin", "entropy")}
+_PROXIMITY, _MARGIN, _ENTROPY = (READINGS.index(name) for name in ("proximity", "margin", "entropy"))
 
 
 class TextStream(Iterator[Token]):
@@ -196,8 +207,7 @@ class TextStream(Iterator[Token]):
         if self._loop.record is not None:
             tokens = self._with_statistics(self._tokens, 0)
             grounding = check(text, self._context)
-            verdicts = [of_token(token.reason, token.depth, token.fate, token.proximity) for token in tokens]
-            verdict = aggregate(verdicts, self._policy, grounding.score)
+            verdict = aggregate([token.verdict for token in tokens], self._policy, grounding.score)
         return Generation(
             text=text,
             tokens=tokens,
@@ -232,7 +242,9 @@ class TextStream(Iterator[Token]):
                     radius=float(path[ran - 1, _RADIUS]),
                     angle=float(path[ran - 1, _ANGLE]),
                     fate=mildest([FATES[fate] for fate in known[:ran].tolist()], patience),
-                    **{name: float(reading[place]) for name, place in _READ.items()},
+                    proximity=float(reading[_PROXIMITY]),
+                    margin=float(reading[_MARGIN]),
+                    entropy=float(reading[_ENTROPY]),
                 )
             )
         return tuple(told)

@@ -13,19 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sigma0.exits import Reason
 from sigma0.ops import Fate
 
-Reason = Literal[
-    "threshold_met",
-    "fixed_point",
-    "accel_fixed_point",
-    "confident",
-    "fixed",
-    "max_depth",
-    "collapse",
-    "divergence",
-    "ungrounded",
-]
 Door = Literal["converge", "escalate", "abort"]
 # What a reason says of having converged; of `fixed`, and where there was no loop, nothing is known.
 CONVERGED: dict[str, bool] = {
