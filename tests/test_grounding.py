@@ -56,8 +56,8 @@ def test_a_claim(text, kind, anchored):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "I think it is lovely!", "What a day it was.", "In my opinion it could not be better.", "Is Paris in France?",
-        "Perhaps Paris has 40 towers.", "Paris is the most beautiful city.", "I feel great. You should be happy!",
+        "", "I think it is lovely!", "What a day it was.", "In my opinion it could not be better.",
+        "Is Paris in France?", "Perhaps Paris has 40 towers.", "Paris is the most beautiful city.", "I feel great. You should be happy!",
     ],
 )  # fmt: skip
 def test_nothing_checkable(text):
@@ -80,7 +80,7 @@ def test_several_sources_and_none():
 
 def test_sentences():
     text = (
-        "Dr. Smith paid 3.5 million to J. Doe. He left at 5 p.m. yesterday! Why?\n- one item\n- another item\n\nThe end"
+        "Dr. Smith paid 3.5 million to J. Doe. He left at 5 p.m. yesterday! Why?\n- one item\n- another one\n\nThe end"
     )
     assert sentences(text) == [
         "Dr. Smith paid 3.5 million to J. Doe.", "He left at 5 p.m. yesterday!", "Why?", "one item", "another one",
