@@ -10,7 +10,8 @@ With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), an
     periodicity  max over lags p <= 64 of the share of the last max(p, 27) ids that equal the one p back, where there
                  are max(p, 27) + p ids; with it the smallest lag that reaches it. 27 is the largest span with which
                  a loop of any of these periods shows once three periods and 40 ids are out
-    echo         share of the 4-grams of the last 128 ids that stood there before
+    echo         share of the 4-grams of the last 128 ids that stood there before; in the proximity a share of 37
+                 4-grams at least, those of 40 ids, since a few ids repeat by chance
     distinct     distinct ids among the last 128, over their number
 
     proximity    1 - (1 - w_p f_p) (1 - w_e f_e) (1 - w_d f_d) (1 - min(w_h f_h + w_m f_m, 1/2)): a noisy-or in which
@@ -26,7 +27,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-WINDOW, LAGS, SHORTEST, GRAM = 128, 64, 27, 4
+WINDOW, LAGS, SHORTEST, GRAM, SETTLED = 128, 64, 27, 4, 37
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
@@ -151,7 +152,8 @@ def collapse_reference(
     state.ids[slots, lengths % WINDOW] = taken.int()
     state.lengths[slots] = lengths + 1
     periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
-    proximity = rule.proximity(periodicity, echo, 1 - distinct, drop, margin)
+    settled = ((lengths + 1 - GRAM + 1) / SETTLED).clamp(0, 1)
+    proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin)
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
     return Collapse(statistics, taken, top, met)
 
@@ -422,7 +424,8 @@ if find_spec("triton") is not None:
             echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - 3, 1)
 
             repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
-            repetition = repetition * (1.0 - _part(echo, echo_low, echo_slope, echo_weight))
+            settled = tl.minimum(tl.maximum((known - 3).to(tl.float32) / 37.0, 0.0), 1.0)
+            repetition = repetition * (1.0 - _part(echo * settled, echo_low, echo_slope, echo_weight))
             repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
             certainty = _part(drop, drop_low, drop_slope, drop_weight)
             certainty = tl.minimum(certainty + _part(margin, margin_low, margin_slope, margin_weight), 0.5)

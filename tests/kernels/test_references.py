@@ -150,3 +150,12 @@ def test_the_whole_reference_is_its_parts():
     torch.testing.assert_close(whole.statistics, parts.statistics)
     assert torch.equal(whole.decisions, parts.decisions)
     torch.testing.assert_close(whole.statistics[:, 7].double(), torch.sigmoid(hidden @ weights.gate.double() + 1))
+
+
+def test_a_few_ids_that_repeat_are_no_collapse():
+    state, flat = CollapseState.empty(1, "cpu"), torch.zeros(1, 9)
+    told = [
+        float(collapse_reference(flat, torch.tensor([3]), state, torch.tensor([0]), CollapseRule()).statistics[0, 7])
+        for _ in range(40)
+    ]
+    assert max(told[:12]) < 0.4 and told == sorted(told) and told[-1] > 0.8
