@@ -253,17 +253,14 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
 
     def catch_up(self, input_ids: Tensor) -> Reading | None:
         """Takes in the last token of ids `[B, S]`, if it is new."""
-        pending, length = self._pending, input_ids.shape[1]
-        if pending is None or not self._continues(input_ids):
-            if pending is None or length != self._length:
-                self.canary.reset()
-                self._over = None
-            self._remember(input_ids)
-            return self.canary.last
-        if length == pending.length + 1:
+        pending = self._pending
+        if not self._continues(input_ids):
+            self.canary.reset()
+            self._pending = self._over = None
+        elif pending is not None and input_ids.shape[1] == pending.length + 1:
             self._observe(pending.logits, input_ids[:, -1])
             self._pending = None
-            self._remember(input_ids)
+        self._remember(input_ids)
         return self.canary.last
 
     def _observe(self, logits: Tensor, ids: Tensor) -> None:

@@ -57,7 +57,8 @@ def test_a_claim(text, kind, anchored):
     "text",
     [
         "", "I think it is lovely!", "What a day it was.", "In my opinion it could not be better.",
-        "Is Paris in France?", "Perhaps Paris has 40 towers.", "Paris is the most beautiful city.", "I feel great. You should be happy!",
+        "Is Paris in France?", "Perhaps Paris has 40 towers.", "Paris is the most beautiful city.",
+        "I feel great. You should be happy!",
     ],
 )  # fmt: skip
 def test_nothing_checkable(text):
