@@ -8,11 +8,14 @@ import torch
 import typer
 
 from sigma0.bench.fidelity.command import fidelity
+from sigma0.bench.grounding_command import grounding
 from sigma0.bench.kernels_command import kernels
 from sigma0.bench.lossless_command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
 from sigma0.bench.speed.command import speed
+from sigma0.bench.stability_command import stability
+from sigma0.bench.verdicts_command import verdict
 from sigma0.extras import needs_extra
 from sigma0.loading import load
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
@@ -31,6 +34,9 @@ app.command()(report)
 app.command()(lossless)
 app.command()(proximity)
 app.command()(kernels)
+app.command()(grounding)
+app.command()(stability)
+app.command()(verdict)
 app.command()(speed)
 
 
