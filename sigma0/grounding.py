@@ -11,9 +11,9 @@ that can be looked up is found in the context (the prompt, supplied sources, exe
     every claim                   half of its other words stand somewhere in the context, of a plain statement three
                                   quarters; and the place that says nearly the same does not deny it, or the reverse
 
-A place is a sentence of the context, or two in a row where the second names nobody. This is a lexical check: it sees
-what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may be
-asked on top.
+A place is a sentence of the context that asks nothing, or two in a row where the second names nobody. This is a
+lexical check: it sees what was made up, and it cannot see a false combination of words that all stand in one place. A
+`SupportModel` may be asked on top.
 """
 
 import re
@@ -139,7 +139,7 @@ def _kind(sentence: str, found: Checkable) -> Kind | None:
 
 
 def _places(text: str, common: frozenset[str]) -> list[_Place]:
-    parts = sentences(text)
+    parts = [part for part in sentences(text) if not is_question(part)]
     alone = [_place(part, common) for part in parts]
     pairs = [
         _place(f"{first} {second.text}", common)

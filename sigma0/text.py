@@ -365,14 +365,8 @@ def stream(
             output_statistics=Switches().verdict if verdict is None else verdict,
             **generate_kwargs,
         )
-    return TextStream(loop, first, tokenizer, config, tuple(stop), (_plain(prompt), *sources), policy)
-
-
-def _plain(prompt: str | Messages) -> str:
-    """What a prompt says, without roles."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(message["content"]) for message in prompt if message.get("content"))
+    read = tokenizer.decode(ids[0], skip_special_tokens=True)
+    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
 
 
 def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:

@@ -34,7 +34,7 @@ LEVELS = [
     {"sigma0.results"},
     {"sigma0.generation"},
     {"sigma0.models"},
-    {"sigma0.claims", "sigma0.grounding"},
+    {"sigma0.claims", "sigma0.grounding", "sigma0.support"},
     {"sigma0.loading", "sigma0.text", "sigma0.export"},
     {"sigma0"},
     {"sigma0.doctor", "sigma0.prompts"},

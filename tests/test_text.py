@@ -1,11 +1,15 @@
 """generate and stream on the shipped model."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.grounding import check
+from sigma0.verdict import aggregate
 from tests.reference import finish_rows
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
@@ -58,7 +62,11 @@ def test_stream_yields_while_generating(pocket):
     with pytest.raises(ValueError, match="not finished"):
         _ = stream.generation
     tokens = [first, *stream]
-    assert tuple(tokens) == stream.generation.tokens
+    finished = stream.generation.tokens
+    # loops behind the exits go on, so what is told of them may grow
+    assert [(token.id, token.text, token.depth) for token in tokens] == [
+        (token.id, token.text, token.depth) for token in finished
+    ]
     assert stream.generation == sigma0.generate(*pocket, STORY, max_new_tokens=6, exit_config={"q": 0.4})
 
 
@@ -179,3 +187,41 @@ def test_pipeline(pocket):
     ]
     rich = generator(STORY, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, return_full_text=False)
     assert rich[0]["generated_text"] == sigma0.generate(model, tokenizer, STORY, max_new_tokens=4).text
+
+
+def test_every_token_and_text_has_a_verdict(pocket):
+    model, tokenizer = pocket
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    told = sigma0.generate(model, tokenizer, story)
+    assert told.verdict is not None and told.grounding is not None
+    for token in told.tokens:
+        assert None not in (token.radius, token.angle, token.proximity, token.margin, token.entropy)
+        assert token.verdict.reason == token.reason and token.verdict.depth == token.depth
+    assert told.verdict.depth == sum(token.depth for token in told.tokens) / len(told.tokens)
+    assert told.verdict == aggregate([token.verdict for token in told.tokens], grounded=told.grounding.score)
+    assert json.loads(json.dumps(told.to_dict()))["verdict"]["reason"] == told.verdict.reason
+
+
+def test_the_verdict_changes_no_token_and_can_be_left_out(pocket, monkeypatch):
+    model, tokenizer = pocket
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    told = sigma0.generate(model, tokenizer, story)
+    monkeypatch.setenv("SIGMA0_VERDICT", "0")
+    plain = sigma0.generate(model, tokenizer, story)
+    assert plain.verdict is None and plain.grounding is None
+    assert [(token.id, token.depth, token.reason) for token in told.tokens] == [
+        (token.id, token.depth, token.reason) for token in plain.tokens
+    ]
+    assert set(plain.to_dict()["tokens"][0]) == {"id", "text", "depth", "reason"}
+    assert not {"verdict", "grounding"} & set(plain.to_dict())
+    with pytest.raises(ValueError, match="no verdict was asked for"):
+        _ = plain.tokens[0].verdict
+    assert sigma0.generate(model, tokenizer, story, verdict=True).verdict == told.verdict
+
+
+def test_sources_ground_an_answer(pocket):
+    model, tokenizer = pocket
+    story = "Mary went to the park. Where is Mary?"
+    told = sigma0.generate(model, tokenizer, story)
+    assert told.text.strip() == "Mary is in the park." and told.grounding.score == 1.0
+    assert check(told.text, ["Mary is in the cellar."]).score == 0.0
