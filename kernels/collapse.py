@@ -52,8 +52,8 @@ class Part:
 class CollapseRule:
     """Parts of the proximity, and when `margin` stops a token.
 
-    The parts were fitted (`bench/proximity`), where `sameness`, `drop` and `margin` were found to add next to nothing to
-    the first two; they are kept for rules of one's own.
+    The parts were fitted (`bench/proximity`), where `sameness`, `drop` and `margin` were found to add hardly anything
+    to the first two; they are kept for rules of one's own.
 
     Attributes:
         periodicity: Of the share that repeats.
