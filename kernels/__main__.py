@@ -39,7 +39,9 @@ def _print(rows: list[Compiled]) -> None:
         numbers = (row.registers, row.spill_bytes, row.shared_bytes, row.load_width)
         told = ["-" if number is None else str(number) for number in numbers]
         table.add_row(row.kernel, row.target, row.dtype, row.blocks, *told, row.fault or "ok")
-    Console().print(table)
+    console = Console()
+    # in a file nothing is gained by eighty columns
+    (console if console.is_terminal else Console(width=140)).print(table)
 
 
 if __name__ == "__main__":
