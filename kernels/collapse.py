@@ -238,6 +238,9 @@ def collapse(
         raise ValueError(f"logits {tuple(logits.shape)} need 2 ids at least, and a slot for each row of a state")
     if chosen is not None and (tuple(chosen.shape) != (rows,) or chosen.dtype != torch.int64):
         raise ValueError(f"chosen ids must be int64 [{rows}], got {chosen.dtype} {tuple(chosen.shape)}")
+    if state is not None and not all(part.is_contiguous() for part in vars(state).values()):
+        raise ValueError("the numbers of a state must lie side by side")
+    chosen, slots = (None if index is None else index.contiguous() for index in (chosen, slots))
     device = logits.device
     statistics = torch.empty((rows, 8), dtype=torch.float32, device=device)
     top = torch.empty((rows, 2), dtype=torch.int64, device=device)
@@ -341,6 +344,8 @@ if find_spec("triton") is not None:
             index = first + columns
             inside = index < vocabulary
             x = tl.load(start + index.to(tl.int64) * id_stride, mask=inside, other=-float("inf")).to(tl.float32)
+            # NaN wins, as it does in torch's argmax, so that some id is chosen whatever a model says
+            x = tl.where(x != x, float("inf"), x)
             here = tl.max(x)
             here_id = tl.min(tl.where((x == here) & inside, index, nobody))
             others = tl.where(index == here_id, -float("inf"), x)

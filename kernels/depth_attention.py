@@ -178,25 +178,27 @@ def depth_attention(
         ValueError: For shapes, dtypes or strides that the kernel does not take.
     """
     count, heads, width = query.shape
-    _check(query, keys, values)
+    _check(query, keys, values, rows)
     kv_heads, page = keys.shape[2], keys.shape[3]
     tile = tile_for(width, query.dtype)
     splits = splits_for(count * kv_heads, rows.longest, tile) if splits is None else splits
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not count:
         return output
+    sequences, columns, planes = (each.contiguous() for each in (rows.sequences, rows.columns, rows.planes))
+    starts = None if rows.starts is None else rows.starts.contiguous()
     device = query.device
     parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=device)
     sums = torch.empty((count, heads, splits, 2), dtype=torch.float32, device=device)
-    nothing = rows.sequences
+    nothing = sequences
     _part_kernel[(count, kv_heads, splits)](
         query,
         keys,
         values,
-        rows.sequences,
-        rows.columns,
-        rows.planes,
-        nothing if rows.starts is None else rows.starts,
+        sequences,
+        columns,
+        planes,
+        nothing if starts is None else starts,
         nothing if rows.seen is None else rows.seen,
         nothing if rows.exits is None else rows.exits,
         nothing if rows.pages is None else rows.pages,
@@ -256,7 +258,7 @@ def join_warps(splits: int) -> int:
     return 1 if splits <= 8 else 4
 
 
-def _check(query: Tensor, keys: Tensor, values: Tensor) -> None:
+def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None:
     heads, width = query.shape[1:]
     if keys.shape != values.shape or keys.shape[4] != width or heads % keys.shape[2]:
         raise ValueError(f"query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}")
@@ -264,6 +266,12 @@ def _check(query: Tensor, keys: Tensor, values: Tensor) -> None:
         raise ValueError(f"query {query.dtype}, keys {keys.dtype} and values {values.dtype} must share one dtype")
     if query.stride(2) != 1 or keys.stride(4) != 1 or values.stride(4) != 1:
         raise ValueError("the numbers of a head must lie side by side")
+    for name in ("seen", "exits", "pages"):
+        table = getattr(rows, name)
+        if table is not None and table.stride(1) != 1:
+            raise ValueError(f"the columns of {name} must lie side by side")
+        if table is not None and name != "pages" and table.shape[1] < rows.longest:
+            raise ValueError(f"{name} knows {table.shape[1]} columns, and {rows.longest} are read")
 
 
 if find_spec("triton") is not None:

@@ -233,14 +233,15 @@ def warps_for(block: int) -> int:
 def _check(raw: Tensor, previous: Tensor, weights: BoundaryWeights, state: BoundaryState, slots: Tensor) -> None:
     rows, width = raw.shape
     if raw.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {raw.dtype}")
+        raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {raw.dtype}: use backend='torch'")
     if tuple(previous.shape) != (rows, width) or tuple(slots.shape) != (rows,):
         raise ValueError(f"{rows} rows of {width}, but previous {tuple(previous.shape)} and slots {tuple(slots.shape)}")
     if tuple(weights.norm.shape) != (width,) or weights.gate.numel() != width or state.differences.shape[2] != width:
         raise ValueError(f"rows of {width} numbers need a weight, a gate and differences of as many")
     if {previous.dtype, weights.norm.dtype, weights.gate.dtype, state.differences.dtype} != {raw.dtype}:
         raise ValueError("rows, weight, gate and differences must share one dtype")
-    if raw.stride(1) != 1 or previous.stride(1) != 1 or not state.differences.is_contiguous():
+    together = (*vars(state).values(), weights.norm, weights.gate, slots)
+    if raw.stride(1) != 1 or previous.stride(1) != 1 or not all(part.is_contiguous() for part in together):
         raise ValueError("the numbers of a row must lie side by side")
 
 

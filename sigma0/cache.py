@@ -318,7 +318,8 @@ class DepthCache(Cache):  # type: ignore[misc]
                     f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
                     f"tokens of {batch} sequences need {(batch, total)}"
                 )
-            seen = attention_mask.bool()
+            # a copy of its own: the caller's may be changed later, or lie in memory another way
+            seen = attention_mask.to(torch.bool, copy=True).contiguous()
             self._seen = None if bool(seen.all()) else seen
             self._find_starts()
         elif self._seen is not None:
@@ -334,6 +335,15 @@ class DepthCache(Cache):  # type: ignore[misc]
             columns = torch.arange(self._seen.shape[1], device=first.device)
             self._starts = first
             self._has_holes = bool(((columns >= first[:, None]) != self._seen).any())
+
+    def reserve_exits(self, columns: int) -> None:
+        """Makes room in `exits`, where there are any, for `columns` columns; new ones have every plane."""
+        if self.exits is not None and self.exits.shape[1] < columns:
+            assert self.depth is not None
+            more = max(columns, 2 * self.exits.shape[1]) - self.exits.shape[1]
+            with torch.inference_mode(False):
+                blank = torch.full((len(self.exits), more), self.depth - 1, dtype=torch.int32, device=self.exits.device)
+                self.exits = torch.cat([self.exits, blank], dim=1)
 
     def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
         """First seen column of each sequence, int64 `[B]`; and, where pads lie behind it, `seen(length)`."""

@@ -116,7 +116,9 @@ class TokenLoop(ABC):
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         room = generation_config.max_length if self.max_length is None else self.max_length
-        self.ids = input_ids.new_full((batch, max(room, prompt + 1)), self.pad)
+        # never an inference tensor: what was begun under torch.inference_mode may go on outside of it
+        with torch.inference_mode(False):
+            self.ids = torch.full((batch, max(room, prompt + 1)), self.pad, dtype=input_ids.dtype, device=self.device)
         self.ids[:, :prompt] = input_ids
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
         self.columns: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
@@ -192,8 +194,9 @@ class TokenLoop(ABC):
 
     def _make_room(self, columns: int) -> None:
         if columns > self.ids.shape[1]:
-            larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
-            larger[:, : self.ids.shape[1]] = self.ids
+            with torch.inference_mode(False):
+                larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
+                larger[:, : self.ids.shape[1]] = self.ids
             self.ids = larger
 
 

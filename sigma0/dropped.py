@@ -20,14 +20,12 @@ def remember_exits(cache: DepthCache, sequences: Tensor, columns: Tensor, planes
         planes: Plane of the loop at which each stopped, counted from 0, int64 `[N]`.
     """
     assert cache.depth is not None
-    room = max(cache.store.capacity, cache.length)
     if cache.exits is None:
-        batch = cache.batch
-        cache.exits = torch.full((batch, room), cache.depth - 1, dtype=torch.int32, device=sequences.device)
-    elif cache.exits.shape[1] < cache.length:
-        more = max(room, 2 * cache.exits.shape[1]) - cache.exits.shape[1]
-        blank = cache.exits.new_full((len(cache.exits), more), cache.depth - 1)
-        cache.exits = torch.cat([cache.exits, blank], dim=1)
+        # never an inference tensor: a cache may be continued outside of torch.inference_mode
+        with torch.inference_mode(False):
+            room = max(cache.store.capacity, cache.length)
+            cache.exits = torch.full((cache.batch, room), cache.depth - 1, dtype=torch.int32, device=sequences.device)
+    cache.reserve_exits(cache.length)
     cache.exits[sequences, columns] = planes.int()
 
 

@@ -163,7 +163,10 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if asked is None:
             asked = getattr(generation_config, "exit_config", None)
         resolved = self.resolve_exit_config(asked)
-        told = kwargs.pop("output_statistics", getattr(generation_config, "output_statistics", False))
+        told = kwargs.pop("output_statistics", None)
+        if told is None:
+            defaults = self.generation_config if generation_config is None else generation_config
+            told = getattr(defaults, "output_statistics", False)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
         prepared.output_statistics = bool(told)
@@ -362,15 +365,19 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         return lockstep_output(outputs, trace, recorder, model_kwargs["exit_config"].mode, record)
 
     def _beam_search(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
-        return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs))
+        return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs, args))
 
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
         if model_kwargs["past_key_values"].length:
             raise ValueError("assisted generation needs an empty cache: leave past_key_values out")
-        return super()._assisted_decoding(input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs))
+        return super()._assisted_decoding(
+            input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs, args)
+        )
 
-    def _at_full_depth(self, what: str, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _at_full_depth(self, what: str, model_kwargs: dict[str, Any], settings: tuple[Any, ...]) -> dict[str, Any]:
         """These step back over tokens already fed, which only full depth takes without a trace."""
+        if any(getattr(each, "output_statistics", False) for each in (*settings, *model_kwargs.values())):
+            raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
         config: ExitConfig = model_kwargs["exit_config"]
         if config.mode != "full" and not (config.mode == "qexit" and config.q == 1.0):
             raise ValueError(

@@ -3,7 +3,7 @@
 On CUDA with the kernels, everything between two loops is queued without waiting, but for one read: which tokens stopped
 (`sigma0.wave`), since the host composes the next pass. Under `full` and `fixed` it knows, and nothing is read. A token
 that stopped is read once more, as an id, to tell it and to see whether the text ends; under `verify` the ids of a whole
-pass come over in one read.
+pass come over in one read. Logits processors and drawing of tokens may read more, and so does transformers' own loop.
 """
 
 from collections.abc import Callable

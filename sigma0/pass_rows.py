@@ -85,6 +85,7 @@ class PassRows:
     def _depth_rows(self, at: "RowPlaces") -> DepthRows:
         cache, device = self.cache, at.loops.device
         starts, seen = cache.padding(self.longest)
+        cache.reserve_exits(self.longest)
         exits = cache.exits
         return DepthRows(
             at.sequences,

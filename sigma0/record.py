@@ -38,7 +38,9 @@ class RunRecord:
     @classmethod
     def empty(cls, batch: int, new: int, total_loops: int, device: torch.device) -> "RunRecord":
         """Nothing told yet; grows beyond `new` tokens as needed."""
-        return cls(*_blank(batch, new, total_loops, device), CollapseState.empty(batch, device))
+        # never inference tensors: what was begun under torch.inference_mode may go on outside of it
+        with torch.inference_mode(False):
+            return cls(*_blank(batch, new, total_loops, device), CollapseState.empty(batch, device))
 
     def put_prompt(self, statistics: Tensor, fates: Tensor, column: int) -> None:
         """The loops of the position that every first new token is read from.
@@ -64,6 +66,11 @@ class RunRecord:
         places = columns - self.first_column
         self.loops[sequences, places] = torch.nan
         self.fates[sequences, places] = 0
+
+    def forget(self, sequence: int, first: int) -> None:
+        """Tells nothing of the loops of a sequence's tokens from number `first` on: they were taken back."""
+        self.loops[sequence, first:] = torch.nan
+        self.fates[sequence, first:] = 0
 
     def put(self, boundary: Boundary, sequences: Tensor, columns: Tensor, loops: Tensor) -> None:
         """One loop of some rows.
@@ -93,9 +100,10 @@ class RunRecord:
     def _reserve(self, new: int) -> None:
         batch, room, total_loops = self.fates.shape
         if new > room:
-            more = _blank(batch, max(new, 2 * room) - room, total_loops, self.fates.device)
-            old = (self.loops, self.fates, self.readings)
-            self.loops, self.fates, self.readings = (torch.cat(pair, dim=1) for pair in zip(old, more, strict=True))
+            with torch.inference_mode(False):
+                more = _blank(batch, max(new, 2 * room) - room, total_loops, self.fates.device)
+                old = (self.loops, self.fates, self.readings)
+                self.loops, self.fates, self.readings = (torch.cat(pair, dim=1) for pair in zip(old, more, strict=True))
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -275,6 +275,8 @@ class VerifiedLoop(TokenLoop):
         """Forgets the ids from index `place` on, and the rows that were fed them."""
         self.ids[sequence, place:] = self.pad
         self.lengths[sequence] = place
+        if self.record is not None:
+            self.record.forget(sequence, place - self._prompt + 1)
         self._drop_from(sequence, place - self._shift)
 
     def _drop_from(self, sequence: int, column: int) -> None:

@@ -88,7 +88,7 @@ class Wave:
         # the kernel norms too, and faster; in plain torch the boundary is worth its time only where it says something
         decides = self._boundary_rule.decides_by != "none"
         self._asks_boundary = self._boundary_rule.watches or decides or self.ops.backend == "triton"
-        if self.drop:
+        if self.drop and self.cache.frontier is not None:
             # `drop` forgets followers, so those that another setting left behind get their planes first
             complete(self.model, self.cache)
         if self.ops.depth_attention is None:

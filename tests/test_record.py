@@ -132,3 +132,52 @@ def test_a_continued_cache_tells_of_the_new_tokens_alone():
     assert torch.equal(continued.sequences, afresh.sequences)
     torch.testing.assert_close(continued.loop_statistics, afresh.loop_statistics, rtol=1e-3, atol=1e-4, equal_nan=True)
     torch.testing.assert_close(continued.readings, afresh.readings, rtol=1e-3, atol=1e-4)
+
+
+def test_tokens_that_verify_took_back_are_not_told():
+    """Behind the end of a sequence nothing is told, though proposals had run there."""
+    model = tiny_model(5, total_ut_steps=5)
+    config, checked = ExitConfig(q=0.4, after_exit="verify"), 0
+    for eos in range(2, 40):
+        ids = torch.randint(0, 61, (3, 4), generator=torch.Generator().manual_seed(3))
+        out = model.generate(
+            ids, max_new_tokens=10, do_sample=False, exit_config=config, eos_token_id=eos, pad_token_id=0,
+            output_statistics=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        over = out.exit_depths == 0
+        checked += int(over.sum())
+        assert out.loop_statistics[over].isnan().all() and out.readings[over].isnan().all()
+        assert (out.loop_fates[over] == 0).all()
+    assert checked > 20
+
+
+def test_statistics_may_be_asked_for_in_the_generation_config():
+    model = tiny_model(5, total_ut_steps=5)
+    model.generation_config.output_statistics = True
+    assert run(model, ExitConfig(q=0.6), output_statistics=None).loop_statistics is not None
+    assert run(model, ExitConfig(q=0.6), output_statistics=False).loop_statistics is None
+
+
+@pytest.mark.parametrize("kind", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+def test_where_there_are_none_they_are_refused(kind):
+    model = tiny_model(5, total_ut_steps=5)
+    with pytest.raises(ValueError, match="tells no statistics"):
+        model.generate(
+            torch.tensor([[5, 9, 2]]),
+            max_new_tokens=4,
+            exit_config=ExitConfig(mode="full"),
+            output_statistics=True,
+            **kind,
+        )
+
+
+@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
+def test_what_was_begun_in_inference_mode_goes_on_outside(after_exit):
+    model = tiny_model(5, total_ut_steps=5)
+    config = ExitConfig(q=0.6, after_exit=after_exit)
+    settings = {"max_new_tokens": 6, "do_sample": False, "exit_config": config, "output_statistics": True}
+    with torch.inference_mode():
+        loop, first = model.generate(torch.tensor([[5, 9, 2]]), custom_generate=type(model).open_token_loop, **settings)
+    told = [emission.token_id for emissions in loop.run(first) for emission in emissions]
+    plain = model.generate(torch.tensor([[5, 9, 2]]), **settings)
+    assert told == plain[0, 3:].tolist()

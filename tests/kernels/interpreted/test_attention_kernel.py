@@ -1,5 +1,7 @@
 """The depth-attention kernel against its reference, and that against one row at a time in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -108,3 +110,13 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             depth_attention(*bad, at, 0.3)
+
+
+@pytest.mark.parametrize("name", ["seen", "exits"])
+def test_tables_that_are_too_short_or_strided_are_refused(name):
+    query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, True, torch.float32, holes=True)
+    table = getattr(at, name)
+    with pytest.raises(ValueError, match=f"{name} knows 3 columns"):
+        depth_attention(query, keys, values, replace(at, **{name: table[:, :3]}), 0.3)
+    with pytest.raises(ValueError, match="side by side"):
+        depth_attention(query, keys, values, replace(at, **{name: table.t().contiguous().t()}), 0.3)

@@ -107,3 +107,15 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             collapse(logits, chosen, state, slots, CollapseRule())
+
+
+def test_strided_ids_and_slots_are_read_as_they_are():
+    logits = torch.zeros(3, 9)
+    chosen, slots = torch.tensor([[1, 2], [3, 4], [5, 6]])[:, 0], torch.tensor([[2, 9], [0, 9], [1, 9]])[:, 0]
+    states = [CollapseState.empty(3, DEVICE) for _ in range(2)]
+    found = collapse(logits, chosen, states[1], slots, CollapseRule())
+    collapse_reference(logits, chosen, states[0], slots, CollapseRule())
+    assert found.chosen.tolist() == [1, 3, 5] and torch.equal(states[0].ids, states[1].ids)
+    state = CollapseState(states[0].ids.t().contiguous().t(), *list(vars(states[0]).values())[1:])
+    with pytest.raises(ValueError, match="side by side"):
+        collapse(logits, chosen, state, slots, CollapseRule())

@@ -7,6 +7,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.ops import operations
 from tests.kernels.interpreted.conftest import DEVICE
+from tests.reference import tiny_model
 
 STORIES = [
     "Mary went to the kitchen. The hat is with Mary. Where is the hat?",
@@ -85,6 +86,81 @@ def test_a_dropping_cache_is_continued_by_the_other_backend(pocket):
         found.append(out.sequences)
     model.backend = "auto"
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def small(seed=5, **overrides):
+    return tiny_model(seed, total_ut_steps=5, **overrides).to(DEVICE)
+
+
+def on_both(model, use):
+    """What `use` returns with either backend."""
+    found = []
+    for backend in ("torch", "triton"):
+        model.backend = backend
+        found.append(use(model))
+    return found
+
+
+def test_a_cache_that_dropped_is_decoded_on_under_another_rule():
+    """Longer than it was when the last token was dropped: the table of exits has to grow with it."""
+    drop, finish = ExitConfig(q=0.6, after_exit="drop"), ExitConfig(q=0.6)
+    ids = torch.tensor([[5, 9, 2], [4, 3, 11]], device=DEVICE)
+
+    def use(model):
+        cache, found = model.new_cache(), []
+        with torch.no_grad():
+            model(ids, past_key_values=cache, exit_config=drop)
+            for step in range(9):
+                token = torch.tensor([[7 + step], [20 + step]], device=DEVICE)
+                found.append(model(token, past_key_values=cache, exit_config=drop if step < 2 else finish).logits)
+        return torch.cat(found)
+
+    plain, kernels = on_both(small(), use)
+    torch.testing.assert_close(kernels, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+def test_masks_with_holes_in_any_layout(layout):
+    ids = torch.tensor([[5, 9, 2, 8, 30], [4, 3, 11, 6, 9]], device=DEVICE)
+    mask = torch.tensor([[1, 0, 1, 1, 1, 1], [0, 0, 1, 0, 1, 1]], device=DEVICE)
+    if layout == "transposed":
+        mask = mask.t().contiguous().t()
+
+    def use(model):
+        cache = model.new_cache()
+        with torch.no_grad():
+            model(ids, attention_mask=mask[:, :5], past_key_values=cache, exit_config=ExitConfig(q=0.6))
+            token = torch.tensor([[7], [20]], device=DEVICE)
+            return model(token, attention_mask=mask, past_key_values=cache, exit_config=ExitConfig(q=0.6)).logits
+
+    plain, kernels = on_both(small(), use)
+    torch.testing.assert_close(kernels, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_that_dropped_in_inference_mode_can_be_cropped():
+    ids = torch.tensor([[5, 9, 2]], device=DEVICE)
+
+    def use(model):
+        with torch.inference_mode():
+            out = model.generate(
+                ids, max_new_tokens=4, do_sample=False, exit_config=ExitConfig(q=0.6, after_exit="drop"),
+                return_dict_in_generate=True,
+            )  # fmt: skip
+        out.past_key_values.crop(-1)
+        return out.past_key_values.length
+
+    assert on_both(small(), use) == [5, 5]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_broken_model_writes_the_same_tokens_too(asked):
+    model = small()
+    with torch.no_grad():
+        model.lm_head.weight[7] = torch.nan
+    ids = torch.tensor([[5, 9, 2]], device=DEVICE)
+    settings = {"max_new_tokens": 3, "do_sample": False, "exit_config": ExitConfig(q=0.6), "output_statistics": asked}
+    plain, kernels = on_both(model, lambda each: each.generate(ids, **settings))
+    assert plain.tolist() == kernels.tolist() == [[5, 9, 2, 7, 7, 7]]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
