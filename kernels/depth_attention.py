@@ -2,7 +2,7 @@
 
 For a row (sequence b, column c, loop t), with the keys and values of column j taken from plane s_j:
 
-    o = softmax over start_b <= j <= c of (q k_{s_j, j} * scaling) v_{s_j, j}
+    o = softmax over start_b <= j <= c, j no pad, of (q k_{s_j, j} * scaling) v_{s_j, j}
     s_j = t                    `finish` and `verify`: each plane holds just what a run of all loops would have written
     s_j = min(t, e_j)          `drop`: the plane of the loop at which column j stopped, so nothing is copied on an exit
 

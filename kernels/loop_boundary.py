@@ -96,7 +96,7 @@ def observe(
     state.gate.index_copy_(0, slots, torch.stack([survival * (1.0 - hazard), cumulative], dim=-1))
     if not rule.watches:
         decided = _decided(hazard, cumulative, loops, loops, loops, rule)
-        state.counts.index_copy_(0, slots, loops[:, None].expand(-1, 4))
+        state.counts[:, LOOPS].index_copy_(0, slots, loops)
         statistics = torch.zeros((len(loops), 8), dtype=torch.float32, device=hidden.device)
         statistics[:, RESIDUAL] = 1.0
         statistics[:, HAZARD] = hazard

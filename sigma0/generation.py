@@ -34,7 +34,7 @@ CONTINUOUS_BATCHING = (
 class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
-    The model provides `embed`, `block`, `norm`, `gate` and `head` (`sigma0.pass_rows.LoopedModel`), `num_loops` and
+    The model provides what `sigma0.pass_rows.LoopedModel` asks for (`operations` comes from here), `num_loops` and
     `num_block_layers`, and a `forward` that takes `exit_config`.
 
     Attributes:

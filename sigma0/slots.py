@@ -1,7 +1,5 @@
 """Where the trajectories of the rows between loop 1 and T are kept: one slot for each row of a frontier."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,12 +55,6 @@ class SlotPool:
         with torch.inference_mode(False):
             fresh = BoundaryState.empty(more, like.shape[1], like.dtype, like.device)
             if self.state is not None:
-                old = self.state
-                fresh = replace(
-                    fresh,
-                    differences=torch.cat([old.differences, fresh.differences]),
-                    gram=torch.cat([old.gram, fresh.gram]),
-                    gate=torch.cat([old.gate, fresh.gate]),
-                    counts=torch.cat([old.counts, fresh.counts]),
-                )
+                pairs = zip(vars(self.state).values(), vars(fresh).values(), strict=True)
+                fresh = BoundaryState(*(torch.cat(pair) for pair in pairs))
         self.state = fresh

@@ -72,6 +72,7 @@ class Wave:
         rule: When a token may stop.
         drop: Never run the loops after the exit; a reader there takes the exit's plane.
         record: Where every loop of every row is told; None where nobody asks.
+        ops: What runs a pass, as the model's backend says.
     """
 
     model: LoopedModel
