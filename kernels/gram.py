@@ -5,14 +5,16 @@ With G_ij = <D_{t-i}, D_{t-j}> of the last K = 4 differences D_t = h_t - h_{t-1}
     change    |D_t| / |h_{t-1}|
     bend      |D_t - D_{t-1}| / |h_{t-1}|, or over |D_t| + |D_{t-1}| in the older form
     gain      |D_t| / |D_{t-1}|
+    growth    |D_t| / max(|D_{t-1}|, |D_{t-2}|, |D_{t-3}|); one longer step behind a path that shrank is none
     turning   the angle between D_t and D_{t-1}
     spectrum  D_s ~ a D_{s-1} + b D_{s-2} by least squares over the kept triples; radius and angle of the larger root
               of z^2 = a z + b, and the residual |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the same triples (dynamic
               mode decomposition of order 2). Where sin^2 between D_{t-1} and D_{t-2} is under 0.01, of order 1 instead.
               It speaks where the residual is at most 0.5.
-    fate      none with fewer than two differences; contract if |D_t| <= 4 eps(dtype) |h_t|; diverge if the gain is at
-              least 1 + m, or the fit speaks and its radius is; spiral if the turning is at least theta, or the fit
-              speaks and its roots are complex with an angle of at least theta, or the gain is at least 1; else contract
+    fate      none with fewer than two differences; contract if |D_t| <= 4 eps(dtype) |h_t|; diverge if the growth is
+              at least 1 + m, or the fit speaks and its radius is; spiral if the turning is at least theta, or the fit
+              speaks and its roots are complex with an angle of at least theta, or the growth is at least 1; else
+              contract
 
 Where a quantity is not defined (no difference yet, a difference of length zero) it is 0, and the residual 1, so that
 nothing is NaN; a quotient is at most 1e30.
@@ -42,7 +44,8 @@ class Steps:
         older: |D_{t-1}|.
         change: See above, as are the next three.
         bend: Relative second difference.
-        gain: Growth of the steps.
+        gain: Beside the step before.
+        growth: Beside the longest of the three steps before.
         turning: Radians.
     """
 
@@ -51,6 +54,7 @@ class Steps:
     change: Tensor
     bend: Tensor
     gain: Tensor
+    growth: Tensor
     turning: Tensor
 
 
@@ -86,7 +90,9 @@ def steps_of(gram: Tensor, before: Tensor, over_steps: bool) -> Steps:
     both = size * older
     turning = torch.acos((g01 / (both + _TINY)).clamp(-1, 1)) * (both > 0)
     change, scaled = _over(size, before), _over(bend, size + older if over_steps else before)
-    return Steps(size, older, change, scaled * known, _over(size, older) * known, turning)
+    longest = torch.maximum(g11, torch.maximum(gram[:, 7], gram[:, 9])).sqrt()
+    growth = _over(size, longest) * (longest > 0)
+    return Steps(size, older, change, scaled * known, _over(size, older) * known, growth, turning)
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -169,8 +175,8 @@ def fate_of(
         spiral: theta, radians.
     """
     speaks = (fit.residual <= SPEAKS) & (count >= 3)
-    diverges = (steps.gain >= 1 + growth) | (speaks & (fit.radius >= 1 + growth))
-    spirals = (steps.turning >= spiral) | (speaks & fit.turns & (fit.angle >= spiral)) | (steps.gain >= 1)
+    diverges = (steps.growth >= 1 + growth) | (speaks & (fit.radius >= 1 + growth))
+    spirals = (steps.turning >= spiral) | (speaks & fit.turns & (fit.angle >= spiral)) | (steps.growth >= 1)
     fate = (1 + spirals.int()).masked_fill(diverges, 3)
     fate = fate.masked_fill(steps.size <= 4 * torch.finfo(dtype).eps * norm, 1)
     return fate.masked_fill(count < 2, 0)
@@ -204,7 +210,7 @@ if find_spec("triton") is not None:
         return tl.minimum(tl.maximum(x, -1.0), 1.0)
 
     @triton.jit
-    def steps_of_kernel(g00, g01, g11, before, OVER_STEPS: tl.constexpr):
+    def steps_of_kernel(g00, g01, g11, g22, g33, before, OVER_STEPS: tl.constexpr):
         """`steps_of` of one row."""
         size, older = tl.sqrt(g00), tl.sqrt(g11)
         bend = tl.sqrt(tl.maximum(g00 - 2 * g01 + g11, 0.0))
@@ -212,7 +218,9 @@ if find_spec("triton") is not None:
         both = size * older
         turning = tl.where(both > 0, acos(clamp(g01 / (both + 1e-37))), 0.0)
         gain = tl.where(older > 0, over(size, older), 0.0)
-        return size, older, over(size, before), tl.where(older > 0, bend, 0.0), gain, turning
+        longest = tl.sqrt(tl.maximum(g11, tl.maximum(g22, g33)))
+        grown = tl.where(longest > 0, over(size, longest), 0.0)
+        return size, older, over(size, before), tl.where(older > 0, bend, 0.0), gain, grown, turning
 
     @triton.jit
     def fit_of_kernel(g00, g01, g02, g11, g12, g13, g22, g23, g33, count):
@@ -239,11 +247,11 @@ if find_spec("triton") is not None:
         return radius, tl.where(fits, angle, 0.0), tl.where(fits, residual, 1.0), turns & fits
 
     @triton.jit
-    def fate_of_kernel(size, gain, turning, radius, angle, residual, turns, count, norm, noise, growth, spiral):
+    def fate_of_kernel(size, grown, turning, radius, angle, residual, turns, count, norm, noise, growth, spiral):
         """`fate_of` of one row; `noise` is 4 eps(dtype)."""
         speaks = (residual <= 0.5) & (count >= 3)
-        diverges = (gain >= 1 + growth) | (speaks & (radius >= 1 + growth))
-        spirals = (turning >= spiral) | (speaks & turns & (angle >= spiral)) | (gain >= 1)
+        diverges = (grown >= 1 + growth) | (speaks & (radius >= 1 + growth))
+        spirals = (turning >= spiral) | (speaks & turns & (angle >= spiral)) | (grown >= 1)
         fate = tl.where(diverges, 3, tl.where(spirals, 2, 1))
         fate = tl.where(size <= noise * norm, 1, fate)
         return tl.where(count >= 2, fate, 0)

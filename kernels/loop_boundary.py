@@ -351,10 +351,12 @@ if find_spec("triton") is not None:
             tl.store(kept + 7, g22)
             tl.store(kept + 8, g23)
             tl.store(kept + 9, g33)
-            size, older, change, bend, gain, turning = steps_of_kernel(g00, g01, g11, before_norm, MODE == 4)
+            size, older, change, bend, gain, grown, turning = steps_of_kernel(
+                g00, g01, g11, g22, g33, before_norm, MODE == 4
+            )
             radius, angle, residual, turns = fit_of_kernel(g00, g01, g02, g11, g12, g13, g22, g23, g33, count)
             fate = fate_of_kernel(
-                size, gain, turning, radius, angle, residual, turns, count, now_norm, noise, growth, spiral
+                size, grown, turning, radius, angle, residual, turns, count, now_norm, noise, growth, spiral
             )
             holds = (bend < threshold) & (loops >= 3)
             if MODE == 3:

@@ -14,8 +14,9 @@ With `accel_scale="steps"`, `accel` is |D_t - D_{t-1}| / (|D_t| + |D_{t-1}|) < e
 rows of a live pass and for the rows of a run-all-loops forward.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
 from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, leads_reference, observe
-from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode
+from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode, FateConfig
 
 Reason = Literal[
     "threshold_met",
@@ -60,6 +61,7 @@ class ExitRule:
         config: The rule and its thresholds.
         total_loops: T, the loops at full depth.
         inner_break: Whether a loop that diverges stops its token.
+        fates: What diverges.
 
     Attributes:
         fixed_depth: The loop that every token stops at, None where that is not known beforehand.
@@ -72,8 +74,11 @@ class ExitRule:
         ValueError: If `config` names a depth above T.
     """
 
-    def __init__(self, config: ExitConfig, total_loops: int, inner_break: bool = False) -> None:
+    def __init__(
+        self, config: ExitConfig, total_loops: int, inner_break: bool = False, fates: FateConfig | None = None
+    ) -> None:
         self.config = config
+        self.fates = fates or FateConfig()
         self.break_after = BREAK_AFTER if inner_break else 0
         self.total_loops = total_loops
         self.fixed_depth = config.stops_at(total_loops)
@@ -95,8 +100,17 @@ class ExitRule:
             mode, threshold = config.mode, config.eps
             if mode == "accel" and config.accel_scale == "steps":
                 mode = "accel-steps"
-        rule = BoundaryRule(mode, threshold, self.last_loop, config.patience, self.min_loops, watch)
-        return replace(rule, break_after=self.break_after)
+        return BoundaryRule(
+            mode,
+            threshold,
+            self.last_loop,
+            patience=config.patience,
+            min_loops=self.min_loops,
+            watch=watch,
+            growth=self.fates.growth,
+            spiral=math.radians(self.fates.spiral),
+            break_after=self.break_after,
+        )
 
     @property
     def is_known_beforehand(self) -> bool:

@@ -21,7 +21,8 @@ from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
-from sigma0.settings import ExitConfig, Switches
+from sigma0.settings import ExitConfig, FateConfig, Switches
+from sigma0.verdict import DoorPolicy
 from sigma0.verify import VerifiedLoop
 from sigma0.wave import Exits, Wave
 
@@ -29,6 +30,14 @@ CONTINUOUS_BATCHING = (
     "transformers' continuous batching keeps one K/V plane for all loops, which is wrong for a looped model; use "
     "generate() on a padded batch"
 )
+
+
+# what sigma0 keeps in a checkpoint's generation_config.json
+STORED: dict[str, type[ExitConfig] | type[FateConfig] | type[DoorPolicy]] = {
+    "exit_config": ExitConfig,
+    "fate_config": FateConfig,
+    "door_policy": DoorPolicy,
+}
 
 
 class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
@@ -69,10 +78,13 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         return ExitConfig(mode="qexit", q=self.config.early_exit_threshold)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers' own; exit settings in `generation_config` are stored as JSON and survive the next load."""
-        stored = getattr(self.generation_config, "exit_config", None)
-        if stored is not None:
-            self.generation_config.exit_config = ExitConfig.parse(stored).to_dict()
+        """As transformers' own; our settings in `generation_config` are stored as JSON and survive the next load."""
+        stored = {
+            name: kind for name, kind in STORED.items() if getattr(self.generation_config, name, None) is not None
+        }
+        for name, kind in stored.items():
+            setattr(self.generation_config, name, kind.parse(getattr(self.generation_config, name)).to_dict())
+        if stored:
             # while this flag is set, transformers drops what it does not know when it loads the file
             self.generation_config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
@@ -87,8 +99,20 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         return operations(self.backend, self.device)
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
-        """The rule that `exit_config` names, for this model's loops and under the environment's switches."""
-        return ExitRule(exit_config, self.num_loops, Switches().inner_break)
+        """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
+        return ExitRule(exit_config, self.num_loops, Switches().inner_break, self.fate_config)
+
+    @property
+    def fate_config(self) -> FateConfig:
+        """What counts as spiralling or diverging: `generation_config.fate_config`, or the defaults."""
+        stored = getattr(self.generation_config, "fate_config", None)
+        return FateConfig() if stored is None else FateConfig.parse(stored)
+
+    @property
+    def door_policy(self) -> DoorPolicy:
+        """What opens the converge door: `generation_config.door_policy`, or the defaults."""
+        stored = getattr(self.generation_config, "door_policy", None)
+        return DoorPolicy() if stored is None else DoorPolicy.parse(stored)
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens where that is known."""

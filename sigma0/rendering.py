@@ -143,7 +143,7 @@ def verdict_lines(generation: Generation) -> list[str]:
             f"grounded        {grounding.score:.2f}: {anchored} of {len(grounding.claims)} claims are anchored"
         )
         lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
-    lines.append(f"door            {explain_door(verdict)}")
+    lines.append(f"door            {explain_door(verdict, generation.policy)}")
     return lines
 
 

@@ -118,6 +118,51 @@ class ExitConfig:
         return self.depth
 
 
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FateConfig:
+    """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
+
+    Attributes:
+        growth: m: a step 1 + m times as long as the longest of the three before it, or a spectrum of that radius,
+            diverges; >= 0.
+        spiral: theta_s: steps that turn by this much spiral; degrees in (0, 180].
+    """
+
+    growth: float = 0.1
+    spiral: float = 60.0
+
+    @field_validator("growth")
+    @classmethod
+    def _is_margin(cls, value: float) -> float:
+        if not 0.0 <= value < float("inf"):
+            raise ValueError(f"must be a finite number of at least 0, got {value}")
+        return value
+
+    @field_validator("spiral")
+    @classmethod
+    def _is_angle(cls, value: float) -> float:
+        if not 0.0 < value <= 180.0:
+            raise ValueError(f"must lie in (0, 180] degrees, got {value}")
+        return value
+
+    @classmethod
+    def parse(cls, value: "FateConfig | Mapping[str, Any]") -> "FateConfig":
+        """Takes a config, or a mapping of its fields as stored in `generation_config.json`.
+
+        Raises:
+            ValueError: For an unknown key or a bad value, naming each.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"fate_config must be a FateConfig or a mapping, got {type(value).__name__}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)
+
+
 class Switches(BaseSettings):
     """The steps that act on verdicts, each by itself; read from `SIGMA0_VERDICT` and so on, 1 or 0.
 

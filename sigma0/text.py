@@ -20,7 +20,7 @@ from sigma0.ops import FATES, READINGS, STATISTICS, Fate
 from sigma0.savings import savings
 from sigma0.settings import ExitConfig, Switches
 from sigma0.transfer import to_host
-from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, mildest, of_token
+from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
@@ -103,6 +103,7 @@ class Generation:
         head_rows: Rows that the output head read after the prompt.
         verdict: On the whole text; None where none is asked for.
         grounding: The claims of the text, looked up in prompt and sources; None likewise.
+        policy: What its door asks for; None likewise.
     """
 
     text: str
@@ -120,16 +121,22 @@ class Generation:
     head_rows: int
     verdict: ReasonVerdict | None = None
     grounding: Grounding | None = None
+    policy: DoorPolicy | None = None
+
+    @property
+    def door(self) -> Door | None:
+        """The door that the verdict opens while budget is left; None where there is no verdict."""
+        return None if self.verdict is None else door(self.verdict, self.policy)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; what a verdict needs is left out where none was asked for."""
         values = asdict(self)
-        verdict = values.pop("verdict")
+        verdict, policy = values.pop("verdict"), values.pop("policy")
         if verdict is None:
             del values["grounding"]
             values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]
             return values
-        return {**values, "verdict": verdict.to_dict()}
+        return {**values, "verdict": verdict.to_dict(), "door": self.door, "policy": (policy or DoorPolicy()).to_dict()}
 
 
 _ALWAYS = ("id", "text", "depth", "reason")
@@ -203,11 +210,12 @@ class TextStream(Iterator[Token]):
         total_loops = self._loop.wave.rule.total_loops
         saved = savings([depths], counts.passes, counts.rows, total_loops)
         text = "".join(token.text for token in self._tokens)
-        tokens, verdict, grounding = tuple(self._tokens), None, None
+        tokens, verdict, grounding, policy = tuple(self._tokens), None, None, None
         if self._loop.record is not None:
             tokens = self._with_statistics(self._tokens, 0)
             grounding = check(text, self._context)
-            verdict = aggregate([token.verdict for token in tokens], self._policy, grounding.score)
+            policy = self._policy
+            verdict = aggregate([token.verdict for token in tokens], policy, grounding.score)
         return Generation(
             text=text,
             tokens=tokens,
@@ -224,6 +232,7 @@ class TextStream(Iterator[Token]):
             head_rows=counts.head_rows,
             verdict=verdict,
             grounding=grounding,
+            policy=policy,
         )
 
     def _with_statistics(self, tokens: Sequence[Token], first: int) -> tuple[Token, ...]:
@@ -325,7 +334,7 @@ def stream(
         verdict: Whether tokens tell their statistics and the generation has a verdict; None: as `SIGMA0_VERDICT` says,
             which is on by default.
         sources: Texts that the answer may be grounded in, beside the prompt.
-        policy: What the verdict's doors ask for.
+        policy: What the verdict's doors ask for; None: as the checkpoint says (`model.door_policy`).
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -366,7 +375,7 @@ def stream(
             **generate_kwargs,
         )
     read = tokenizer.decode(ids[0], skip_special_tokens=True)
-    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
+    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy or model.door_policy)
 
 
 def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:

@@ -8,7 +8,7 @@ Unknown is never taken for good: a field that is None declines to converge where
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -80,6 +80,23 @@ class DoorPolicy(BaseModel):
     patience: int = Field(default=2, ge=1)
     spiral_share: float = Field(default=0.25, ge=0, le=1)
     saturated_share: float = Field(default=0.1, ge=0, le=1)
+
+    @classmethod
+    def parse(cls, value: "DoorPolicy | Mapping[str, Any]") -> "DoorPolicy":
+        """Takes a policy, or a mapping of its fields as stored in `generation_config.json`.
+
+        Raises:
+            ValueError: For an unknown key or a bad value, naming each.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"door_policy must be a DoorPolicy or a mapping, got {type(value).__name__}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
 
 
 def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:

@@ -34,12 +34,14 @@ def boundary(
     fate = None
     if loops >= 3:
         newest = np.linalg.norm(states[-1] - states[-2])
+        longest = max(np.linalg.norm(difference(states, t)) for t in range(max(2, loops - 3), loops))
+        grown = newest / longest if longest > 0 else 0.0
         speaks = residual <= 0.5 and loops >= 4
         if newest <= 4 * eps * np.linalg.norm(states[-1]):
             fate = "contract"
-        elif gain >= 1 + growth or (speaks and radius >= 1 + growth):
+        elif grown >= 1 + growth or (speaks and radius >= 1 + growth):
             fate = "diverge"
-        elif turning >= spiral or (speaks and turns and angle >= spiral) or gain >= 1:
+        elif turning >= spiral or (speaks and turns and angle >= spiral) or grown >= 1:
             fate = "spiral"
         else:
             fate = "contract"

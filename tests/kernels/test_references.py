@@ -97,6 +97,14 @@ def test_fates_of_known_maps():
     assert fates(torch.ones(6, 32)) == [None, None, *["contract"] * 4]
 
 
+def test_a_path_that_shrank_may_take_a_longer_step():
+    axes, direction, path = torch.eye(16), torch.eye(16)[0], [torch.ones(16)]
+    for number, size in enumerate([1.0, 0.3, 0.5, 0.9, 1.2], start=1):
+        path.append(path[-1] + size * direction)
+        direction = (direction + axes[number]) / math.sqrt(2)  # 45 degrees on: no spiral, and no fit that speaks
+    assert fates(torch.stack(path))[2:] == ["contract", "contract", "contract", "diverge"]
+
+
 def test_noise_and_walks_do_not_diverge():
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):

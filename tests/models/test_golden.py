@@ -77,7 +77,7 @@ def generate(model, ids, q, decoder, **kwargs):
     )
     assert outputs.past_key_values is cache
     assert cache.length == outputs.sequences.shape[1] - 1
-    depths = torch.stack([depth for depth, _ in cache.trace], 1) if decoder == "stock" else outputs.exit_depths
+    depths = torch.stack([depths for depths, *_ in cache.trace], 1) if decoder == "stock" else outputs.exit_depths
     return outputs.sequences[:, ids.shape[1] :], depths, cache
 
 
