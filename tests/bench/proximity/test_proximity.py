@@ -20,8 +20,7 @@ from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_refere
 from tests.kernels import definitions
 
 RESULTS = json.loads((Path(sigma0.__file__).parent / "bench/results/proximity.json").read_text())
-RNG = np.random.default_rng(0)
-PROSE = RNG.zipf(1.3, 40_000) % 3000
+PROSE = np.random.default_rng(0).zipf(1.3, 40_000) % 3000
 
 
 def test_loops_are_what_they_are_called():
@@ -77,7 +76,7 @@ def test_certainty_is_what_the_canary_reads():
         initializer_range=1.0,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    ids = RNG.integers(0, 60, 40)
+    ids = np.random.default_rng(1).integers(0, 60, 40)
     found = certainty(model, ids)
     with torch.no_grad():
         logits = model(torch.from_numpy(ids)[None]).logits[0]
@@ -93,11 +92,12 @@ def test_certainty_is_what_the_canary_reads():
 
 def test_a_fit_tells_loops_from_text(tmp_path):
     tokenizer = sigma0.load("pocket")[1]
-    words = [token for token in tokenizer.get_vocab() if token.isalpha()][:60]
+    rng = np.random.default_rng(0)
+    words = sorted(token for token in tokenizer.get_vocab() if token.isalpha())
     file = tmp_path / "prose.txt"
-    file.write_text(" ".join(RNG.choice(words, 3000)))
+    file.write_text(" ".join(rng.choice(words, 3000)))
     code = tmp_path / "code.jsonl.gz"
-    line = json.dumps({"prompt": "Mary ", "canonical_solution": " ".join(RNG.choice(words, 400))})
+    line = json.dumps({"prompt": "Mary ", "canonical_solution": " ".join(rng.choice(words, 400))})
     code.write_bytes(gzip.compress(line.encode()))
     texts = [read_text("prose", file, tokenizer), read_text("code", code, tokenizer)]
     assert [text.kind for text in texts] == ["prose", "code"] and len(texts[0].ids) >= 3000
