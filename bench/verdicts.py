@@ -12,16 +12,21 @@ import numpy.typing as npt
 
 from sigma0.bench.abstention import augrc, aurc, auroc, wrong_among_kept
 from sigma0.bench.doubt import LONGEST_ANSWER
-from sigma0.bench.pocket.data import chat_messages
-from sigma0.bench.pocket.items import Item
-from sigma0.bench.pocket.world import draw
-from sigma0.estimates import Estimate, ratio
-from sigma0.settings import ExitConfig
+from sigma0.estimates import Estimate, bootstrap, ratio
+from sigma0.prompts import Prompt
+from sigma0.settings import ExitConfig, FateConfig
 from sigma0.text import Generation, generate
-from sigma0.verdict import DoorPolicy, door
+from sigma0.verdict import DoorPolicy
 
 Floats = npt.NDArray[np.float64]
-SWITCHES = {"all off": {}, "verdict": {"SIGMA0_VERDICT": "1"}, "inner break": {"SIGMA0_INNER_BREAK": "1"}}
+_BREAK = {"SIGMA0_VERDICT": "1", "SIGMA0_INNER_BREAK": "1"}
+# The switches that are on, and what diverges, where that is not as the checkpoint says.
+SETTINGS: dict[str, tuple[dict[str, str], FateConfig | None]] = {
+    "all off": ({}, None),
+    "verdict": ({"SIGMA0_VERDICT": "1"}, None),
+    "inner break": (_BREAK, None),
+    "inner break, uncalibrated": (_BREAK, FateConfig()),
+}
 _NAMES = ("SIGMA0_VERDICT", "SIGMA0_INNER_BREAK", "SIGMA0_LADDER", "SIGMA0_ROUTING")
 RISK = 0.05
 
@@ -73,38 +78,30 @@ class VerdictReport:
     Attributes:
         model: Its name.
         rule: The exit rule.
+        fates: Where its loops spiral and diverge.
+        policy: What the converge door asks for.
         answers: How many questions.
         rows: One for each setting of the switches.
         separations: One for each score of doubt.
         kept_right: Share of right answers among those that the converge door lets through.
         opened_for_right: Share of the right answers that it opens for.
-        difference: kept_right less the share of right answers among all, in points of 100.
+        points_more: kept_right less the share of right answers among all, in points of 100.
     """
 
     model: str
     rule: dict[str, Any]
+    fates: dict[str, Any]
+    policy: dict[str, Any]
     answers: int
     rows: tuple[SwitchRow, ...]
     separations: dict[str, Separation]
-    kept_right: float | None
-    opened_for_right: float | None
-    difference: float | None
+    kept_right: Estimate | None
+    opened_for_right: Estimate | None
+    points_more: Estimate | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
-
-
-def questions(n: int, seed: int, hard: bool) -> list[Item]:
-    """One question about each of n held-out stories; of the hard half alone where asked."""
-    found: list[Item] = []
-    index = 0
-    while len(found) < n:
-        item = draw("test", seed, index, questions=1).items[0]
-        index += 1
-        if not hard or item.difficulty >= 4:
-            found.append(item)
-    return found
 
 
 @contextmanager
@@ -122,93 +119,119 @@ def switched(setting: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def fates_of(model: Any, fates: FateConfig | None) -> Iterator[None]:
+    """A model with other fates for a while; None leaves its own."""
+    before = getattr(model.generation_config, "fate_config", None)
+    model.generation_config.fate_config = before if fates is None else fates.to_dict()
+    try:
+        yield
+    finally:
+        model.generation_config.fate_config = before
+
+
 def ask(
-    model: Any, tokenizer: Any, items: Sequence[Item], config: ExitConfig, on_answer: Callable[[], None]
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    config: ExitConfig,
+    policy: DoorPolicy,
+    on_answer: Callable[[], None],
 ) -> list[Generation]:
-    """Every item, every other one as chat."""
+    """Every prompt by itself, greedily."""
     found = []
-    for place, item in enumerate(items):
-        prompt = chat_messages([item])[:1] if place % 2 else item.prompt
-        found.append(generate(model, tokenizer, prompt, exit_config=config, max_new_tokens=LONGEST_ANSWER))
+    settings: dict[str, Any] = {"exit_config": config, "policy": policy, "max_new_tokens": LONGEST_ANSWER}
+    for prompt in prompts:
+        found.append(generate(model, tokenizer, prompt.content, do_sample=False, **settings))
         on_answer()
     return found
 
 
 def measure(
-    model: Any, tokenizer: Any, name: str, items: Sequence[Item], policy: DoorPolicy, on_answer: Callable[[], None]
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    prompts: Sequence[Prompt],
+    config: ExitConfig,
+    policy: DoorPolicy,
+    on_answer: Callable[[], None],
 ) -> VerdictReport:
-    """Asks every item at full depth, and once under each setting of the switches."""
-    config = model.resolve_exit_config(None)
+    """Asks every prompt at full depth, and once under each setting of the switches.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        name: Its name.
+        prompts: With answers.
+        config: The exit rule.
+        policy: What the converge door asks for.
+        on_answer: Called behind each of `len(prompts) * (1 + len(SETTINGS))` answers.
+    """
     with switched({}):
-        full = [each.text for each in ask(model, tokenizer, items, ExitConfig(mode="full"), on_answer)]
+        full = ask(model, tokenizer, prompts, ExitConfig(mode="full"), policy, on_answer)
     runs = {}
-    for setting, environment in SWITCHES.items():
-        with switched(environment):
-            runs[setting] = ask(model, tokenizer, items, config, on_answer)
-    rows = tuple(_row(setting, run, full, items, policy, model.num_loops) for setting, run in runs.items())
+    for setting, (environment, fates) in SETTINGS.items():
+        with switched(environment), fates_of(model, fates):
+            runs[setting] = ask(model, tokenizer, prompts, config, policy, on_answer)
     run = runs["verdict"]
-    wrong = np.array(
-        [each.text.strip() != item.answer for each, item in zip(run, items, strict=True)], dtype=np.float64
-    )
-    opened = np.array([_opens(each, policy) for each in run])
-    right = 1 - wrong
-    kept = float(right[opened].mean()) if opened.any() else None
+    right = right_of(run, prompts)
+    opened = np.array([each.door == "converge" for each in run], dtype=np.float64)
+
+    def points_more(drawn: npt.NDArray[np.int64]) -> float | None:
+        kept = opened[drawn] == 1
+        return 100 * float(right[drawn][kept].mean() - right[drawn].mean()) if kept.any() else None
+
     return VerdictReport(
         model=name,
         rule=config.to_dict(),
-        answers=len(items),
-        rows=rows,
-        separations={key: separate(values, wrong) for key, values in doubts(run, policy).items()},
-        kept_right=kept,
-        opened_for_right=float(opened[right == 1].mean()) if right.any() else None,
-        difference=None if kept is None else 100 * (kept - float(right.mean())),
+        fates=model.fate_config.to_dict(),
+        policy=policy.to_dict(),
+        answers=len(prompts),
+        rows=tuple(_row(setting, each, full, prompts, model.num_loops) for setting, each in runs.items()),
+        separations={key: separate(values, 1 - right) for key, values in doubts(run).items()},
+        kept_right=ratio(right * opened, opened),
+        opened_for_right=ratio(right * opened, right),
+        points_more=bootstrap(points_more, len(right)),
     )
 
 
-def _opens(run: Generation, policy: DoorPolicy) -> bool:
-    assert run.verdict is not None
-    return door(run.verdict, policy) == "converge"
+def right_of(runs: Sequence[Generation], prompts: Sequence[Prompt]) -> Floats:
+    """1 where an answer is the known one, `[n]`."""
+    return np.array(
+        [run.text.strip() == prompt.answer for run, prompt in zip(runs, prompts, strict=True)], dtype=np.float64
+    )
 
 
 def _row(
-    setting: str, run: Sequence[Generation], full: Sequence[str], items: Sequence[Item], policy: DoorPolicy, loops: int
+    setting: str, runs: Sequence[Generation], full: Sequence[Generation], prompts: Sequence[Prompt], loops: int
 ) -> SwitchRow:
-    ones = np.ones(len(run))
-    later = np.array([len(each.tokens) - 1 for each in run])
-    saved = loops * later - np.array([each.loop_passes for each in run])
+    ones = np.ones(len(runs))
+    later = np.array([len(each.tokens) - 1 for each in runs])
+    saved = loops * later - np.array([each.loop_passes for each in runs])
+    same = np.array([each.text == other.text for each, other in zip(runs, full, strict=True)], dtype=np.float64)
     shut = None
-    if all(each.verdict is not None for each in run):
-        shut = ratio(np.array([not _opens(each, policy) for each in run], dtype=np.float64), ones)
+    if all(each.verdict is not None for each in runs):
+        shut = ratio(np.array([each.door != "converge" for each in runs], dtype=np.float64), ones)
     return SwitchRow(
         setting=setting,
-        same_text=ratio(
-            np.array([each.text == text for each, text in zip(run, full, strict=True)], dtype=np.float64), ones
-        ),
-        right=ratio(
-            np.array(
-                [each.text.strip() == item.answer for each, item in zip(run, items, strict=True)], dtype=np.float64
-            ),
-            ones,
-        ),
+        same_text=ratio(same, ones),
+        right=ratio(right_of(runs, prompts), ones),
         passes_saved=ratio(saved, loops * later),
-        broken=sum(token.reason == "divergence" for each in run for token in each.tokens),
+        broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
         escalated=shut,
     )
 
 
-def doubts(runs: Sequence[Generation], policy: DoorPolicy) -> dict[str, Floats]:
+def doubts(runs: Sequence[Generation]) -> dict[str, Floats]:
     """Scores that are high where an answer may be wrong, each `[n]`.
 
-    The verdict's own: whether its door is shut, and the share of its tokens whose doors are.
+    The verdict's own: whether its door is shut, and then its depth, as a share of T.
     """
     random = Random(0)
-    shut = [
-        (not _opens(run, policy))
-        + sum(door(token.verdict, policy) != "converge" for token in run.tokens) / len(run.tokens)
-        for run in runs
-    ]
+    verdicts = [run.verdict for run in runs if run.verdict is not None]
+    depths = [verdict.depth / run.total_loops for verdict, run in zip(verdicts, runs, strict=True)]
     told = {
-        "verdict": shut,
+        "verdict": [(run.door != "converge") + depth for run, depth in zip(runs, depths, strict=True)],
         "mean entropy": [sum(token.entropy or 0.0 for token in run.tokens) / len(run.tokens) for run in runs],
         "minimum margin": [1 - min(token.margin or 0.0 for token in run.tokens) for run in runs],
         "length": [float(len(run.tokens)) for run in runs],

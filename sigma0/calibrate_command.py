@@ -1,4 +1,4 @@
-"""`sigma0 calibrate`: a threshold for a quality budget, or the fastest one that is checked."""
+"""`sigma0 calibrate`: a threshold for a quality budget, the fastest one that is checked, or doors for a risk."""
 
 import json
 from dataclasses import asdict
@@ -10,21 +10,35 @@ import typer
 
 from sigma0.extras import needs_extra
 from sigma0.loading import checkpoint_folder, load, shipped_models
-from sigma0.prompts import encode_prompts, read_prompts
+from sigma0.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.settings import ExitConfig
 
-Objective = Literal["agreement", "latency"]
+Objective = Literal["agreement", "latency", "risk"]
 
 
 def calibrate(
     model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt each (*.jsonl), or paragraphs of text.")],
+    prompts: Annotated[
+        Path, typer.Option(help="JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
+    ],
     objective: Annotated[
-        Objective, typer.Option(help="agreement: keep the promise with finish; latency: fewest passes with verify.")
+        Objective,
+        typer.Option(
+            help="agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
+            "lets through as many answers as the risk allows."
+        ),
     ] = "agreement",
     agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
+    risk: Annotated[float, typer.Option(help="Wrong answers allowed among those that the door lets through.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
-    exit: Annotated[str, typer.Option("--exit", help="Exit rule: qexit, margin, converge or accel.")] = "qexit",
+    exit: Annotated[
+        str | None,
+        typer.Option("--exit", help="Exit rule: qexit (default), margin, converge or accel; for a risk, the model's."),
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
@@ -34,22 +48,30 @@ def calibrate(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Turn a quality budget into an exit threshold, and store it in generation_config.json."""
+    """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.calibration import check_mode, prompts_needed
-        from sigma0.calibration_report import copy_checkpoint, print_found, refusal, write_calibration
+        from sigma0.calibration_report import copy_checkpoint, print_found, refusal, settings_of, write_calibration
 
-        mode = check_mode(exit)
-        prompts_needed(agreement, confidence)
+        if objective == "risk":
+            config = risk_settings(exit, threshold)
+        else:
+            if threshold is not None:
+                raise ValueError(f"--threshold belongs to --objective risk; {objective} finds the threshold itself")
+            mode = check_mode(exit or "qexit")
+            prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
         looped, tokenizer = load(model, device=device, dtype=dtype)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
-        found = _find(looped, ids, objective, mode, agreement, confidence, max_new_tokens, as_json)
+        if objective == "risk":
+            found = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
+        else:
+            found = _find(looped, ids, objective, mode, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(asdict(found), indent=1))
+            typer.echo(json.dumps(found.to_dict() if objective == "risk" else asdict(found), indent=1))
         else:
             print_found(found)
         if found.chosen is None:
@@ -60,9 +82,25 @@ def calibrate(
         else:
             if out is not None:
                 copy_checkpoint(checkpoint_folder(model), folder)
-            write_calibration(looped, found.chosen, folder)
+            write_calibration(looped, settings_of(found), folder)
             told = f"stored in {folder / 'generation_config.json'}"
     typer.echo(told, err=as_json)
+
+
+def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | None:
+    """The exit rule that a risk is to be kept under; None: the model's own.
+
+    Raises:
+        ValueError: For a threshold without a rule, or one that the rule cannot have.
+    """
+    from sigma0.calibration import THRESHOLD, check_mode
+
+    if exit is None:
+        if threshold is not None:
+            raise ValueError("--threshold needs --exit: the rule that it belongs to")
+        return None
+    mode = check_mode(exit)
+    return ExitConfig.parse({"mode": mode} if threshold is None else {"mode": mode, THRESHOLD[mode]: threshold})
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:
@@ -98,3 +136,19 @@ def _find(
             return calibrate_latency(looped, ids, mode, max_new_tokens, advance)
     with progress_bar("prompts", len(ids), hidden=quiet) as advance:
         return keep_promise(looped, ids, mode, agreement, confidence, max_new_tokens, advance)
+
+
+def _find_doors(
+    looped: Any,
+    tokenizer: Any,
+    read: list[Prompt],
+    risk: float,
+    confidence: float,
+    config: ExitConfig | None,
+    max_new_tokens: int,
+    quiet: bool,
+) -> Any:
+    from sigma0.risk import calibrate_doors
+
+    with progress_bar("answers", len(read), hidden=quiet) as advance:
+        return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, advance)

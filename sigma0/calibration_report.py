@@ -10,7 +10,7 @@ from rich.table import Table
 from sigma0.calibration import THRESHOLD, Calibration
 from sigma0.estimates import Estimate
 from sigma0.latency import LatencyCalibration
-from sigma0.settings import ExitConfig
+from sigma0.risk import DoorCalibration
 
 # Rows of the table around the choice; the whole list is in the JSON.
 _SHOWN = 12
@@ -46,8 +46,15 @@ def print_calibration(found: Calibration) -> None:
     console.print(f"rows_saved      {_percent(check.rows_saved)}")
 
 
-def refusal(found: Calibration) -> str:
+def refusal(found: Calibration | DoorCalibration) -> str:
     """Why no setting was chosen, and the way out."""
+    if isinstance(found, DoorCalibration):
+        _, opened, wrong = found.best
+        return (
+            f"no policy keeps a risk of at most {found.risk:g} with confidence {found.confidence:g}: the safest lets "
+            f"{opened} of {found.prompts[1]} answers through, {wrong} of them wrong. Give more prompts, allow a larger "
+            "risk or less confidence, or ask more of the exit rule (--exit margin --threshold 0.95)"
+        )
     first = found.tested[0]
     fewest, half = found.needed
     return (
@@ -80,20 +87,66 @@ def print_latency(found: LatencyCalibration) -> None:
     console.print(f"accepted        {_percent(found.check.accepted)} of their tokens")
 
 
-def print_found(found: Calibration | LatencyCalibration) -> None:
-    """Prints either kind."""
-    print_calibration(found) if isinstance(found, Calibration) else print_latency(found)
+def print_doors(found: DoorCalibration) -> None:
+    """Prints fates and policy, what they do on other prompts, and what the promise means."""
+    console = Console(highlight=False, soft_wrap=True)
+    fit, tested, checked = found.prompts
+    rule = THRESHOLD.get(found.exit_config.mode)
+    threshold = "" if rule is None else f", {rule} = {getattr(found.exit_config, rule):g}"
+    console.print(f"exit rule       {found.exit_config.mode}{threshold}: {found.right:.1%} of the answers are right")
+    console.print(f"fates           growth {found.fates.growth:g}, spiral from {found.fates.spiral:g} degrees on")
+    console.print(f"policies        {found.passed} kept the risk of {found.tested} tested ({fit} + {tested} prompts)")
+    if found.chosen is None or found.check is None:
+        console.print(refusal(found))
+        return
+    policy, check = found.chosen, found.check
+    console.print(f"chosen          tau_c {policy.tau_c:g}, tau_g {policy.tau_g:g}")
+    console.print(f"                saturated_share {policy.saturated_share:g}, spiral_share {policy.spiral_share:g}")
+    console.print(f"promise         of the answers let through at most {found.risk:.1%} are wrong, with confidence")
+    console.print(f"                {found.confidence:g}")
+    console.print(f"right           {_percent(check.right)} on {checked} prompts set apart")
+    console.print(f"let through     {_percent(check.opened)} of them")
+    console.print(f"right of those  {_share(check.right_of_opened)}")
+    console.print(f"of right ones   {_share(check.opened_of_right)} let through")
 
 
-def write_calibration(model: Any, chosen: ExitConfig, folder: Path) -> None:
-    """Stores the chosen setting in the `generation_config.json` of a checkpoint's folder.
+def print_found(found: Calibration | LatencyCalibration | DoorCalibration) -> None:
+    """Prints any of the three."""
+    if isinstance(found, DoorCalibration):
+        print_doors(found)
+    elif isinstance(found, Calibration):
+        print_calibration(found)
+    else:
+        print_latency(found)
+
+
+def settings_of(found: Calibration | LatencyCalibration | DoorCalibration) -> dict[str, dict[str, Any]]:
+    """What is stored of it, by its name in `generation_config.json`.
+
+    Raises:
+        ValueError: Where nothing was chosen.
+    """
+    if found.chosen is None:
+        raise ValueError("nothing was chosen")
+    if not isinstance(found, DoorCalibration):
+        return {"exit_config": found.chosen.to_dict()}
+    return {
+        "exit_config": found.exit_config.to_dict(),
+        "fate_config": found.fates.to_dict(),
+        "door_policy": found.chosen.to_dict(),
+    }
+
+
+def write_calibration(model: Any, settings: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Stores settings in the `generation_config.json` of a checkpoint's folder.
 
     Args:
         model: The looped model that was loaded from there.
-        chosen: The setting.
+        settings: By name.
         folder: The checkpoint's folder.
     """
-    model.generation_config.exit_config = chosen.to_dict()
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
     # While this flag is set, transformers drops what it does not know when it loads the file.
     model.generation_config._from_model_config = False
     model.generation_config.save_pretrained(folder)
@@ -111,3 +164,7 @@ def _percent(estimate: Estimate | None) -> str:
         return "none to tell: there is one token a prompt"
     low, high = estimate.interval
     return f"{estimate.value:.2%} ({low:.2%} to {high:.2%})"
+
+
+def _share(estimate: Estimate | None) -> str:
+    return "none to tell" if estimate is None else _percent(estimate)

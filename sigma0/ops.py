@@ -18,6 +18,7 @@ from torch import Tensor
 from sigma0.kernels.boundary import (
     DIVERGED,
     FATES,
+    KEPT,
     MET,
     STATISTICS,
     Boundary,
@@ -37,12 +38,13 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
-from sigma0.kernels.gram import PARALLEL, solve
+from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
 from sigma0.kernels.loop_boundary import loop_boundary, observe
 
 __all__ = [
     "DIVERGED",
     "FATES",
+    "KEPT",
     "MET",
     "PARALLEL",
     "READINGS",
@@ -57,8 +59,11 @@ __all__ = [
     "CollapseState",
     "DepthRows",
     "Fate",
+    "Fit",
     "Operations",
     "PlaneGroup",
+    "Steps",
+    "fate_of",
     "leads_reference",
     "observe",
     "operations",

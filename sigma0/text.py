@@ -197,6 +197,22 @@ class TextStream(Iterator[Token]):
         return token
 
     @property
+    def loop_statistics(self) -> Tensor:
+        """Of every loop of the tokens so far (`sigma0.ops.STATISTICS`), float32 `[n, T, 8]`; NaN where none was run.
+
+        Raises:
+            ValueError: Where no verdict was asked for.
+        """
+        if self._loop.record is None:
+            raise ValueError("no verdict was asked for: pass verdict=True")
+        return self._loop.record.loops[0, : len(self._tokens)].cpu()
+
+    @property
+    def patience(self) -> int:
+        """Loops of which the mildest fate is a token's."""
+        return min(self._policy.patience, max(1, self._loop.wave.rule.total_loops - 2))
+
+    @property
     def generation(self) -> Generation:
         """The whole continuation.
 
@@ -237,11 +253,10 @@ class TextStream(Iterator[Token]):
 
     def _with_statistics(self, tokens: Sequence[Token], first: int) -> tuple[Token, ...]:
         """The tokens, of which the first has number `first`, with what the record tells of them so far."""
-        record, total_loops = self._loop.record, self._loop.wave.rule.total_loops
+        record = self._loop.record
         assert record is not None
         where = slice(first, first + len(tokens))
         loops, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
-        patience = min(self._policy.patience, max(1, total_loops - 2))
         told = []
         for token, path, known, reading in zip(tokens, loops, fates, readings, strict=True):
             ran = int(np.isfinite(path[:, 0]).sum())
@@ -250,7 +265,7 @@ class TextStream(Iterator[Token]):
                     token,
                     radius=float(path[ran - 1, _RADIUS]),
                     angle=float(path[ran - 1, _ANGLE]),
-                    fate=mildest([FATES[fate] for fate in known[:ran].tolist()], patience),
+                    fate=mildest([FATES[fate] for fate in known[:ran].tolist()], self.patience),
                     proximity=float(reading[_PROXIMITY]),
                     margin=float(reading[_MARGIN]),
                     entropy=float(reading[_ENTROPY]),

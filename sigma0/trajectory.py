@@ -6,6 +6,7 @@ The spectrum is read from the path that a token took: with D_k = h_k - h_{k-1}, 
 map itself, at one state: the largest |eigenvalue| of dF/dh, with F one loop of one position and all other K/V fixed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sigma0.cache import DepthCache
-from sigma0.ops import FATES, PARALLEL, STATISTICS, Fate, solve
+from sigma0.ops import FATES, KEPT, PARALLEL, STATISTICS, Fate, Fit, Steps, fate_of, solve
+from sigma0.settings import FateConfig
 
 FEWEST = 4
 
@@ -115,6 +117,37 @@ def loop_stats(statistics: Tensor, fates: Tensor) -> tuple[LoopStats, ...]:
         LoopStats(loop=loop, fate=FATES[fate], **dict(zip(STATISTICS, row, strict=True)))
         for loop, (row, fate) in enumerate(told, start=1)
     )
+
+
+def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What the fates of recorded loops would be under other settings.
+
+    Args:
+        statistics: `out.loop_statistics`, `[..., T, 8]`; NaN where no loop was run.
+        config: What spirals and diverges.
+        dtype: Of the states, whose rounding noise counts as none.
+
+    Returns:
+        Index into `sigma0.ops.FATES`, int64 `[..., T]`; 0 where there is none.
+    """
+    ran = statistics[..., 0].isfinite()
+    change, bend, gain, turning, radius, angle, residual, _ = statistics.double().nan_to_num(0.0).unbind(-1)
+    # lengths of the differences beside that of the first, D_2, from the gains; column t - 1 is D_t
+    lengths = torch.cat([torch.zeros_like(gain[..., :1]), torch.ones_like(gain[..., 1:2]), gain[..., 2:]], dim=-1)
+    lengths = torch.cat([lengths[..., :1], lengths[..., 1:].cumprod(-1)], dim=-1)
+    fates = torch.zeros_like(ran, dtype=torch.int64)
+    for place in range(2, statistics.shape[-2]):
+        kept = lengths[..., max(1, place - KEPT + 1) : place].amax(-1)
+        size, here = lengths[..., place], (..., place)
+        growth = torch.where(kept > 0, size / kept.clamp_min(1e-300), 0.0)
+        steps = Steps(size, lengths[..., place - 1], change[here], bend[here], gain[here], growth, turning[here])
+        turns = (angle[here] > 0) & (angle[here] < math.pi - 1e-6)
+        fit = Fit(radius[here], angle[here], residual[here], turns)
+        # |h_t| is near |h_{t-1}|, which only rounding noise is measured by
+        norm = torch.where(change[here] > 0, size / change[here].clamp_min(1e-300), torch.inf)
+        count = torch.full_like(size, place, dtype=torch.int32)
+        fates[here] = fate_of(steps, fit, count, norm, dtype, config.growth, math.radians(config.spiral)).long()
+    return fates * ran
 
 
 class _OnePosition:

@@ -40,7 +40,7 @@ LEVELS = [
     {"sigma0.doctor", "sigma0.prompts"},
     {"sigma0.learn_then_test"},
     {"sigma0.calibration"},
-    {"sigma0.latency"},
+    {"sigma0.latency", "sigma0.risk"},
     {"sigma0.calibration_report"},
     {"sigma0.rendering"},
     {"sigma0.calibrate_command"},

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
 from sigma0.ops import STATISTICS
-from sigma0.trajectory import _OnePosition, jacobian_radius, loop_stats, spectrum
+from sigma0.settings import FateConfig
+from sigma0.trajectory import _OnePosition, fates_under, jacobian_radius, loop_stats, spectrum
 from tests.kernels import definitions
 from tests.kernels.test_references import planar
 from tests.reference import tiny_model
@@ -102,3 +103,17 @@ def test_a_state_that_does_not_fit_is_refused():
         jacobian_radius(model, torch.zeros(32), cache, 1, 7)
     with pytest.raises(ValueError, match="plane 3"):
         jacobian_radius(model, torch.zeros(32), cache, 3, 1)
+
+
+@pytest.mark.parametrize("mode", ["full", "qexit"])
+def test_recorded_statistics_give_the_fates_again(mode):
+    model = tiny_model(seed=3, total_ut_steps=7)
+    for growth, spiral in ((0.1, 60.0), (0.02, 40.0), (0.5, 110.0)):
+        model.generation_config.fate_config = {"growth": growth, "spiral": spiral}
+        out = model.generate(
+            torch.arange(9, 21)[None], max_new_tokens=12, exit_config={"mode": mode, "after_exit": "drop"},
+            output_statistics=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        again = fates_under(out.loop_statistics, FateConfig(growth, spiral))
+        assert torch.equal(again, out.loop_fates.long())
+        assert mode == "full" or (out.loop_fates[..., -1] == 0).any(), "no loop was left out: that was not tested"

@@ -90,10 +90,11 @@ def prompts_command(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Stories, one question each.")] = 2000,
     split: Annotated[str, typer.Option(help="train, calibration or test.")] = "calibration",
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    hard: Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")] = False,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
-        for prompt in micro_world(n, split, seed):
+        for prompt in micro_world(n, split, seed, hard):
             typer.echo(json_line(prompt))
 
 

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count, islice
 
 from sigma0.bench.pocket.data import chat_messages
+from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.world import draw
 from sigma0.prompts import Prompt
 
 
-def micro_world(n: int, split: str = "test", seed: int = 0) -> Iterator[Prompt]:
-    """One question about each of n stories, every other one as chat."""
-    for index in range(n):
-        item = draw(split, seed, index, questions=1).items[0]
+def micro_world(n: int, split: str = "test", seed: int = 0, hard: bool = False) -> Iterator[Prompt]:
+    """One question about each of n stories, every other one as chat; of the hard half alone where asked."""
+    items = (draw(split, seed, index, questions=1).items[0] for index in count())
+    asked = (item for item in items if not hard or item.difficulty >= HARD)
+    for index, item in enumerate(islice(asked, n)):
         yield Prompt(chat_messages([item])[:1] if index % 2 else item.prompt, item.answer)
 
 
