@@ -207,7 +207,8 @@ class SpeedRow(Conditions):
     Attributes:
         benchmark: "speed".
         time: When the run began, ISO 8601, UTC; the same for all its rows.
-        way: `full`, `never`, `finish`, `drop`, `verify`, or `huggingface` for transformers' own decoding.
+        way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
+            `drop`, `verify`, or `huggingface` for transformers' own decoding.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
         settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
@@ -234,7 +235,7 @@ class SpeedRow(Conditions):
 
     benchmark: Literal["speed"] = "speed"
     time: str
-    way: Literal["full", "never", "finish", "drop", "verify", "huggingface"]
+    way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
     mode: str
     after_exit: Literal["finish", "drop", "verify"]
     settings: dict[str, float | int | str]

@@ -35,7 +35,7 @@ class ReasonVerdict(BaseModel):
     """What is known of a unit of generation; the same shape for a token, a draft and an answer.
 
     Every combination of fields can be built. `model_dump_json` and `model_validate_json` go through JSON;
-    `model_json_schema()` is the published schema.
+    `model_json_schema()` is the schema published as `verdict.schema.json` beside this file.
 
     Attributes:
         converged: Whether its exit rule was met by itself; None where that says nothing.

@@ -1,12 +1,15 @@
 """Verdicts and doors: every combination of the fields against the rules, told once more in other words."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import sigma0
 from sigma0.verdict import CONVERGED, DoorPolicy, ReasonVerdict, aggregate, door, explain, mildest, of_token
 
 REASONS = [
@@ -121,3 +124,17 @@ def test_what_a_reason_says_of_convergence():
     assert {reason for reason, known in CONVERGED.items() if not known} == {"max_depth", "collapse", "divergence"}
     assert of_token("fixed", 3, None, 0.0).converged is None
     assert of_token(None, 3, None, 0.0).converged is None
+
+
+def test_the_published_schema_is_the_one_in_force():
+    published = json.loads(Path(sigma0.__file__).with_name("verdict.schema.json").read_text())
+    assert published == ReasonVerdict.model_json_schema()
+
+
+def test_a_stored_policy_is_read_and_checked():
+    policy = DoorPolicy(tau_c=0.2, require_grounding=True)
+    assert DoorPolicy.parse(policy.to_dict()) == policy == DoorPolicy.parse(policy)
+    with pytest.raises(ValueError, match="tau_x"):
+        DoorPolicy.parse({"tau_x": 0.2})
+    with pytest.raises(ValueError, match="got int"):
+        DoorPolicy.parse(3)

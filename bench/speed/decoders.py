@@ -89,12 +89,14 @@ class Ours:
         prompted: The prompt.
         config: When tokens stop, and what follows.
         trace: A course to replay in place of the rule, or None.
+        judged: Whether every token's statistics are told, as a verdict needs them.
     """
 
-    def __init__(self, prompted: PromptedCache, config: ExitConfig, trace: Trace | None) -> None:
+    def __init__(self, prompted: PromptedCache, config: ExitConfig, trace: Trace | None, judged: bool = False) -> None:
         self._prompted = prompted
         self._config = config
         self._trace = trace
+        self._judged = judged
 
     def prompt(self) -> float:
         """Reads the prompt; seconds."""
@@ -114,6 +116,7 @@ class Ours:
                 eos_token_id=None,
                 exit_config=self._config,
                 custom_generate=type(model).open_token_loop,
+                output_statistics=self._judged,
             )
             start = _now(prompted.ids)
             for _ in loop.run(first):

@@ -18,7 +18,7 @@ from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCa
 from sigma0.estimates import bootstrap
 from sigma0.settings import AfterExit, ExitConfig
 
-WAYS = ("full", "never", "finish", "drop", "verify", "huggingface")
+WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
 ADAPTIVE = ("finish", "drop", "verify")
 _NEVER = ExitConfig(mode="qexit", q=1.0)
 
@@ -64,7 +64,7 @@ class Plan:
 
     def config_of(self, way: str) -> ExitConfig:
         """The setting of a way."""
-        if way in ("full", "huggingface"):
+        if way in ("full", "judged", "huggingface"):
             return FULL
         if way == "never":
             return _NEVER
@@ -88,7 +88,7 @@ def measure(
     decoders: dict[str, Decoder] = {
         way: Stock(model, ids, plan.new_tokens)
         if way == "huggingface"
-        else Ours(prompted, plan.config_of(way), plan.trace if way in ADAPTIVE else None)
+        else Ours(prompted, plan.config_of(way), plan.trace if way in ADAPTIVE else None, way == "judged")
         for way in plan.ways
     }
     progress = _Progress(on_step)

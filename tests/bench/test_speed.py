@@ -50,9 +50,9 @@ def test_rows_hold_the_ways_and_their_conditions(pocket, tmp_path):
         assert row.ideal == pytest.approx(total / row.passes_per_token)
         assert row.speed_ratio.low <= row.speed_ratio.value <= row.speed_ratio.high
         assert row.parameters == sum(parameter.numel() for parameter in pocket[0].parameters())
-    for way in ("full", "never", "huggingface"):
+    for way in ("full", "judged", "never", "huggingface"):
         assert ways[way].passes_per_token == ways[way].rows_per_token == total
-    for way in ("never", "verify", "huggingface"):
+    for way in ("judged", "never", "verify", "huggingface"):
         assert ways[way].same_tokens is True
     for way in ("finish", "drop"):
         assert 1 <= ways[way].passes_per_token <= total
