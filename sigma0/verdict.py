@@ -116,7 +116,7 @@ def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     """Why the converge door stays shut, in words; empty where it opens."""
     found = []
     if verdict.reason in ALARMS:
-        found.append(f"it stopped for {verdict.reason}")
+        found.append(f"its reason is {verdict.reason}")
     elif verdict.converged is not True:
         found.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
     if verdict.stable != "contract":
