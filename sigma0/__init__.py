@@ -2,19 +2,26 @@
 
 from sigma0 import models as models
 from sigma0.cache import DepthCache
+from sigma0.canary import CollapseCanary
 from sigma0.export import export
 from sigma0.loading import load, shipped_models
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, FateConfig
 from sigma0.text import Generation, Token, generate, stream
+from sigma0.verdict import DoorPolicy, ReasonVerdict, door
 
 __all__ = [
+    "CollapseCanary",
     "DepthCache",
     "DepthGenerateOutput",
+    "DoorPolicy",
     "ExitConfig",
+    "FateConfig",
     "Generation",
     "LoopedCausalLMOutput",
+    "ReasonVerdict",
     "Token",
+    "door",
     "export",
     "generate",
     "load",

@@ -6,18 +6,26 @@ import shlex
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from sigma0.bench.ledger import FidelityRow, read_rows
 from sigma0.bench.pocket.items import split_of
 from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
 from sigma0.bench.speed.table import speed_table
+from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
+from sigma0.bench.verdicts import VerdictReport
 from sigma0.cli import app
 from sigma0.loading import shipped_models
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+VERDICTS = {
+    "pocket": "verdict-pocket.json",
+    "pocket-large": "verdict-pocket-large.json",
+    "pocket-large, margin, hard half": "verdict-pocket-large-margin-hard.json",
+}
 PYTHON = [body for language, body in BLOCKS if language == "python"]
 
 
@@ -138,3 +146,32 @@ def test_figures_of_the_measured_table_are_committed():
     quoted = re.findall(r"\d+\.\d %|\d+\.\d ms|(?<![\d.])\d\.\d\d(?![\d.])", section)
     assert len(quoted) >= 10
     assert not [figure for figure in quoted if figure not in known]
+
+
+def test_what_the_verdict_tells_is_quoted_right():
+    """Switches, doors and scores of doubt, the study of stability, and the grounding of facts."""
+    results = ROOT / "bench" / "results"
+    section = README.split("## What the verdict can and cannot tell")[1].split("\n## ")[0]
+    reports = {
+        name: TypeAdapter(VerdictReport).validate_python(
+            {key: value for key, value in json.loads((results / file).read_text()).items() if key != "hard_half_only"}
+        )
+        for name, file in VERDICTS.items()
+    }
+    for table in (switch_table(reports), door_table(reports), separation_table(reports)):
+        assert table in section
+    words = " ".join(section.split())
+    for name in shipped_models():
+        study = json.loads((results / f"stability-{name}.json").read_text())
+        scores = {score: f"{found['value']:.2f}" for score, found in study["auroc"].items()}
+        told = [scores[score] for score in ("path: radius", "jacobian radius", "entropy", "margin")]
+        correlation = f"{study['rank_correlation']['value']:.2f}"
+        assert f"| {name} | {correlation} | {' | '.join(told)} |" in section
+        doors = json.loads((results / f"doors-{name}.json").read_text())
+        stored = json.loads((ROOT / "sigma0" / "checkpoints" / name / "generation_config.json").read_text())
+        assert stored["door_policy"] == doors["chosen"] and stored["fate_config"] == doors["fates"]
+    facts = {each["kind"]: each for each in json.loads((results / "grounding.json").read_text())["detections"]}
+    for kind in ("number", "entity"):
+        found = facts[kind]
+        assert f"{100 * found['recall']:.1f} % of {found['falsified']:,}" in words
+    assert f"at a precision of {100 * facts['both']['precision']:.1f} %" in words
