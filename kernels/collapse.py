@@ -144,16 +144,19 @@ def collapse_reference(
     margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
     met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
     taken = top[:, 0] if chosen is None else chosen
+    # what a broken model says is told as unknown, and is no part of what is remembered
+    speaks = wide.amax(dim=-1).isfinite()
+    entropy, margin = entropy.masked_fill(~speaks, torch.nan), margin.masked_fill(~speaks, torch.nan)
     if state is None or slots is None:
         none = torch.zeros_like(margin)
         return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), taken, top, met)
-    drop = _fold_entropy(entropy, state, slots)
+    drop = _fold_entropy(entropy, state, slots, speaks)
     lengths = state.lengths[slots]
     state.ids[slots, lengths % WINDOW] = taken.int()
     state.lengths[slots] = lengths + 1
     periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
     settled = ((lengths + 1 - GRAM + 1) / SETTLED).clamp(0, 1)
-    proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin)
+    proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0))
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
     return Collapse(statistics, taken, top, met)
 
@@ -173,17 +176,19 @@ def _two_best(logits: Tensor) -> Tensor:
     return torch.cat([first, second], dim=-1)
 
 
-def _fold_entropy(entropy: Tensor, state: CollapseState, slots: Tensor) -> Tensor:
-    """The drop of each entropy against those before it, `[B]`; then it is taken in."""
+def _fold_entropy(entropy: Tensor, state: CollapseState, slots: Tensor, speaks: Tensor) -> Tensor:
+    """The drop of each entropy against those before it, `[B]`; then it is taken in where it `speaks`."""
     mean, variance = state.entropy[slots].unbind(-1)
     observed = state.observed[slots]
-    drop = ((mean - entropy) / variance.clamp_min(FLOOR).sqrt()).masked_fill(observed < WARM_UP, 0.0)
+    drop = (mean - entropy) / variance.clamp_min(FLOOR).sqrt()
+    drop = drop.masked_fill((observed < WARM_UP) | ~speaks, 0.0)
     step = entropy - mean
     first = observed == 0
     new_mean = torch.where(first, entropy, mean + ALPHA * step)
     new_variance = ((1 - ALPHA) * (variance + ALPHA * step * step)).masked_fill(first, 0.0)
-    state.entropy[slots] = torch.stack([new_mean, new_variance], dim=-1)
-    state.observed[slots] = observed + 1
+    taken_in = torch.stack([torch.where(speaks, new_mean, mean), torch.where(speaks, new_variance, variance)], dim=-1)
+    state.entropy[slots] = taken_in
+    state.observed[slots] = observed + speaks
     return drop
 
 
@@ -371,6 +376,9 @@ if find_spec("triton") is not None:
             best = highest
         entropy = tl.maximum(best + tl.log(total) - weighted / total, 0.0)
         margin = (1.0 - tl.exp(second - best)) / total
+        speaks = tl.abs(best) < float("inf")
+        entropy = tl.where(speaks, entropy, float("nan"))
+        margin = tl.where(speaks, margin, float("nan"))
         tl.store(top + row * 2, best_id.to(tl.int64))
         tl.store(top + row * 2 + 1, second_id.to(tl.int64))
         tl.store(met + row, (theta > 0) & (margin >= theta))
@@ -381,11 +389,13 @@ if find_spec("triton") is not None:
         tl.store(told, entropy)
         tl.store(told + 1, margin)
         if STATE:
-            drop = tl.where(count >= 8, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
+            drop = tl.where((count >= 8) & speaks, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
             step = entropy - mean
-            tl.store(entropies + slot * 2, tl.where(count == 0, entropy, mean + 0.15 * step))
-            tl.store(entropies + slot * 2 + 1, tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step)))
-            tl.store(observed + slot, count + 1)
+            new_mean = tl.where(count == 0, entropy, mean + 0.15 * step)
+            new_variance = tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step))
+            tl.store(entropies + slot * 2, tl.where(speaks, new_mean, mean))
+            tl.store(entropies + slot * 2 + 1, tl.where(speaks, new_variance, variance))
+            tl.store(observed + slot, count + speaks.to(tl.int32))
 
             tl.store(lengths + slot, length)
             ring = ids + slot * 128
@@ -433,7 +443,9 @@ if find_spec("triton") is not None:
             repetition = repetition * (1.0 - _part(echo * settled, echo_low, echo_slope, echo_weight))
             repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
             certainty = _part(drop, drop_low, drop_slope, drop_weight)
-            certainty = tl.minimum(certainty + _part(margin, margin_low, margin_slope, margin_weight), 0.5)
+            certainty = tl.minimum(
+                certainty + _part(tl.where(speaks, margin, 0.0), margin_low, margin_slope, margin_weight), 0.5
+            )
             tl.store(told + 2, drop)
             tl.store(told + 3, periodicity)
             tl.store(told + 4, lag.to(tl.float32))

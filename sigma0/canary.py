@@ -146,6 +146,7 @@ class CollapseCanary:
         self._state = CollapseState.empty(self.batch_size, self.device)
         self._slots = torch.arange(self.batch_size, device=self.device)
         self._end_chance = torch.full((self.batch_size,), torch.nan, device=self.device)
+        self._told = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
         self.actions = [Actions() for _ in range(self.batch_size)]
         self._last: Reading | None = None
 
@@ -159,12 +160,13 @@ class CollapseCanary:
         """The last reading; None before the first token."""
         return self._last
 
-    def observe(self, logits: Tensor, ids: Tensor) -> Reading:
+    def observe(self, logits: Tensor, ids: Tensor, over: Tensor | None = None) -> Reading:
         """Takes in one token of every sequence.
 
         Args:
             logits: What they were chosen from, `[B, V]`.
             ids: The ids just chosen, int64 `[B]`.
+            over: Sequences that have ended, bool `[B]`: their reading stays what it was.
 
         Raises:
             ValueError: For another shape or dtype.
@@ -177,18 +179,37 @@ class CollapseCanary:
         if ids.dtype != torch.int64:
             raise ValueError(f"ids must be int64, got {ids.dtype}")
         logits, ids = logits.detach().to(self.device), ids.to(self.device)
-        told = self._ops.collapse(logits, ids, self._state, self._slots, self.rule).statistics  # [B, 8]
-        values = dict(zip(READINGS, told.unbind(-1), strict=True))
+        going = self._slots if over is None else self._slots[~over.to(self.device)]
+        if len(going):
+            self._told[going] = self._ops.collapse(
+                logits[going], ids[going], self._state, going, self.rule
+            ).statistics  # [N, 8]
+        values = dict(zip(READINGS, self._told.clone().unbind(-1), strict=True))
         values["entropy_drop"] = values.pop("drop")
         self._last = Reading(**{each.name: values[each.name] for each in fields(Reading)})
-        self._note_end_chance(logits)
+        self._note_end_chance(logits[going], going)
         return self._last
 
-    def _note_end_chance(self, logits: Tensor) -> None:
-        if len(self._ends):
-            now = torch.softmax(logits.float(), dim=-1)[:, self._ends].sum(-1)
-            known = self._end_chance + _END_ALPHA * (now - self._end_chance)
-            self._end_chance = torch.where(self._end_chance.isnan(), now, known)
+    def _note_end_chance(self, logits: Tensor, going: Tensor) -> None:
+        if not len(self._ends):
+            return
+        now = torch.softmax(logits.float(), dim=-1)[:, self._ends].sum(-1)
+        before = self._end_chance[going]
+        known = torch.where(before.isnan(), now, before + _END_ALPHA * (now - before))
+        # logits that are no numbers say nothing of an end
+        self._end_chance[going] = torch.where(now.isnan(), before, known)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Every sequence goes on from another one's past, as beams do; what was done to them is kept by place.
+
+        Args:
+            parents: Batch index of each past, int64 `[B]`.
+        """
+        parents = parents.to(self.device)
+        self._state = CollapseState(
+            **{each.name: getattr(self._state, each.name)[parents] for each in fields(self._state)}
+        )
+        self._end_chance, self._told = self._end_chance[parents], self._told[parents]
 
     def run_out(self, limit: int) -> RunOut:
         """How each text stands towards a limit of new tokens.
@@ -227,8 +248,10 @@ class CollapseCanary:
 class Watch(LogitsProcessor):  # type: ignore[misc]
     """A canary inside `generate`.
 
-    A call that does not continue the text before it (another run, reordered beams) begins anew; sequences that have
-    ended are not acted on any further.
+    Reordered beams are followed. A call that does not go on from the texts before it is another run, and begins anew;
+    so does each call of a decoder that takes several tokens at a time (assisted generation, prompt lookup), where the
+    canary therefore notices nothing. Sequences that have ended, by an end token or by `Collapsed`, are neither read nor
+    acted on any further; one that another criterion ends is read on in its pads.
 
     Args:
         canary: Is told of every token.
@@ -253,32 +276,52 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
 
     def catch_up(self, input_ids: Tensor) -> Reading | None:
         """Takes in the last token of ids `[B, S]`, if it is new."""
-        pending = self._pending
-        if not self._continues(input_ids):
+        parents = self._parents(input_ids)
+        if parents is None:
             self.canary.reset()
             self._pending = self._over = None
-        elif pending is not None and input_ids.shape[1] == pending.length + 1:
-            self._observe(pending.logits, input_ids[:, -1])
-            self._pending = None
+        else:
+            self._follow(parents)
+            pending = self._pending
+            if pending is not None and input_ids.shape[1] == pending.length + 1:
+                self._observe(pending.logits, input_ids[:, -1])
+                self._pending = None
         self._remember(input_ids)
         return self.canary.last
 
     def _observe(self, logits: Tensor, ids: Tensor) -> None:
-        self.canary.observe(logits, ids)
+        self.canary.observe(logits, ids, self._over)
         if len(self.canary._ends):
-            ended = torch.isin(ids.to(self.canary.device), self.canary._ends)
-            self._over = ended if self._over is None else self._over | ended
+            self.end(torch.isin(ids.to(self.canary.device), self.canary._ends))
 
-    def _continues(self, input_ids: Tensor) -> bool:
-        tail = self._tail
-        if (
-            tail is None
-            or input_ids.shape[0] != tail.shape[0]
-            or input_ids.shape[1] not in (self._length, self._length + 1)
-        ):
-            return False
+    def _parents(self, input_ids: Tensor) -> Tensor | None:
+        """Which text so far each row goes on from, int64 `[B]`; None where this is another run."""
+        tail, length = self._tail, input_ids.shape[1]
+        if tail is None or input_ids.shape[0] != tail.shape[0] or length not in (self._length, self._length + 1):
+            return None
         before = input_ids[:, : self._length][:, -_COMPARED:]
-        return before.shape == tail.shape and bool((before == tail).all())
+        if before.shape != tail.shape:
+            return None
+        rows = torch.arange(len(tail), device=tail.device)
+        if bool((before == tail).all()):
+            return rows
+        same = (before[:, None] == tail[None]).all(-1)  # [B, B]
+        return same.int().argmax(-1) if bool(same.any(-1).all()) else None
+
+    def _follow(self, parents: Tensor) -> None:
+        """Takes over reordered beams."""
+        if bool((parents == torch.arange(len(parents), device=parents.device)).all()):
+            return
+        self.canary.reorder(parents)
+        if self._pending is not None:
+            self._pending.logits = self._pending.logits[parents.to(self._pending.logits.device)]
+        if self._over is not None:
+            self._over = self._over[parents.to(self._over.device)]
+
+    def end(self, ended: Tensor) -> None:
+        """Some sequences, bool `[B]`, are over: what they are fed from now on is no text."""
+        ended = ended.to(self.canary.device)
+        self._over = ended if self._over is None else self._over | ended
 
     def _remember(self, input_ids: Tensor) -> None:
         self._tail, self._length = input_ids[:, -_COMPARED:].clone(), input_ids.shape[1]
@@ -340,7 +383,9 @@ class Collapsed(StoppingCriteria):  # type: ignore[misc]
         reading = self.watch.catch_up(input_ids)
         if reading is None:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        return ((reading.proximity >= self.tau) & ~self.watch.over).to(input_ids.device)
+        fired = (reading.proximity >= self.tau) & ~self.watch.over
+        self.watch.end(fired)
+        return fired.to(input_ids.device)
 
 
 def tighten(eps: float, bounds: Adaptation | None = None) -> float:

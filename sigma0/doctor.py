@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict
 
 from sigma0.loading import shipped_models
-from sigma0.settings import Switches
+from sigma0.settings import switches
 
 DISTRIBUTION = "sigma0-lm"
 
@@ -104,10 +104,10 @@ def _switches() -> tuple[Finding, ...]:
     told = {
         "verdict": "every generation has a verdict",
         "inner_break": "a token whose loop diverges stops",
-        "ladder": "what a verdict sends up goes up, where a ladder is configured",
-        "routing": "the server routes by verdicts",
+        "ladder": "what a verdict sends up goes up (no part of this version asks yet)",
+        "routing": "a server routes by verdicts (no part of this version asks yet)",
     }
-    values = Switches().model_dump()
+    values = switches().model_dump()
     return tuple(
         Finding(name=f"SIGMA0_{name.upper()}", ok=on, detail=f"{told[name]}{'' if on else '; set to 1 to turn it on'}")
         for name, on in values.items()

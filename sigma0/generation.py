@@ -21,7 +21,7 @@ from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
-from sigma0.settings import ExitConfig, FateConfig, Switches
+from sigma0.settings import ExitConfig, FateConfig, switches
 from sigma0.verdict import DoorPolicy
 from sigma0.verify import VerifiedLoop
 from sigma0.wave import Exits, Wave
@@ -100,7 +100,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
         """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
-        return ExitRule(exit_config, self.num_loops, Switches().inner_break, self.fate_config)
+        return ExitRule(exit_config, self.num_loops, switches().inner_break, self.fate_config)
 
     @property
     def fate_config(self) -> FateConfig:
@@ -183,6 +183,15 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
             )
+        for name in ("fate_config", "door_policy"):
+            told = kwargs.get(name, getattr(generation_config, name, None))
+            if told is not None and STORED[name].parse(told) != getattr(self, name):
+                raise ValueError(
+                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(told)!r}"
+                    if isinstance(told, Mapping)
+                    else f"{name} belongs to the model, not to a call: set model.generation_config.{name}"
+                )
+            kwargs.pop(name, None)
         asked = kwargs.pop("exit_config", None)
         if asked is None:
             asked = getattr(generation_config, "exit_config", None)
@@ -315,9 +324,6 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
         cache.counts = PassCounts()
         verified = exit_config.after_exit == "verify"
-        if verified:
-            # The first token is read at loop T, where nothing is left to check.
-            model_kwargs = {**model_kwargs, "exit_config": ExitConfig(mode="full")}
         with self._recording(input_ids, generation_config, cache) as record:
             outputs = self._prefill(input_ids, generation_config, model_kwargs)
         batch = input_ids.shape[0]

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 from torch import Tensor
 
 from sigma0.calibration import check_distinct
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate
 from sigma0.ops import FATES
 from sigma0.prompts import Prompt, encode_prompts
-from sigma0.settings import BREAK_AFTER, ExitConfig, FateConfig
+from sigma0.settings import BREAK_AFTER, ExitConfig, FateConfig, switches
 from sigma0.text import TextStream, stream
 from sigma0.trajectory import fates_under
-from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, door, mildest
+from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
 
 Bools = npt.NDArray[np.bool_]
 
@@ -145,6 +145,8 @@ def calibrate_doors(
         ValueError: For a share out of range, prompts without answers, two that are the same, or too few of them.
     """
     check_promise(len(prompts), risk, confidence)
+    if switches().inner_break:
+        raise ValueError("SIGMA0_INNER_BREAK=1 changes the very loops that are measured: calibrate without it")
     unknown = [number for number, prompt in enumerate(prompts, start=1) if prompt.answer is None]
     if unknown:
         raise ValueError(f'prompt {unknown[0]} has no "answer": a risk is counted in wrong answers')
@@ -153,6 +155,8 @@ def calibrate_doors(
     order = list(range(len(prompts)))
     Random(_SEED).shuffle(order)
     parts = [[prompts[k] for k in order[start:end]] for start, end in _bounds(len(prompts))]
+    # what the grid does not vary stays as the model has it, in the runs and in what is stored
+    own = model.door_policy
     before = getattr(model.generation_config, "fate_config", None)
     model.generation_config.fate_config = FateConfig().to_dict()
     done = 0
@@ -161,7 +165,7 @@ def calibrate_doors(
         nonlocal done
         tokens = stream(
             model, tokenizer, prompt.content, exit_config=config, max_new_tokens=max_new_tokens, verdict=True,
-            do_sample=False,
+            policy=own, do_sample=False,
         )  # fmt: skip
         for _ in tokens:
             pass
@@ -172,7 +176,7 @@ def calibrate_doors(
     try:
         first = [(run(prompt), prompt) for prompt in parts[0]]
         paths = [tokens.loop_statistics for tokens, _ in first]
-        fates = fit_fates(paths, model.dtype)
+        fates = fit_fates(paths, model.dtype, patience_for(own, model.num_loops))
         fitting = [
             _answered(tokens, prompt, fates_under(path, fates, model.dtype))
             for (tokens, prompt), path in zip(first, paths, strict=True)
@@ -181,7 +185,7 @@ def calibrate_doors(
         testing, checking = ([_answered(run(prompt), prompt) for prompt in part] for part in parts[1:])
     finally:
         model.generation_config.fate_config = before
-    base = DoorPolicy(spiral_share=fit_spiral_share(fitting))
+    base = replace(own, spiral_share=fit_spiral_share(fitting, own))
     ranked = rank(fitting, base, risk)
     passed, tested = passing_policies(testing, ranked, risk, confidence)
     chosen = passed[0] if passed else None
@@ -239,15 +243,16 @@ def _answered(tokens: TextStream, prompt: Prompt, fates: Tensor | None = None) -
     return Answered(generation.text.strip() == prompt.answer.strip(), verdicts, generation.grounding.score)
 
 
-def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> FateConfig:
+def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32, patience: int = 2) -> FateConfig:
     """Settings under which a model's ordinary course raises no alarm; never below the defaults.
 
     The growth is the least on a grid at which no loop diverges `BREAK_AFTER` times running, the angle the least at
-    which at most `SPIRALLING` of the tokens spiral in their last two loops.
+    which at most `SPIRALLING` of the tokens spiral in their last loops.
 
     Args:
         paths: `loop_statistics` of texts, each `[n, T, 8]`.
         dtype: Of the states.
+        patience: Loops of which the mildest fate is a token's.
     """
     every = torch.cat(list(paths))
 
@@ -260,7 +265,7 @@ def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Fa
 
     def spiralling(angle: float) -> float:
         fates = fates_under(every, FateConfig(growth, angle), dtype)
-        last = [mildest([FATES[fate] for fate in known if fate], 2) for known in fates.tolist()]
+        last = [mildest([FATES[fate] for fate in known if fate], patience) for known in fates.tolist()]
         known = [fate for fate in last if fate is not None]
         return known.count("spiral") / max(1, len(known))
 
@@ -268,10 +273,10 @@ def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Fa
     return FateConfig(growth, angle)
 
 
-def fit_spiral_share(answers: Sequence[Answered]) -> float:
+def fit_spiral_share(answers: Sequence[Answered], own: DoorPolicy | None = None) -> float:
     """The least share of spiralling tokens on a grid that at most `SPIRALLING` of the answers exceed."""
     for share in SPIRAL_SHARES:
-        policy = DoorPolicy(spiral_share=share)
+        policy = replace(own or DoorPolicy(), spiral_share=share)
         fates = [aggregate(each.verdicts, policy).stable for each in answers]
         if fates.count("spiral") <= SPIRALLING * len(fates):
             return share
@@ -302,7 +307,7 @@ def rank(answers: Sequence[Answered], base: DoorPolicy, risk: float) -> list[Doo
     defaults = DoorPolicy()
     scored = []
     for saturated, tau_c, tau_g in product(SATURATED_SHARES, TAUS_C, TAUS_G):
-        policy = base.model_copy(update={"saturated_share": saturated, "tau_c": tau_c, "tau_g": tau_g})
+        policy = replace(base, saturated_share=saturated, tau_c=tau_c, tau_g=tau_g)
         away = abs(tau_c - defaults.tau_c) + abs(tau_g - defaults.tau_g)
         p_value = risk_p_value(*opened_and_wrong(opens(answers, policy), answers), risk)
         scored.append((p_value, away, abs(saturated - defaults.saturated_share), policy))
@@ -336,10 +341,21 @@ def check_policy(answers: Sequence[Answered], policy: DoorPolicy) -> DoorCheck:
     Raises:
         ValueError: For no answers.
     """
-    opened = opens(answers, policy).astype(np.float64)
-    right = np.array([each.right for each in answers], dtype=np.float64)
-    ones = np.ones(len(right))
-    all_right, all_opened = ratio(right, ones), ratio(opened, ones)
-    assert all_right is not None and all_opened is not None
-    both = opened * right
-    return DoorCheck(len(answers), all_right, all_opened, ratio(both, opened), ratio(both, right))
+    if not answers:
+        raise ValueError("no answers to check a policy on")
+    opened = opens(answers, policy)
+    right = np.array([each.right for each in answers], dtype=np.bool_)
+    both, n = int((opened & right).sum()), len(answers)
+    return DoorCheck(
+        prompts=n,
+        right=share_of(int(right.sum()), n),
+        opened=share_of(int(opened.sum()), n),
+        right_of_opened=share_of(both, int(opened.sum())) if opened.any() else None,
+        opened_of_right=share_of(both, int(right.sum())) if right.any() else None,
+    )
+
+
+def share_of(part: int, whole: int) -> Estimate:
+    """A share and its exact 95 % interval (Clopper and Pearson): of no errors, a bootstrap has no width."""
+    interval = binomtest(part, whole).proportion_ci(0.95, method="exact")
+    return Estimate(part / whole, (float(interval.low), float(interval.high)))

@@ -1,7 +1,9 @@
 """What a user may ask of the decoder, and the switches of the environment: frozen, validated messages."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -173,7 +175,7 @@ class Switches(BaseSettings):
         routing: The server routes by verdicts.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SIGMA0_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="SIGMA0_", frozen=True, extra="ignore", env_ignore_empty=True)
 
     verdict: bool = Field(default=True)
     inner_break: bool = Field(default=False)
@@ -182,6 +184,19 @@ class Switches(BaseSettings):
 
 
 BREAK_AFTER = 2
+
+
+def switches() -> Switches:
+    """The switches as the environment has them now."""
+    return _switches(
+        tuple((name, os.environ[name]) for name in sorted(os.environ) if name.upper().startswith("SIGMA0_"))
+    )
+
+
+@lru_cache(maxsize=32)
+def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
+    """Parsed once for each environment: a forward asks."""
+    return Switches()
 
 
 def explain(error: ValidationError) -> str:

@@ -18,9 +18,9 @@ from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
 from sigma0.ops import FATES, READINGS, STATISTICS, Fate
 from sigma0.savings import savings
-from sigma0.settings import ExitConfig, Switches
+from sigma0.settings import ExitConfig, switches
 from sigma0.transfer import to_host
-from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token
+from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token, patience_for
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
@@ -56,7 +56,7 @@ class Token:
         angle: Radians.
         fate: The mildest of its last loops; None where too few were run.
         proximity: How near the text was to running in circles.
-        margin: Lead of the likeliest id.
+        margin: Lead of the likeliest id; None also where the logits are no numbers, as is the next.
         entropy: Of the distribution, nats.
     """
 
@@ -131,12 +131,12 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; what a verdict needs is left out where none was asked for."""
         values = asdict(self)
-        verdict, policy = values.pop("verdict"), values.pop("policy")
+        verdict = values.pop("verdict")
         if verdict is None:
-            del values["grounding"]
+            del values["grounding"], values["policy"]
             values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]
             return values
-        return {**values, "verdict": verdict.to_dict(), "door": self.door, "policy": (policy or DoorPolicy()).to_dict()}
+        return {**values, "verdict": verdict.to_dict(), "door": self.door}
 
 
 _ALWAYS = ("id", "text", "depth", "reason")
@@ -210,7 +210,7 @@ class TextStream(Iterator[Token]):
     @property
     def patience(self) -> int:
         """Loops of which the mildest fate is a token's."""
-        return min(self._policy.patience, max(1, self._loop.wave.rule.total_loops - 2))
+        return patience_for(self._policy, self._loop.wave.rule.total_loops)
 
     @property
     def generation(self) -> Generation:
@@ -263,12 +263,12 @@ class TextStream(Iterator[Token]):
             told.append(
                 replace(
                     token,
-                    radius=float(path[ran - 1, _RADIUS]),
-                    angle=float(path[ran - 1, _ANGLE]),
+                    radius=_finite(path[ran - 1, _RADIUS]),
+                    angle=_finite(path[ran - 1, _ANGLE]),
                     fate=mildest([FATES[fate] for fate in known[:ran].tolist()], self.patience),
-                    proximity=float(reading[_PROXIMITY]),
-                    margin=float(reading[_MARGIN]),
-                    entropy=float(reading[_ENTROPY]),
+                    proximity=_finite(reading[_PROXIMITY]),
+                    margin=_finite(reading[_MARGIN]),
+                    entropy=_finite(reading[_ENTROPY]),
                 )
             )
         return tuple(told)
@@ -286,6 +286,11 @@ class TextStream(Iterator[Token]):
             return "stop"
         full = self._loop.max_length is not None and int(self._loop.lengths[0]) >= self._loop.max_length
         return "length" if full else "stop"
+
+
+def _finite(value: Any) -> float | None:
+    """A number that JSON can hold; None where a broken model has none."""
+    return float(value) if np.isfinite(value) else None
 
 
 def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
@@ -333,7 +338,7 @@ def stream(
     seed: int | None = None,
     verdict: bool | None = None,
     sources: Sequence[str] = (),
-    policy: DoorPolicy | None = None,
+    policy: DoorPolicy | Mapping[str, Any] | None = None,
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they come.
@@ -365,6 +370,9 @@ def stream(
         raise ValueError(f"{', '.join(refused)} cannot be used here; call model.generate")
     if isinstance(stop, str):
         raise ValueError(f"stop takes a list of strings, got the string {stop!r}")
+    if isinstance(sources, str):
+        raise ValueError(f"sources takes a list of texts, got the string {sources[:40]!r}")
+    policy = model.door_policy if policy is None else DoorPolicy.parse(policy)
     if not all(stop):
         raise ValueError("a stop string must not be empty")
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -386,11 +394,11 @@ def stream(
             exit_config=config,
             stopping_criteria=criteria,
             custom_generate=type(model).open_token_loop,
-            output_statistics=Switches().verdict if verdict is None else verdict,
+            output_statistics=switches().verdict if verdict is None else verdict,
             **generate_kwargs,
         )
     read = tokenizer.decode(ids[0], skip_special_tokens=True)
-    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy or model.door_policy)
+    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
 
 
 def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:

@@ -7,7 +7,6 @@ map itself, at one state: the largest |eigenvalue| of dF/dh, with F one loop of 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,8 +83,10 @@ def spectrum(states: Tensor) -> Spectrum:
         raise ValueError(f"loop states are [N, K >= {FEWEST}, D], got {tuple(states.shape)}")
     wide = states.detach().double()
     differences = wide[:, 1:] - wide[:, :-1]  # [N, K - 1, D]
-    # so that squares neither vanish nor overflow
-    differences = differences / differences.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-300)
+    # so that squares neither vanish nor overflow; by the last but one where it moves: the newest fit divides by it
+    scale = differences[:, -2].abs().amax(-1)
+    scale = torch.where(scale > 0, scale, differences.abs().amax(dim=(1, 2)).clamp_min(1e-300))
+    differences = differences / scale[:, None, None]
     gram = differences @ differences.transpose(1, 2)  # [N, K - 1, K - 1]
     same, next_one, second = (gram.diagonal(offset, 1, 2) for offset in (0, 1, 2))
     p11, p22, whole = same[:, 1:-1].sum(-1), same[:, :-2].sum(-1), same[:, 2:].sum(-1)
@@ -132,9 +133,7 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
     """
     ran = statistics[..., 0].isfinite()
     change, bend, gain, turning, radius, angle, residual, _ = statistics.double().nan_to_num(0.0).unbind(-1)
-    # lengths of the differences beside that of the first, D_2, from the gains; column t - 1 is D_t
-    lengths = torch.cat([torch.zeros_like(gain[..., :1]), torch.ones_like(gain[..., 1:2]), gain[..., 2:]], dim=-1)
-    lengths = torch.cat([lengths[..., :1], lengths[..., 1:].cumprod(-1)], dim=-1)
+    lengths = _lengths(change, gain)
     fates = torch.zeros_like(ran, dtype=torch.int64)
     for place in range(2, statistics.shape[-2]):
         kept = lengths[..., max(1, place - KEPT + 1) : place].amax(-1)
@@ -148,6 +147,22 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
         count = torch.full_like(size, place, dtype=torch.int32)
         fates[here] = fate_of(steps, fit, count, norm, dtype, config.growth, math.radians(config.spiral)).long()
     return fates * ran
+
+
+def _lengths(change: Tensor, gain: Tensor) -> Tensor:
+    """|D_t| in units of |h_1|, `[..., T]`, from the recorded quotients; 0 at t = 1.
+
+    By the gains where the step before moved. Behind a standstill the state is what it was at the last move, and the
+    change is measured against that.
+    """
+    lengths = torch.zeros_like(change)
+    norm = torch.ones_like(change[..., 0])  # near |h_{t-1}|
+    for place in range(1, change.shape[-1]):
+        before = lengths[..., place - 1]
+        lengths[..., place] = torch.where(before > 0, before * gain[..., place], change[..., place] * norm)
+        moved = (lengths[..., place] > 0) & (change[..., place] > 0)
+        norm = torch.where(moved, lengths[..., place] / change[..., place].clamp_min(1e-300), norm)
+    return lengths
 
 
 class _OnePosition:
@@ -222,8 +237,3 @@ def jacobian_radius(
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     values = eigs(operator, k=1, which="LM", v0=start, tol=tolerance, return_eigenvectors=False)
     return float(np.abs(values).max())
-
-
-def fates_of(stats: Sequence[LoopStats]) -> tuple[Fate | None, ...]:
-    """The fate of each loop."""
-    return tuple(each.fate for each in stats)

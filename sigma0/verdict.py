@@ -9,13 +9,16 @@ Unknown is never taken for good: a field that is None declines to converge where
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 
 from sigma0.exits import Reason
 from sigma0.ops import Fate
 
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Door = Literal["converge", "escalate", "abort"]
 # What a reason says of having converged; of `fixed`, and where there was no loop, nothing is known.
 CONVERGED: dict[str, bool] = {
@@ -46,7 +49,8 @@ class ReasonVerdict(BaseModel):
         reason: Why it stopped; None where there was no loop.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # strict: what the schema refuses, such as "yes" for true, is no verdict
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     converged: bool | None
     depth: float = Field(ge=0)
@@ -60,7 +64,8 @@ class ReasonVerdict(BaseModel):
         return self.model_dump(mode="json")
 
 
-class DoorPolicy(BaseModel):
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class DoorPolicy:
     """What the converge door asks for.
 
     Attributes:
@@ -72,14 +77,12 @@ class DoorPolicy(BaseModel):
         saturated_share: More saturated tokens than this make it saturated.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    tau_c: float = Field(default=0.5, ge=0, le=1)
-    tau_g: float = Field(default=0.5, ge=0, le=1)
+    tau_c: Share = 0.5
+    tau_g: Share = 0.5
     require_grounding: bool = False
-    patience: int = Field(default=2, ge=1)
-    spiral_share: float = Field(default=0.25, ge=0, le=1)
-    saturated_share: float = Field(default=0.1, ge=0, le=1)
+    patience: Annotated[int, Field(ge=1)] = 2
+    spiral_share: Share = 0.25
+    saturated_share: Share = 0.1
 
     @classmethod
     def parse(cls, value: "DoorPolicy | Mapping[str, Any]") -> "DoorPolicy":
@@ -95,8 +98,8 @@ class DoorPolicy(BaseModel):
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return self.model_dump(mode="json")
+        """Plain JSON values; transformers calls this when it prints or saves a generation config."""
+        return asdict(self)
 
 
 def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:
@@ -146,10 +149,15 @@ def mildest(fates: Sequence[Fate | None], patience: int) -> Fate | None:
 
     Args:
         fates: Fate of each loop that was run, oldest first.
-        patience: How many count. A token with fewer fates has none, unless it ran every loop there is.
+        patience: How many count; `patience_for` a model that has fewer loops.
     """
     last = [fate for fate in fates if fate is not None][-patience:]
     return None if len(last) < patience else min(last, key=_MILDNESS.index)
+
+
+def patience_for(policy: DoorPolicy, total_loops: int) -> int:
+    """The policy's patience, or as many loops as can have a fate where T is small: the first two have none."""
+    return min(policy.patience, max(1, total_loops - 2))
 
 
 def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> ReasonVerdict:
@@ -171,15 +179,16 @@ def aggregate(
 
     * `diverge` if any token diverges; else `spiral` if more than `spiral_share` of the tokens with a fate spiral; else
       `contract`; None only if no token has a fate.
-    * The proximity is the greatest of its tokens'.
+    * The proximity is the greatest of its parts', the depth their mean.
+    * The groundedness is that of the whole; where it is not given, the least of its parts' that is known.
     * The reason is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
-      `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if `grounded` is known
-      and not over `tau_g`; else the commonest of the other tokens' reasons.
+      `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if the groundedness is
+      known and not over `tau_g`; else the commonest of the other tokens' reasons.
 
     Args:
         verdicts: In the order of the text, at least one.
         policy: Shares and thresholds.
-        grounded: Groundedness of the whole.
+        grounded: Groundedness of the whole; None where it was not looked up as a whole.
 
     Raises:
         ValueError: For no verdicts.
@@ -188,6 +197,8 @@ def aggregate(
     if not verdicts:
         raise ValueError("an answer without tokens has no verdict")
     proximity = max(verdict.proximity for verdict in verdicts)
+    if grounded is None:
+        grounded = min((verdict.grounded for verdict in verdicts if verdict.grounded is not None), default=None)
     reason = _reason(verdicts, policy, proximity, grounded)
     return ReasonVerdict(
         converged=None if reason is None else _converged(verdicts, reason),
@@ -218,9 +229,9 @@ def _reason(
         return "collapse"
     if reasons.count("max_depth") > policy.saturated_share * len(reasons):
         return "max_depth"
-    if (grounded is not None and grounded <= policy.tau_g) or "ungrounded" in reasons:
+    if (grounded is not None and grounded <= policy.tau_g) or (grounded is None and "ungrounded" in reasons):
         return "ungrounded"
-    known: list[Reason] = [reason for reason in reasons if reason is not None and reason != "max_depth"]
+    known: list[Reason] = [reason for reason in reasons if reason and reason not in ("max_depth", "ungrounded")]
     return Counter(known).most_common(1)[0][0] if known else None
 
 

@@ -220,6 +220,10 @@ class Wave:
         if len(leaders) and self.rule.needs_logits:
             logits = self._head(np.concatenate([leaders, read]))
             leads = self.ops.leads(logits[: len(leaders)], self.rule.config.theta)
+            if self.rule.min_loops > 1:
+                assert self.cache.frontier is not None
+                late = self.cache.frontier.loops[leaders] >= self.rule.min_loops
+                leads = leads & to_device(late, leads.device)
             decisions = leads.int() * MET if decisions is None else decisions.masked_fill(leads, MET)
         stopped, met, diverged = self._stop(leaders, decisions)
         if logits is not None:

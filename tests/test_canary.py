@@ -211,3 +211,43 @@ def test_tightening_is_bounded():
     assert tighten(0.1) == 0.05
     assert tighten(0.0015) == 1e-3
     assert tighten(1e-4) == 1e-4
+
+
+def test_what_a_broken_model_says_is_forgotten():
+    """Logits that are no numbers are told as unknown, and blind the canary to nothing."""
+    calm, loops = CollapseCanary(2), torch.tensor([5, 5])
+    logits = torch.randn(2, 60, generator=torch.Generator().manual_seed(0))
+    for number in range(100):
+        said = logits.clone()
+        if number in (3, 50):
+            said[0], said[1, 7] = torch.nan, torch.inf
+        reading = calm.observe(said, loops)
+        assert reading.proximity.isfinite().all()
+        assert reading.entropy.isnan().all() == (number in (3, 50))
+    assert (reading.proximity > 0.8).all() and reading.entropy_drop.isfinite().all()
+
+
+def test_an_ended_sequence_is_not_read_in_its_pads(llama):
+    plain = generate(llama, eos_token_id=UNUSED)
+    said = plain.sequences[:, 3:].tolist()
+    end = next(token for token in said[0] if token not in said[1])
+    canary = CollapseCanary(2, eos_token_id=end)
+    generate(llama, canary.processor(), eos_token_id=end)
+    length = said[0].index(end) + 1
+    assert length < 69 and canary.tokens.tolist() == [length, 69]
+    alone = CollapseCanary(2)
+    for number in range(length):
+        reading = alone.observe(plain.logits[number], plain.sequences[:, 3 + number])
+    assert float(canary.last.proximity[0]) == float(reading.proximity[0])
+
+
+def test_reordered_beams_are_followed(llama):
+    canary = CollapseCanary(4)
+    watch = canary.processor()
+    ids = torch.tensor([[3, 9, 4], [7, 7, 2]])
+    out = llama.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, num_beams=2,
+        eos_token_id=UNUSED, logits_processor=LogitsProcessorList([watch]), return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences.shape == (2, 43)
+    assert canary.tokens.tolist() == [39] * 4

@@ -121,3 +121,37 @@ def test_switches(monkeypatch):
     monkeypatch.setenv("SIGMA0_ROUTING", "perhaps")
     with pytest.raises(ValueError, match="routing"):
         Switches()
+
+
+def test_verify_reads_its_prompt_at_full_depth_whatever_breaks(monkeypatch):
+    model = wild_model()
+    model.generation_config.fate_config = {"growth": 0.0}
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 60, (1, 5), generator=generator) for _ in range(12)]
+
+    def write(prompt, **config):
+        out = model.generate(prompt, max_new_tokens=3, do_sample=False, exit_config=config)
+        return out[0, 5:].tolist()
+
+    full = [write(prompt, mode="full") for prompt in prompts]
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    assert [write(prompt, mode="full") for prompt in prompts] != full, "nothing broke: that was not tested"
+    assert [write(prompt, q=0.9, after_exit="verify") for prompt in prompts] == full
+
+
+def test_a_lead_ahead_of_min_loops_hides_no_divergence(monkeypatch):
+    """What decodes token by token and what runs all loops at once agree on where a loop breaks."""
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    model = wild_model()
+    model.generation_config.fate_config = {"growth": 0.0}
+    generator, broken = torch.Generator().manual_seed(1), 0
+    for _ in range(12):
+        prompt = torch.randint(3, 60, (1, 5), generator=generator)
+        config = ExitConfig(mode="margin", theta=0.02, min_loops=6)
+        out = model.generate(
+            prompt, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True
+        )
+        told = model(out.sequences[:, :-1], exit_config=config)
+        assert told.exit_depths[0, 4:].tolist() == out.exit_depths[0].tolist()
+        broken += sum(reason == "divergence" for reason in out.exit_reasons[0])
+    assert broken, "nothing broke: that was not tested"

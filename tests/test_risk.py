@@ -13,7 +13,7 @@ from sigma0 import risk
 from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.cli import app
 from sigma0.ops import STATISTICS
-from sigma0.prompts import Prompt
+from sigma0.prompts import Prompt, read_prompts
 from sigma0.risk import Answered, calibrate_doors, fit_fates, fit_spiral_share, opened_and_wrong, opens, risk_p_value
 from sigma0.settings import ExitConfig, FateConfig
 from sigma0.verdict import DoorPolicy, ReasonVerdict
@@ -169,3 +169,30 @@ def test_answers_are_needed_and_copies_are_not():
         calibrate_doors(model, tokenizer, [*known[:2], Prompt("Where is Mary?"), *known[2:]], risk=0.5)
     with pytest.raises(ValueError, match="prompts 1 and 21 are the same"):
         calibrate_doors(model, tokenizer, [*known, known[0]], risk=0.5)
+
+
+def test_what_the_model_asks_for_besides_is_kept(labelled):
+    """The promise is made under the policy that is stored, patience and all."""
+    model, tokenizer = sigma0.load("pocket", dtype="float32")
+    model.generation_config.door_policy = {"patience": 1, "tau_g": 0.1}
+    found = calibrate_doors(model, tokenizer, read_prompts(labelled), risk=0.45, max_new_tokens=20)
+    assert found.chosen.patience == 1 and found.best[0].patience == 1
+    assert found.check.right_of_opened.interval[0] < 1.0
+    assert model.door_policy.patience == 1 and model.fate_config != FateConfig(growth=7.0)
+
+
+def test_calibrating_with_breaks_is_refused(labelled, monkeypatch):
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    model, tokenizer = sigma0.load("pocket", dtype="float32")
+    with pytest.raises(ValueError, match="calibrate without it"):
+        calibrate_doors(model, tokenizer, read_prompts(labelled), risk=0.45)
+
+
+def test_three_loops_have_a_fate():
+    turning = paths([[0.9]] * 10, [[170.0]] * 10, loops=3)
+    assert fit_fates([turning], patience=1).spiral == 180.0
+
+
+def test_a_share_without_errors_has_an_interval():
+    estimate = risk.share_of(10, 10)
+    assert estimate.value == 1.0 and estimate.interval == (pytest.approx(0.025 ** (1 / 10), rel=1e-6), 1.0)

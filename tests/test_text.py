@@ -1,5 +1,6 @@
 """generate and stream on the shipped model."""
 
+import copy
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingC
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.grounding import check
-from sigma0.verdict import aggregate
+from sigma0.verdict import DoorPolicy, aggregate
 from tests.reference import finish_rows
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
@@ -225,3 +226,38 @@ def test_sources_ground_an_answer(pocket):
     told = sigma0.generate(model, tokenizer, story)
     assert told.text.strip() == "Mary is in the park." and told.grounding.score == 1.0
     assert check(told.text, ["Mary is in the cellar."]).score == 0.0
+
+
+def test_sources_and_policies_are_checked_before_anything_runs(pocket):
+    with pytest.raises(ValueError, match="sources takes a list of texts"):
+        sigma0.generate(*pocket, "Hi", sources="The hat is with Mary.")
+    with pytest.raises(ValueError, match="tau_x"):
+        sigma0.generate(*pocket, "Hi", policy={"tau_x": 0.3})
+    done = sigma0.generate(*pocket, "Mary has a hat.", policy={"tau_c": 0.3}, max_new_tokens=2)
+    assert done.policy == DoorPolicy(tau_c=0.3)
+
+
+@pytest.mark.parametrize("name, value", [("fate_config", {"growth": 9.0}), ("door_policy", {"tau_c": 0.1})])
+def test_what_belongs_to_the_model_is_refused_in_a_call(pocket, name, value):
+    model, tokenizer = pocket
+    ids = tokenizer("Mary has a hat.", return_tensors="pt")
+    with pytest.raises(ValueError, match=f"{name} belongs to the model"):
+        model.generate(**ids, max_new_tokens=2, **{name: value})
+    asked = copy.deepcopy(model.generation_config)
+    setattr(asked, name, value)
+    with pytest.raises(ValueError, match=f"{name} belongs to the model"):
+        model.generate(**ids, generation_config=asked)
+
+
+def test_a_broken_model_has_a_verdict(pocket):
+    model = copy.deepcopy(pocket[0])
+    with torch.no_grad():
+        model.lm_head.weight[9] = torch.nan
+    done = sigma0.generate(model, pocket[1], "Mary has a hat.", max_new_tokens=4)
+    assert [token.entropy for token in done.tokens] == [None] * 4 and done.verdict.proximity <= 1
+    assert "NaN" not in json.dumps(done.to_dict())
+
+
+def test_an_empty_switch_is_as_good_as_none(pocket, monkeypatch):
+    monkeypatch.setenv("SIGMA0_LADDER", "")
+    assert sigma0.generate(*pocket, "Mary has a hat.", max_new_tokens=2).verdict is not None

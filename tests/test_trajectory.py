@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
-from sigma0.ops import STATISTICS
+from sigma0.ops import FATES, STATISTICS, BoundaryRule
 from sigma0.settings import FateConfig
 from sigma0.trajectory import _OnePosition, fates_under, jacobian_radius, loop_stats, spectrum
 from tests.kernels import definitions
-from tests.kernels.test_references import planar
+from tests.kernels.test_references import planar, run_loops
 from tests.reference import tiny_model
 
 
@@ -117,3 +117,20 @@ def test_recorded_statistics_give_the_fates_again(mode):
         again = fates_under(out.loop_statistics, FateConfig(growth, spiral))
         assert torch.equal(again, out.loop_fates.long())
         assert mode == "full" or (out.loop_fates[..., -1] == 0).any(), "no loop was left out: that was not tested"
+
+
+def test_a_standstill_hides_no_later_divergence():
+    angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as behind a norm, states of one length
+    states = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    told = run_loops(states, BoundaryRule("none", 0.5, 99))
+    statistics = torch.stack([each.statistics[0] for each in told])
+    live = [int(each.fates) for each in told]
+    assert live[-1] == FATES.index("diverge")
+    assert fates_under(statistics, FateConfig()).tolist() == live
+
+
+def test_a_steep_contraction_has_its_radius():
+    # each step along an axis that holds nothing else, towards a state of zeros there
+    path = torch.zeros(1, 6, 1, dtype=torch.float64)
+    path[0, :, 0] = 1e-9 ** torch.arange(6, dtype=torch.float64)
+    assert float(spectrum(path).radius) == pytest.approx(1e-9, rel=1e-6)

@@ -1,5 +1,6 @@
 """Verdicts and doors: every combination of the fields against the rules, told once more in other words."""
 
+import copy
 import itertools
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from transformers import GenerationConfig
 
 import sigma0
 from sigma0.verdict import CONVERGED, DoorPolicy, ReasonVerdict, aggregate, door, explain, mildest, of_token
@@ -138,3 +140,26 @@ def test_a_stored_policy_is_read_and_checked():
         DoorPolicy.parse({"tau_x": 0.2})
     with pytest.raises(ValueError, match="got int"):
         DoorPolicy.parse(3)
+
+
+def test_drafts_make_an_answer():
+    anchored, loose = make(grounded=0.9), make(grounded=0.2, reason="ungrounded")
+    assert aggregate([anchored, make(grounded=None)]).grounded == 0.9
+    assert aggregate([anchored, loose]).grounded == 0.2 and aggregate([anchored, loose]).reason == "ungrounded"
+    # looked up as a whole, the whole decides
+    assert aggregate([anchored, loose], grounded=1.0).reason == "threshold_met"
+
+
+@pytest.mark.parametrize("field, value", [("converged", "yes"), ("depth", "3"), ("proximity", True), ("stable", 1)])
+def test_what_the_schema_refuses_is_refused(field, value):
+    told = json.dumps({**make().to_dict(), field: value})
+    with pytest.raises(ValidationError):
+        ReasonVerdict.model_validate_json(told)
+
+
+def test_a_stored_policy_can_be_printed_and_saved(tmp_path):
+    config = GenerationConfig()
+    config.door_policy = DoorPolicy(tau_c=0.3)
+    assert "0.3" in repr(config) and config == copy.deepcopy(config)
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["door_policy"]["tau_c"] == 0.3

@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from sigma0.cache import DepthCache
 from sigma0.completion import admit_skipped, complete
-from sigma0.exits import exit_probabilities, select_exits
+from sigma0.exits import ExitRule, exit_probabilities, select_exits
 from sigma0.generation import DepthGenerationMixin, check_cache
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
@@ -297,8 +297,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         config = self.resolve_exit_config(exit_config)
         rule = self.exit_rule(config)
         if config.after_exit == "verify":
-            # What `verify` writes is full depth's, so every position is read there.
-            rule = self.exit_rule(ExitConfig(mode="full"))
+            # What `verify` writes is full depth's, so every position is read there, whatever its loops do.
+            rule = ExitRule(ExitConfig(mode="full"), self.num_loops, fates=self.fate_config)
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None:
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
