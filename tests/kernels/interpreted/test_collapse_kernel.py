@@ -62,6 +62,26 @@ def test_random_logits(dtype, rows, vocabulary, length, period, seed, greedy):
         compare(logits, chosen, states, CollapseRule(theta=0.2))
 
 
+def test_logits_that_are_no_numbers_are_told_and_forgotten():
+    """NaN and infinity in a row: the same reading and the same memory from both, and none of it in what follows."""
+    rng = torch.Generator(DEVICE).manual_seed(0)
+    states = [CollapseState.empty(5, DEVICE) for _ in range(2)]
+    slots = torch.arange(4) + 1
+    for token in range(12):
+        logits = torch.randn(4, 60, generator=rng)
+        if token in (0, 9):
+            logits[0, 3], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
+        chosen = torch.full((4,), 7)
+        expected = collapse_reference(logits, chosen, states[0], slots, CollapseRule())
+        found = collapse(logits, chosen, states[1], slots, CollapseRule())
+        torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert found.statistics[:, 2:].isfinite().all()
+        assert found.statistics[:, 0].isnan().tolist() == [token in (0, 9)] * 3 + [False]
+        for name in ("ids", "lengths", "entropy", "observed"):
+            torch.testing.assert_close(getattr(states[1], name), getattr(states[0], name), rtol=1e-4, atol=1e-4)
+    assert states[0].observed.tolist() == [0, 10, 10, 10, 12] and states[0].entropy.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_float64_definitions(dtype):
     """Seven strided rows of a large vocabulary, token after token, masked here and there."""
