@@ -174,4 +174,4 @@ def test_what_the_verdict_tells_is_quoted_right():
     for kind in ("number", "entity"):
         found = facts[kind]
         assert f"{100 * found['recall']:.1f} % of {found['falsified']:,}" in words
-    assert f"at a precision of {100 * facts['both']['precision']:.1f} %" in words
+    assert f"at a precision of {100 * facts['both']['precision']:.2f} %" in words
