@@ -10,6 +10,7 @@ import typer
 from sigma0.bench.fidelity.command import fidelity
 from sigma0.bench.grounding_command import grounding
 from sigma0.bench.kernels_command import kernels
+from sigma0.bench.ladder_command import ladder
 from sigma0.bench.lossless_command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
@@ -38,6 +39,7 @@ app.command()(grounding)
 app.command()(stability)
 app.command()(verdict)
 app.command()(speed)
+app.command()(ladder)
 
 
 @app.command()

@@ -264,7 +264,54 @@ class SpeedRow(Conditions):
         return json.dumps([self.benchmark, self.time, self.way])
 
 
-AnyRow = FidelityRow | DepthRow | SpeedRow
+class LadderRow(Conditions):
+    """One setting of a ladder from one model to a larger one; the conditions are those of the lower model.
+
+    Attributes:
+        benchmark: "ladder".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        above: Name of the larger model.
+        above_sha256: Of its weights.
+        exit_config: Of the lower model; the larger one has its checkpoint's own.
+        family: The curve that the setting lies on.
+        policy: What goes up, as JSON.
+        stay: Further tokens that the larger model writes.
+        unit: What goes up.
+        warm_start: Whether the larger model is given what the small one wrote.
+        accuracy: Share of right answers.
+        cost: Passes times block bytes of both models, prompts included, over those of the larger model alone.
+        seconds: Wall-clock over that of the larger model alone, in the same run.
+        row_cost: Rows times block parameters, over those of the larger model alone.
+        handed_up: Share of all written tokens that the larger model wrote.
+        catch_ups: Times that it caught up, for each answer; its first reading not counted.
+    """
+
+    benchmark: Literal["ladder"] = "ladder"
+    time: str
+    above: str
+    above_sha256: str
+    exit_config: dict[str, Any]
+    family: str
+    policy: dict[str, Any]
+    stay: int
+    unit: Literal["token", "draft", "answer"]
+    warm_start: bool
+    accuracy: Figure
+    cost: Figure
+    seconds: Figure
+    row_cost: float
+    handed_up: float
+    catch_ups: float
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps(
+            [self.benchmark, self.time, self.family, self.policy, self.stay, self.unit, self.warm_start], sort_keys=True
+        )
+
+
+AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 

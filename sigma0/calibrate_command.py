@@ -39,6 +39,12 @@ def calibrate(
     threshold: Annotated[
         float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
     ] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="With --ladder: the share of tokens to go up, in place of an agreement.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
@@ -55,6 +61,13 @@ def calibrate(
         from sigma0.calibration import check_mode, prompts_needed
         from sigma0.calibration_report import copy_checkpoint, print_found, refusal, settings_of, write_calibration
 
+        if rate is not None and ladder is None:
+            raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
+        if ladder is not None:
+            if objective != "agreement" or exit is not None or threshold is not None or out is not None:
+                raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
+            _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
+            return
         if objective == "risk":
             config = risk_settings(exit, threshold)
         else:
@@ -152,3 +165,38 @@ def _find_doors(
 
     with progress_bar("answers", len(read), hidden=quiet) as advance:
         return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, advance)
+
+
+def _print_margin(
+    small: str,
+    large: str,
+    prompts: Path,
+    rate: float | None,
+    agreement: float,
+    confidence: float,
+    max_new_tokens: int,
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Finds and prints when tokens should go up."""
+    from sigma0.ladder import Margin, Rung
+    from sigma0.ladder.triggers import trigger_to_dict
+    from sigma0.ladder_calibration import calibrate_margin
+
+    rungs = [Rung.local(*load(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
+    ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
+    with progress_bar("prompts", len(ids), hidden=as_json) as advance:
+        found = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    policy = None if found.below is None else trigger_to_dict(Margin(found.below))
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "policy": policy}, indent=1))
+    else:
+        typer.echo(f"alone           {found.alone:.2%} of {found.tokens} tokens are {rungs[1].name}'s")
+        if found.below is not None:
+            typer.echo(f"goes up         margin under {found.below:.4g}: {found.handed_up:.2%} of the tokens")
+            typer.echo(f"agreement       {found.agreement:.2%}, handed-up tokens counted in")
+            typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
+    if policy is None:
+        typer.echo("no margin keeps that agreement: give more prompts, or ask for less", err=True)
+        raise typer.Exit(1)

@@ -1,7 +1,8 @@
-"""The command line: `sigma0 generate`, `sigma0 calibrate`, `sigma0 doctor`, `sigma0 export`."""
+"""The command line: `sigma0 generate`, `sigma0 calibrate`, `sigma0 trail`, `sigma0 doctor`, `sigma0 export`."""
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -9,11 +10,13 @@ import typer
 from sigma0.calibrate_command import calibrate
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
+from sigma0.ladder import FidelityLadder, LocalRung
+from sigma0.ladder_command import open_ladder, run_ladder, trail
 from sigma0.loading import load
 from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.settings import ExitConfig
-from sigma0.text import stream
+from sigma0.text import Messages, stream
 
 app = typer.Typer(
     help="Looped language models with a depth of its own for each token.",
@@ -55,6 +58,16 @@ def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) ->
     return config
 
 
+def ladder_exits(options: dict[str, Any], ladder: FidelityLadder) -> ExitConfig | None:
+    """The options that were given, over the first looped rung's own settings; None where none was given."""
+    if all(value is None for value in options.values()):
+        return None
+    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
+    if not looped:
+        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
+    return exit_settings(options, looped[0].model.resolve_exit_config(looped[0].exit_config))
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
@@ -79,9 +92,23 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
+        ),
+    ] = None,
+    unit: Annotated[str, typer.Option(help="With --ladder, what goes up: token, draft or answer.")] = "token",
+    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
+    policy: Annotated[
+        str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
+    ] = None,
+    trail_file: Annotated[
+        Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt; each token is coloured by the loop that it was read at."""
+    """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
     options: dict[str, Any] = {
         "mode": exit,
         "q": q,
@@ -105,12 +132,28 @@ def generate(
         if not text:
             raise ValueError("the prompt is empty")
         quiet_transformers()
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend))
         settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
+        said: str | Messages = [{"role": "user", "content": text}] if chat else text
+        if ladder is None:
+            given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
+            if any(given.values()):
+                raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
+        else:
+            if svg is not None or verdict:
+                raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
+            if unit == "token":
+                settings |= {"do_sample": temperature > 0, "seed": seed}
+            elif temperature > 0 or seed is not None:
+                raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
+            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend))
+            settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
+            run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
+            return
+        looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend))
         tokens = stream(
             looped,
             tokenizer,
-            [{"role": "user", "content": text}] if chat else text,
+            said,
             exit_config=exit_settings(options, looped.resolve_exit_config(None)),
             max_new_tokens=max_new_tokens,
             stop=stop or (),
@@ -128,6 +171,7 @@ def generate(
 
 
 app.command()(calibrate)
+app.command()(trail)
 
 
 @app.command()

@@ -104,7 +104,7 @@ def _switches() -> tuple[Finding, ...]:
     told = {
         "verdict": "every generation has a verdict",
         "inner_break": "a token whose loop diverges stops",
-        "ladder": "what a verdict sends up goes up (no part of this version asks yet)",
+        "ladder": "what a verdict sends up goes up, where generate is given a ladder",
         "routing": "a server routes by verdicts (no part of this version asks yet)",
     }
     values = switches().model_dump()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -104,6 +104,7 @@ class Generation:
         verdict: On the whole text; None where none is asked for.
         grounding: The claims of the text, looked up in prompt and sources; None likewise.
         policy: What its door asks for; None likewise.
+        above: What a ladder made of it (a `LadderGeneration`); None where none was asked.
     """
 
     text: str
@@ -122,6 +123,12 @@ class Generation:
     verdict: ReasonVerdict | None = None
     grounding: Grounding | None = None
     policy: DoorPolicy | None = None
+    above: Any = None
+
+    @property
+    def answer(self) -> str:
+        """The text that stands: a ladder's where it was asked, else this one."""
+        return self.text if self.above is None else str(self.above.text)
 
     @property
     def door(self) -> Door | None:
@@ -130,8 +137,10 @@ class Generation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; what a verdict needs is left out where none was asked for."""
-        values = asdict(self)
-        verdict = values.pop("verdict")
+        values = asdict(replace(self, above=None))
+        verdict, _ = values.pop("verdict"), values.pop("above")
+        if self.above is not None:
+            values["above"] = self.above.to_dict()
         if verdict is None:
             del values["grounding"], values["policy"]
             values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]
@@ -296,6 +305,8 @@ def _finite(value: Any) -> float | None:
 def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
     """Ids `[1, P]` of a prompt: a string is continued as it is, messages go through the chat template.
 
+    A last message of the assistant is taken for the beginning of its answer, and continued.
+
     Args:
         tokenizer: A fast transformers tokenizer.
         prompt: A string, or messages with `role` and `content`.
@@ -318,8 +329,14 @@ def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
         raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
     else:
         try:
+            # a turn of the assistant at the end is not over: it is continued
+            open_turn = prompt[-1].get("role") == "assistant"
             ids = tokenizer.apply_chat_template(
-                [dict(message) for message in prompt], add_generation_prompt=True, return_tensors="pt", return_dict=True
+                [dict(message) for message in prompt],
+                add_generation_prompt=not open_turn,
+                continue_final_message=open_turn,
+                return_tensors="pt",
+                return_dict=True,
             )["input_ids"]
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
@@ -401,13 +418,24 @@ def stream(
     return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
 
 
-def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) -> Generation:
+class Ladder(Protocol):
+    """What takes answers over whose door stays shut: a `sigma0.ladder.FidelityLadder`."""
+
+    def take_over(self, prompt: str | Messages, written: Generation, **settings: Any) -> Any:
+        """A `LadderGeneration` of the rungs above."""
+
+
+def generate(
+    model: Any, tokenizer: Any, prompt: str | Messages, *, ladder: Ladder | None = None, **kwargs: Any
+) -> Generation:
     """Continues a prompt.
 
     Args:
         model: A looped model.
         tokenizer: Its fast tokenizer.
         prompt: A string to be continued as it is, or messages for the chat template.
+        ladder: Takes the answer over if its door stays shut and `SIGMA0_LADDER=1`; its lowest rung should be this
+            model. What it made of it is `above`, and `answer` the text that stands.
         **kwargs: As `stream` takes them.
 
     Returns:
@@ -419,7 +447,11 @@ def generate(model: Any, tokenizer: Any, prompt: str | Messages, **kwargs: Any) 
     tokens = stream(model, tokenizer, prompt, **kwargs)
     for _ in tokens:
         pass
-    return tokens.generation
+    written = tokens.generation
+    if ladder is None or not switches().ladder or written.door in (None, "converge"):
+        return written
+    told = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
+    return replace(written, above=ladder.take_over(prompt, written, **told))
 
 
 def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:

@@ -1,0 +1,338 @@
+"""Drafts and answers that go up: whole texts, so that rungs need no tokenizer in common.
+
+A rung writes, its text is judged, and where the policy says so the next rung writes instead. A rung that fails or
+declines costs itself, never the answer: the best text so far stands.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from sigma0.canary import CollapseCanary
+from sigma0.grounding import check
+from sigma0.ladder.budget import Purse, RungCost, Spending
+from sigma0.ladder.endpoint import Asker, as_messages
+from sigma0.ladder.results import LadderStop
+from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
+from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
+from sigma0.ladder.triggers import Signs, Trigger
+from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.settings import ExitConfig
+from sigma0.text import Generation, Messages, check_context, encode
+from sigma0.text import generate as generate_text
+from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token
+
+WARM_START = "A first draft of the answer, which may be wrong, is:\n\n{draft}\n\nGive the right answer."
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A text that a rung wrote.
+
+    Attributes:
+        text: As it is.
+        verdict: On it.
+        entropy: Mean over its tokens, nats; None where unknown.
+        margin: Least of its tokens; None where unknown.
+        stop_reason: Why it ends.
+        sure: What of the text comes before its least sure token, for a warm start; "" where that is not known.
+    """
+
+    text: str
+    verdict: ReasonVerdict
+    entropy: float | None
+    margin: float | None
+    stop_reason: LadderStop
+    sure: str = ""
+
+
+@dataclass
+class Climb:
+    """What came of one unit.
+
+    Attributes:
+        attempt: The text that stands; None if no rung gave any.
+        rung: That wrote it.
+        aborted: Whether it would have gone up further, had the budget allowed.
+    """
+
+    attempt: Attempt | None = None
+    rung: int = 0
+    aborted: bool = False
+
+
+def attempt_of(told: Generation) -> Attempt:
+    """What a looped model wrote, with its verdict.
+
+    Raises:
+        ValueError: Where no verdict was asked for.
+    """
+    if told.verdict is None:
+        raise ValueError("no verdict was asked for: pass verdict=True")
+    entropies = [token.entropy for token in told.tokens if token.entropy is not None]
+    margins = [token.margin for token in told.tokens]
+    least = min(range(len(margins)), key=lambda place: margins[place] or 0.0)
+    return Attempt(
+        text=told.text,
+        verdict=told.verdict,
+        entropy=sum(entropies) / len(entropies) if entropies else None,
+        margin=margins[least],
+        stop_reason=told.stop_reason,
+        sure="".join(token.text for token in told.tokens[:least]),
+    )
+
+
+class Writer:
+    """Writes whole texts at any rung, and pays for them.
+
+    Args:
+        rungs: The lowest first.
+        doors: Shares and thresholds for verdicts.
+        exit_config: For every looped rung; None: as each checkpoint says.
+        stop: Strings that end a text.
+        purse: What may be spent.
+        trail: Takes what was spent.
+        context: What a text is to be grounded in.
+    """
+
+    def __init__(
+        self,
+        rungs: Sequence[AnyRung],
+        doors: DoorPolicy,
+        exit_config: ExitConfig | Mapping[str, Any] | None,
+        stop: Sequence[str],
+        purse: Purse,
+        trail: Trail,
+        context: tuple[str, ...],
+    ) -> None:
+        self.rungs, self.doors, self.purse, self.trail, self.context = rungs, doors, purse, trail, context
+        self.costs = [_cost_of(rung) for rung in rungs]
+        self._exit_config = exit_config
+        self._stop = tuple(stop)
+        self._askers: dict[int, Asker] = {}
+
+    def forecast(self, rung: int, prompt: str | Messages, max_new_tokens: int) -> Spending:
+        """The most that a text of a local rung costs; of an endpoint, one attempt."""
+        here = self.rungs[rung]
+        if isinstance(here, EndpointRung):
+            return self._asker(rung, here)._most(as_messages(prompt), max_new_tokens)
+        read = len(encode(here.tokenizer, prompt)[0])
+        loops = here.model.num_loops if here.is_looped else 1
+        chunks = -(-read // PROMPT_CHUNK) if here.is_looped else 1
+        passes = loops * (chunks + max_new_tokens)
+        above = rung > 0
+        return Spending(
+            loop_passes=passes,
+            large_tokens=max_new_tokens if above else 0,
+            catch_up_tokens=read if above else 0,
+        )
+
+    def write(self, rung: int, prompt: str | Messages, max_new_tokens: int) -> tuple[Attempt | None, str]:
+        """A text, or None and the kind of failure; paid for either way."""
+        here = self.rungs[rung]
+        if isinstance(here, EndpointRung):
+            return self._ask(rung, here, prompt, max_new_tokens)
+        began = perf_counter()
+        write = self._write_looped if here.is_looped else self._write_plain
+        attempt, cost = write(rung, here, prompt, max_new_tokens)
+        seconds = perf_counter() - began
+        self.costs[rung].seconds += seconds
+        self._pay(rung, cost, f"write {rung}", seconds, "ok")
+        return attempt, "ok"
+
+    def _write_looped(
+        self, rung: int, here: LocalRung, prompt: str | Messages, max_new_tokens: int
+    ) -> tuple[Attempt, Spending]:
+        told = generate_text(
+            here.model, here.tokenizer, prompt, exit_config=self._exit_config or here.exit_config,
+            max_new_tokens=max_new_tokens, stop=self._stop, verdict=True, sources=self.context,
+            policy=self.doors, do_sample=False,
+        )  # fmt: skip
+        loops = told.prompt_rows // max(1, told.prompt_tokens)
+        prompt_passes = loops * -(-told.prompt_tokens // PROMPT_CHUNK)
+        cost = self.costs[rung]
+        cost.passes += told.loop_passes
+        cost.prompt_passes += prompt_passes
+        cost.rows += told.loop_rows + told.prompt_rows
+        cost.read += told.prompt_tokens
+        cost.tokens += len(told.tokens)
+        return attempt_of(told), self._spending(
+            rung, told.loop_passes + prompt_passes, len(told.tokens), told.prompt_tokens
+        )
+
+    def _write_plain(
+        self, rung: int, here: LocalRung, prompt: str | Messages, max_new_tokens: int
+    ) -> tuple[Attempt, Spending]:
+        ids = encode(here.tokenizer, prompt).to(here.model.device)
+        read = ids.shape[1]
+        check_context(here.model, read, max_new_tokens)
+        criteria = StoppingCriteriaList([StopStringCriteria(here.tokenizer, list(self._stop))] if self._stop else [])
+        with torch.no_grad():
+            out = here.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False,
+                stopping_criteria=criteria, return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        new = out.sequences[0, read:]
+        text = here.tokenizer.decode(new, skip_special_tokens=True)
+        cost = self.costs[rung]
+        cost.prompt_passes += 1
+        cost.passes += len(new) - 1
+        cost.rows += read + len(new) - 1
+        cost.read += read
+        cost.tokens += len(new)
+        attempt = self._judged_plain(text, new, torch.cat(out.logits), here, int(new[-1]) in here.eos, max_new_tokens)
+        return attempt, self._spending(rung, len(new), len(new), read)
+
+    def _judged_plain(
+        self, text: str, new: torch.Tensor, logits: torch.Tensor, here: LocalRung, ended: bool, max_new_tokens: int
+    ) -> Attempt:
+        """The signs of a model without loops: what its logits and its text say."""
+        chances = torch.softmax(logits.float(), dim=-1)  # [n, V]
+        best = chances.topk(2, dim=-1).values
+        margins = (best[:, 0] - best[:, 1]).tolist()
+        canary = CollapseCanary(1, device=logits.device)
+        proximity = max(
+            float(canary.observe(row[None], chosen[None]).proximity) for row, chosen in zip(logits, new, strict=True)
+        )
+        least = min(range(len(margins)), key=margins.__getitem__)
+        stop_reason: LadderStop = "eos" if ended else "length" if len(new) >= max_new_tokens else "stop"
+        return Attempt(
+            text=text,
+            verdict=self._verdict(text, proximity),
+            entropy=float(torch.special.entr(chances).sum(-1).mean()),
+            margin=margins[least],
+            stop_reason=stop_reason,
+            sure=here.tokenizer.decode(new[:least], skip_special_tokens=True),
+        )
+
+    def _verdict(self, text: str, proximity: float) -> ReasonVerdict:
+        score = check(text, self.context).score
+        return aggregate([of_token(None, 0, None, proximity)], self.doors, score)
+
+    def _ask(
+        self, rung: int, here: EndpointRung, prompt: str | Messages, max_new_tokens: int
+    ) -> tuple[Attempt | None, str]:
+        asker = self._asker(rung, here)
+        reply = asker.ask(as_messages(prompt), max_new_tokens)
+        for cost, seconds, told in asker.spent:
+            self.trail.lines.append(Spent(rung, f"ask {here.name}", asdict(cost), seconds, told))
+        asker.spent.clear()
+        if reply.text is None:
+            return None, reply.told if reply.lacking is None else f"{reply.told}, then no {reply.lacking} left"
+        text = reply.text
+        cut = min((place for place in (text.find(string) for string in self._stop) if place >= 0), default=None)
+        text = text if cut is None else text[:cut]
+        return Attempt(text, self._verdict(text, 0.0), None, None, "eos" if cut is None else "stop"), "ok"
+
+    def _asker(self, rung: int, here: EndpointRung) -> Asker:
+        if rung not in self._askers:
+            self._askers[rung] = Asker(here, self.purse, self.costs[rung])
+        return self._askers[rung]
+
+    def _spending(self, rung: int, passes: int, tokens: int, read: int) -> Spending:
+        above = rung > 0
+        return Spending(loop_passes=passes, large_tokens=tokens if above else 0, catch_up_tokens=read if above else 0)
+
+    def _pay(self, rung: int, cost: Spending, step: str, seconds: float, told: str) -> None:
+        self.purse.pay(cost, step, seconds)
+        self.trail.lines.append(Spent(rung, step, asdict(cost), seconds, told))
+
+
+def climb(
+    writer: Writer,
+    policy: Trigger,
+    prompt: str | Messages,
+    max_new_tokens: int,
+    sequence: int = 0,
+    position: int = 0,
+    warm_start: bool = False,
+    written: Attempt | None = None,
+) -> Climb:
+    """One unit, from the lowest rung up.
+
+    Args:
+        writer: Writes and pays.
+        policy: What goes up.
+        prompt: What the unit continues.
+        max_new_tokens: Of the unit at most.
+        sequence: Number of the prompt.
+        position: Number of the unit in its text.
+        warm_start: Whether a higher rung is given what the lower one wrote: of a string what comes before the least
+            sure token, to go on from; in messages the whole draft, as one that may be wrong.
+        written: What the lowest rung wrote already; None lets it write.
+    """
+    found, top = Climb(), len(writer.rungs) - 1
+    asked = Spending() if written is not None else writer.forecast(0, prompt, max_new_tokens)
+    if writer.purse.lacks(asked, "write 0") is not None:
+        return Climb(aborted=True)
+    rung = 0
+    while True:
+        given, kept = _given(prompt, found.attempt) if warm_start and rung else (prompt, "")
+        attempt, told = (written, "ok") if written and not rung else writer.write(rung, given, max_new_tokens)
+        if attempt is not None and kept:
+            attempt = _after(attempt, kept)
+        signs = None if attempt is None else Signs(sequence, position, attempt.verdict, attempt.entropy, attempt.margin)
+        outcome, why = _judged(writer, policy, attempt, signs, rung, told)
+        # what a rung declined stands only where no rung gives more
+        if attempt is not None and (outcome != "decline" or found.attempt is None):
+            found.attempt, found.rung = attempt, rung
+        shown = None if signs is None else signs.to_dict()
+        if outcome in ("accept", "top_rung") or (rung == top and outcome in ("decline", "error")):
+            writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome))
+            return found
+        asked = writer.forecast(rung + 1, prompt, max_new_tokens)
+        lacking = writer.purse.lacks(asked, f"write {rung + 1}")
+        if outcome == "hand_up" and lacking is not None:
+            outcome = "abort"
+        writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, asdict(asked), lacking))
+        if lacking is not None:
+            found.aborted = True
+            return found
+        rung += 1
+
+
+def _judged(
+    writer: Writer, policy: Trigger, attempt: Attempt | None, signs: Signs | None, rung: int, told: str
+) -> tuple[Outcome, str | None]:
+    """What becomes of a text while the budget has no say, and why."""
+    if attempt is None or signs is None:
+        return "error", told
+    # a later draft may be nothing but the end of the text
+    only_ends = signs.position > 0 and attempt.stop_reason == "eos" and not attempt.text.strip()
+    if not only_ends and writer.rungs[rung].declines(attempt.text):
+        return "decline", "no answer"
+    why = policy.fires(signs)
+    if why is None:
+        return "accept", None
+    return "top_rung" if rung == len(writer.rungs) - 1 else "hand_up", why
+
+
+def _given(prompt: str | Messages, attempt: Attempt | None) -> tuple[str | Messages, str]:
+    """What a higher rung is given, and the part of its text that is there already."""
+    if attempt is None:
+        return prompt, ""
+    if isinstance(prompt, str):
+        return prompt + attempt.sure, attempt.sure
+    return [*prompt, {"role": "user", "content": WARM_START.format(draft=attempt.text)}], ""
+
+
+def _after(attempt: Attempt, kept: str) -> Attempt:
+    return Attempt(
+        kept + attempt.text, attempt.verdict, attempt.entropy, attempt.margin, attempt.stop_reason, kept + attempt.sure
+    )
+
+
+def _cost_of(rung: AnyRung) -> RungCost:
+    if isinstance(rung, EndpointRung):
+        return RungCost(rung.name)
+    parameters = list(rung.block.parameters())
+    return RungCost(
+        rung.name,
+        block_bytes=sum(each.numel() * each.element_size() for each in parameters),
+        parameters=sum(each.numel() for each in parameters),
+    )

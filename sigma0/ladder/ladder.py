@@ -1,0 +1,311 @@
+"""The ladder itself: rungs, a policy and a budget; texts in, texts out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+
+from sigma0.grounding import check
+from sigma0.ladder.budget import Budget, Purse
+from sigma0.ladder.choosing import Chooser
+from sigma0.ladder.hysteresis import Hysteresis
+from sigma0.ladder.reader import Reader
+from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken
+from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
+from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
+from sigma0.ladder.texts import write_texts
+from sigma0.ladder.token_unit import Batch, TokenUnit, Written
+from sigma0.ladder.trail import Trail, Unit, open_trail
+from sigma0.ladder.triggers import AnyOf, Collapse, Divergence, Saturation, ShutDoor, Trigger
+from sigma0.settings import ExitConfig
+from sigma0.text import Generation, Messages, check_context, encode
+from sigma0.verdict import DoorPolicy, aggregate, door, of_token
+
+
+class FidelityLadder:
+    """Rungs from cheap to dear: a unit starts on the lowest and climbs when the policy says so.
+
+    Args:
+        rungs: At least one, the lowest first (`Rung.local`, `Rung.endpoint`).
+        budget: Limits of every call; none by default.
+        policy: What goes up; by default saturated, diverging and collapsing tokens, or drafts and answers whose
+            verdict does not open the converge door.
+        hysteresis: How long a larger model keeps writing tokens.
+        doors: What the converge door asks for; by default as the lowest rung's checkpoint says.
+
+    Raises:
+        ValueError: For no rungs, two of one name, or none that is local.
+    """
+
+    def __init__(
+        self,
+        rungs: Sequence[AnyRung],
+        budget: Budget | None = None,
+        policy: Trigger | None = None,
+        hysteresis: Hysteresis | None = None,
+        doors: DoorPolicy | None = None,
+    ) -> None:
+        self.rungs = tuple(rungs)
+        if not self.rungs:
+            raise ValueError("a ladder needs at least one rung")
+        names = [rung.name for rung in self.rungs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each rung needs a name of its own, got {', '.join(names)}")
+        self.budget = budget or Budget()
+        self.policy = policy
+        self.hysteresis = hysteresis or Hysteresis()
+        lowest = self.rungs[0]
+        own = lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
+        self.doors: DoorPolicy = doors or own
+
+    def policy_for(self, unit: Unit) -> Trigger:
+        """The policy in force for a unit."""
+        if self.policy is not None:
+            return self.policy
+        return AnyOf((Saturation(), Divergence(), Collapse())) if unit == "token" else ShutDoor(self.doors)
+
+    def generate(self, prompt: str | Messages, unit: Unit = "token", **settings: Any) -> LadderGeneration:
+        """Continues a prompt.
+
+        Args:
+            prompt: A string to be continued as it is, or messages for the chat template.
+            unit: What goes up: single tokens (one tokenizer on all rungs), drafts, or whole answers.
+            **settings: As `stream` takes them for tokens; for drafts and answers as `sigma0.ladder.texts.write_texts`.
+
+        Raises:
+            ValueError: For bad settings, or rungs that do not fit the unit.
+        """
+        return self.generate_batch([prompt], unit, **settings)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[str | Messages], unit: Unit = "token", **settings: Any
+    ) -> list[LadderGeneration]:
+        """Continues several prompts; tokens step together, and the budget is one for all.
+
+        Args:
+            prompts: At least one.
+            unit: What goes up.
+            **settings: As `generate` takes them.
+        """
+        if unit == "token":
+            run = TokenRun(self, prompts, **settings)
+            for _ in run:
+                pass
+            return run.generations
+        if unit not in ("draft", "answer"):
+            raise ValueError(f"no such unit: {unit!r}; there are token, draft and answer")
+        return write_texts(self, prompts, unit, **settings)
+
+    def take_over(self, prompt: str | Messages, written: Generation, **settings: Any) -> LadderGeneration:
+        """What the rungs above make of an answer that the lowest one wrote already; what it took is not counted again.
+
+        Args:
+            prompt: What was answered.
+            written: The answer, with its verdict.
+            **settings: As `generate` takes them for answers.
+        """
+        return write_texts(self, [prompt], "answer", written=written, **settings)[0]
+
+    def stream(self, prompt: str | Messages, **settings: Any) -> "TokenRun":
+        """Yields the new tokens of one prompt as they come; `generations` of what it returns sums up.
+
+        Args:
+            prompt: A string to be continued as it is, or messages for the chat template.
+            **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
+                `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`.
+        """
+        return TokenRun(self, [prompt], **settings)
+
+
+class TokenRun(Iterator[tuple[LadderToken, ...]]):
+    """New tokens of a batch as they come, one tuple a step; `generations` sums up once they have all come.
+
+    Args:
+        ladder: Rungs, policy and budget.
+        prompts: At least one.
+        max_new_tokens: New tokens of each at most, >= 1.
+        exit_config: For every looped rung; by default as each checkpoint says.
+        stop: Strings that end a text.
+        sources: Texts that an answer may be grounded in, beside the prompt.
+        **choosing: As `sigma0.ladder.choosing.Chooser` takes them.
+
+    Raises:
+        ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
+            or bad settings.
+    """
+
+    def __init__(
+        self,
+        ladder: FidelityLadder,
+        prompts: Sequence[str | Messages],
+        *,
+        max_new_tokens: int = 64,
+        exit_config: ExitConfig | Mapping[str, Any] | None = None,
+        stop: Sequence[str] = (),
+        sources: Sequence[str] = (),
+        **choosing: Any,
+    ) -> None:
+        rungs = local_rungs(ladder.rungs)
+        check_settings(max_new_tokens, stop, sources)
+        if not prompts:
+            raise ValueError("no prompts")
+        config = None if exit_config is None else ExitConfig.parse(exit_config)
+        self._ladder, self._rungs = ladder, rungs
+        self._tokenizer = rungs[0].tokenizer
+        encoded = [encode(self._tokenizer, prompt)[0] for prompt in prompts]
+        for rung in rungs:
+            check_context(rung.model, max(map(len, encoded)), max_new_tokens)
+        self._max_new_tokens, self._stop = max_new_tokens, tuple(stop)
+        read = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
+        self._contexts = [(text, *sources) for text in read]
+        policy = ladder.policy_for("token")
+        self.purse = Purse(ladder.budget)
+        self.trail: Trail = open_trail(
+            "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions()
+        )
+        self._unit = TokenUnit(
+            [Reader(rung, config, watch=True) for rung in rungs],
+            _padded(encoded, self._tokenizer.pad_token_id or 0),
+            Chooser(len(encoded), **choosing),
+            policy,
+            ladder.hysteresis,
+            self.purse,
+            self.trail,
+        )
+        self._steps = self._unit.run()
+        self._texts = [_Text(self._tokenizer) for _ in encoded]
+        self._done = False
+        self._seconds = 0.0
+
+    def __next__(self) -> tuple[LadderToken, ...]:
+        """The next token of every sequence that is not over, in the order of the prompts."""
+        try:
+            written = next(self._steps)
+        except StopIteration:
+            if not self._done:
+                self._done, self._seconds = True, self.purse.seconds
+            raise
+        return tuple(self._take(token) for token in written)
+
+    def _take(self, written: Written) -> LadderToken:
+        text = self._texts[written.sequence]
+        rung = self._rungs[written.rung]
+        over: LadderStop | None = None
+        ended_by_id = written.token_id in rung.eos
+        last = ended_by_id or len(text.tokens) + 1 >= self._max_new_tokens
+        piece = text.add(written.token_id, last)
+        if ended_by_id:
+            over = "eos"
+        elif any(string in text.so_far for string in self._stop):
+            over = "stop"
+        elif last:
+            over = "length"
+        token = LadderToken(
+            id=written.token_id,
+            text=piece,
+            rung=rung.name,
+            depth=written.depth,
+            reason=written.reason,
+            fate=written.fate,
+            proximity=written.proximity,
+            margin=written.margin,
+            entropy=written.entropy,
+            handed_up=written.why,
+            low_confidence=written.aborted,
+        )
+        text.tokens.append(token)
+        self._unit.readers[written.rung].cost.tokens += 1
+        if over is not None:
+            text.stop_reason = over
+            self._unit.batch.ended[written.sequence] = True
+        return token
+
+    @property
+    def generations(self) -> list[LadderGeneration]:
+        """The whole texts, in the order of the prompts.
+
+        Raises:
+            ValueError: While tokens are still to come.
+        """
+        if not self._done:
+            raise ValueError("the texts are not finished: read their tokens first")
+        return [self._generation(text, context) for text, context in zip(self._texts, self._contexts, strict=True)]
+
+    def _generation(self, text: "_Text", context: tuple[str, ...]) -> LadderGeneration:
+        grounding = check(text.so_far, context)
+        # a text of no tokens: the budget did not allow one
+        told = [of_token(each.reason, each.depth, each.fate, each.proximity) for each in text.tokens]
+        verdict = aggregate(told or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
+        top = self._rungs[-1].name
+        aborted = text.stop_reason == "budget" or any(token.low_confidence for token in text.tokens)
+        reached = any(token.rung == top for token in text.tokens)
+        names = [rung.name for rung in self._rungs]
+        highest = max((names.index(token.rung) for token in text.tokens), default=0)
+        return LadderGeneration(
+            text=text.so_far,
+            unit="token",
+            rung=names[highest],
+            tokens=tuple(text.tokens),
+            drafts=(),
+            verdict=verdict,
+            grounding=grounding,
+            door=final_door(aborted, door(verdict, self._ladder.doors) == "converge", reached),
+            stop_reason=text.stop_reason,
+            not_tried=not_tried(self.trail, names) if aborted else (),
+            costs=tuple(reader.cost for reader in self._unit.readers),
+            spent=self.purse.spent,
+            seconds=self._seconds,
+            trail=self.trail,
+        )
+
+
+class _Text:
+    """A text as it grows."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokens: list[LadderToken] = []
+        self.so_far = ""
+        self.stop_reason: LadderStop = "budget"
+        self._tokenizer = tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+
+    def add(self, token_id: int, last: bool) -> str:
+        """What a token adds; the last one also what was left of an unfinished character."""
+        self._ids.append(token_id)
+        piece = self._decoder.step(self._tokenizer.backend_tokenizer, token_id) or ""
+        if last:
+            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            piece = str(whole)[len(self.so_far) :]
+        self.so_far += piece
+        return piece
+
+
+def local_rungs(rungs: Sequence[AnyRung]) -> list[LocalRung]:
+    """The rungs, where tokens may go up between them.
+
+    Raises:
+        ValueError: For an endpoint, or different tokenizers.
+    """
+    found: list[LocalRung] = []
+    for rung in rungs:
+        if not isinstance(rung, LocalRung):
+            raise ValueError(
+                f"rung {rung.name!r} is an endpoint, which takes no single tokens: use unit='draft' or unit='answer'"
+            )
+        if found:
+            check_same_tokens(found[-1], rung)
+        found.append(rung)
+    return found
+
+
+def _padded(encoded: Sequence[Tensor], pad: int) -> Batch:
+    longest = max(map(len, encoded))
+    ids = torch.full((len(encoded), longest), pad, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, own in enumerate(encoded):
+        ids[row, longest - len(own) :] = own
+        mask[row, longest - len(own) :] = 1
+    return Batch(ids, mask)

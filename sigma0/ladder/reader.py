@@ -1,0 +1,212 @@
+"""A local model that reads a text on and says what comes next: parked between two readings with its K/V."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from sigma0.exits import Reason, exit_reason
+from sigma0.frontier import Bools
+from sigma0.ladder.budget import RungCost, Spending
+from sigma0.ladder.rungs import LocalRung
+from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.ops import FATES, Fate
+from sigma0.record import RunRecord
+from sigma0.settings import ExitConfig
+from sigma0.transfer import to_host
+from sigma0.verdict import mildest
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model says behind the last id of every sequence.
+
+    Attributes:
+        logits: `[B, V]`.
+        depths: Loop that each was read at; 0 where there is no loop. `[B]`.
+        reasons: Why there; None where there is no loop.
+        fates: Of the loops that were run; None where unknown.
+    """
+
+    logits: Tensor
+    depths: list[int]
+    reasons: list[Reason | None]
+    fates: list[Fate | None]
+
+
+class Reader:
+    """Reads only what it has not read yet; all sequences of a batch together.
+
+    Args:
+        rung: The model.
+        exit_config: For a looped model; by default as its checkpoint says.
+        watch: Whether fates are told.
+
+    Raises:
+        ValueError: For `after_exit="verify"`, which takes tokens back.
+    """
+
+    def __init__(self, rung: LocalRung, exit_config: ExitConfig | None, watch: bool) -> None:
+        self.rung = rung
+        self.model = rung.model
+        self.config = self.model.resolve_exit_config(exit_config or rung.exit_config) if rung.is_looped else None
+        if self.config is not None and self.config.after_exit == "verify":
+            raise ValueError(
+                f"rung {rung.name!r}: after_exit='verify' takes tokens back, which may have gone up by then; use "
+                "'finish' or 'drop' for single tokens, or unit='answer'"
+            )
+        self.watch = watch
+        parameters = list(rung.block.parameters())
+        self.cost = RungCost(
+            name=rung.name,
+            block_bytes=sum(each.numel() * each.element_size() for each in parameters),
+            parameters=sum(each.numel() for each in parameters),
+        )
+        self._cache: Any = None
+        self._record: RunRecord | None = None
+        self._cached = 0
+        self._dropped = False
+
+    @property
+    def passes(self) -> int:
+        """Of its block so far, prompts included."""
+        return self.cost.passes + self.cost.prompt_passes
+
+    def missing(self, length: int) -> int:
+        """Ids of each sequence that are still to be read, of a text of `length`."""
+        return length - self._cached
+
+    def forecast(self, length: int, batch: int) -> Spending:
+        """The most that reading on to `length` costs; the ids count as caught up on."""
+        new = self.missing(length)
+        return Spending(loop_passes=self._most_passes(new), catch_up_tokens=new * batch)
+
+    def _loops(self) -> int:
+        """Loops that a prompt runs."""
+        return self.model.exit_rule(self.config).last_loop if self.config is not None else 1
+
+    def _most_passes(self, new: int) -> int:
+        if self.config is None or (new == 1 and self._cached):
+            return self._loops()
+        return self._loops() * -(-new // PROMPT_CHUNK) + self._waiting()
+
+    def _waiting(self) -> int:
+        """Passes that earlier tokens still have to go before a prompt can be read."""
+        frontier = None if self._cache is None or self.config is None else self._cache.frontier
+        return 0 if frontier is None else int(self._cache.depth - frontier.loops.min())
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, mask: Tensor, ended: Bools, padded: bool) -> Look:
+        """Reads on to the end of the ids.
+
+        Args:
+            ids: `[B, S]`, left-padded.
+            mask: 0 at pads and behind an end, `[B, S]`.
+            ended: Sequences that are over; what they are told means nothing.
+            padded: Whether the mask has zeros.
+        """
+        began = time.perf_counter()
+        try:
+            look = self._read(ids, mask, ended, padded)
+        except torch.OutOfMemoryError:
+            self.drop()
+            torch.cuda.empty_cache()
+            look = self._read(ids, mask, ended, padded)
+        self.cost.seconds += time.perf_counter() - began
+        if self.rung.kv_limit is not None and self._kv_bytes() > self.rung.kv_limit:
+            self.drop()
+        return look
+
+    def drop(self) -> None:
+        """Forgets its K/V; the next reading begins at the beginning."""
+        if self._cached:
+            self._dropped = True
+        self._cache, self._record, self._cached = None, None, 0
+
+    def _kv_bytes(self) -> int:
+        if self.config is not None:
+            return int(self._cache.bytes_in_use)
+        return sum(
+            tensor.nbytes for layer in self._cache.layers for tensor in (layer.keys, layer.values) if tensor is not None
+        )
+
+    def _read(self, ids: Tensor, mask: Tensor, ended: Bools, padded: bool) -> Look:
+        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
+        batch, length = ids.shape
+        new = self.missing(length)
+        first = self._cache is None
+        if first:
+            self.cost.refills += self._dropped
+            self._dropped = False
+            self._cache = self._new_cache(batch)
+        waiting = self._waiting()
+        before = None if self.config is None else (self._cache.counts.passes, self._rows())
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, self._cached :]
+        inputs = {
+            "input_ids": ids[:, self._cached :],
+            "attention_mask": mask if padded or self.config is None else None,
+            "position_ids": positions,
+            "past_key_values": self._cache,
+            "logits_to_keep": 1,
+        }
+        if self.config is None:
+            outputs = self.model(**inputs, use_cache=True)
+            self._count_forward(new, batch, first)
+            self._cached = length
+            unknown: list[Any] = [None] * batch
+            return Look(outputs.logits[:, -1], [0] * batch, unknown, unknown)
+        self._cache.ended = None if first else ended.copy()
+        outputs = self.model(**inputs, exit_config=self.config)
+        assert before is not None
+        self.cost.passes += self._cache.counts.passes - before[0]
+        self.cost.rows += self._rows() - before[1]
+        if first or new > 1:
+            self.cost.prompt_passes += self._loops() * -(-new // PROMPT_CHUNK) + waiting
+            self._note_read(new, batch, first)
+        self._cached = length
+        return self._look(outputs)
+
+    def _new_cache(self, batch: int) -> Any:
+        if self.config is None:
+            return DynamicCache(config=self.model.config)
+        cache = self.model.new_cache()
+        if self.watch:
+            self._record = cache.record = RunRecord.empty(batch, 64, self.model.num_loops, self.model.device)
+        return cache
+
+    def _rows(self) -> int:
+        counts = self._cache.counts
+        return int(counts.rows + counts.prompt_rows)
+
+    def _count_forward(self, new: int, batch: int, first: bool) -> None:
+        self.cost.rows += new * batch
+        if first or new > 1:
+            self.cost.prompt_passes += 1
+            self._note_read(new, batch, first)
+        else:
+            self.cost.passes += 1
+
+    def _note_read(self, new: int, batch: int, first: bool) -> None:
+        self.cost.read += new * batch
+        self.cost.catch_ups += not first
+
+    def _look(self, outputs: Any) -> Look:
+        assert self.config is not None
+        depths, met, diverged = (
+            to_host(told[:, -1]) for told in (outputs.exit_depths, outputs.exit_met, outputs.exit_diverged)
+        )
+        mode = self.config.mode
+        reasons = [exit_reason(mode, bool(here), bool(off)) for here, off in zip(met, diverged, strict=True)]
+        return Look(outputs.logits[:, -1], depths.tolist(), [*reasons], self._fates(len(reasons)))
+
+    def _fates(self, batch: int) -> list[Fate | None]:
+        """The mildest of the last two loops that were run by now."""
+        if self._record is None:
+            return [None] * batch
+        place = self._cache.length - 1 - self._record.first_column
+        fates = to_host(self._record.fates[:, place])
+        patience = min(2, max(1, self.model.num_loops - 2))
+        return [mildest([FATES[fate] for fate in row.tolist() if fate], patience) for row in fates]

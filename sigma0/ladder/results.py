@@ -1,0 +1,113 @@
+"""What a ladder returns."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sigma0.exits import Reason
+from sigma0.grounding import Grounding
+from sigma0.ladder.budget import RungCost, Spending, total_bytes
+from sigma0.ladder.trail import Trail, Unit
+from sigma0.ops import Fate
+from sigma0.verdict import ReasonVerdict
+
+LadderDoor = Literal["converge", "escalate", "abort", "top_rung"]
+LadderStop = Literal["eos", "stop", "length", "budget"]
+
+
+@dataclass(frozen=True)
+class LadderToken:
+    """A new token.
+
+    Attributes:
+        id: Its id.
+        text: What it adds to the text.
+        rung: Name of the rung that wrote it.
+        depth: Loop it was read at; 0 of a model without loops.
+        reason: Why it was read there; None of a model without loops.
+        fate: Of its loops, as far as they were run by then.
+        proximity: How near the text before it was to running in circles.
+        margin: Lead of its likeliest id.
+        entropy: Of the distribution, nats.
+        handed_up: Why it left the lowest rung; None where it did not.
+        low_confidence: Whether it would have gone up, had the budget allowed.
+    """
+
+    id: int
+    text: str
+    rung: str
+    depth: int
+    reason: Reason | None
+    fate: Fate | None
+    proximity: float
+    margin: float | None
+    entropy: float | None
+    handed_up: str | None
+    low_confidence: bool
+
+
+@dataclass(frozen=True)
+class LadderGeneration:
+    """What came of one prompt.
+
+    Attributes:
+        text: The new text.
+        unit: What could go up.
+        rung: Name of the rung that wrote the answer; of drafts and tokens, of the highest one that wrote any.
+        tokens: The new tokens, where the unit is the token; else empty.
+        drafts: Name of the rung and text of each draft, where the unit is the draft; else empty.
+        verdict: On the whole text.
+        grounding: The claims of the text, looked up in prompt and sources.
+        door: `converge`: the verdict is in order; `escalate`: it is not, and the policy did not hand up; `top_rung`: it
+            is not, and there is no rung above; `abort`: something would have gone up, had the budget allowed.
+        stop_reason: Why the text ends; `budget`: not even the lowest rung could go on.
+        not_tried: Rung and limit of each kind of step that the budget refused.
+        costs: Of each rung; in a batch, of all its sequences together.
+        spent: Of the budget.
+        seconds: From the first step to the last.
+        trail: Every decision; in a batch, of all its sequences together.
+    """
+
+    text: str
+    unit: Unit
+    rung: str
+    tokens: tuple[LadderToken, ...]
+    drafts: tuple[tuple[str, str], ...]
+    verdict: ReasonVerdict
+    grounding: Grounding
+    door: LadderDoor
+    stop_reason: LadderStop
+    not_tried: tuple[str, ...]
+    costs: tuple[RungCost, ...]
+    spent: Spending
+    seconds: float
+    trail: Trail
+
+    @property
+    def low_confidence(self) -> bool:
+        """Whether the budget kept something from going up."""
+        return self.door == "abort"
+
+    @property
+    def bytes_read(self) -> int:
+        """Passes times block bytes over all rungs, prompts included."""
+        return total_bytes(self.costs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the trail is written by itself."""
+        return {
+            "text": self.text,
+            "unit": self.unit,
+            "rung": self.rung,
+            "door": self.door,
+            "low_confidence": self.low_confidence,
+            "stop_reason": self.stop_reason,
+            "not_tried": list(self.not_tried),
+            "verdict": self.verdict.to_dict(),
+            "grounding": asdict(self.grounding),
+            "tokens": [asdict(token) for token in self.tokens],
+            "drafts": [{"rung": rung, "text": text} for rung, text in self.drafts],
+            "costs": [cost.to_dict() for cost in self.costs],
+            "spent": asdict(self.spent),
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+        }

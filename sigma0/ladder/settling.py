@@ -1,0 +1,48 @@
+"""What every unit has in common: checks before a run, and doors behind it."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from sigma0.ladder.results import LadderDoor
+from sigma0.ladder.trail import Trail
+
+_LIBRARIES = ("sigma0-lm", "torch", "transformers")
+
+
+def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[str]) -> None:
+    """Refuses what makes no sense.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
+    for name, value in (("stop", stop), ("sources", sources)):
+        if isinstance(value, str):
+            raise ValueError(f"{name} takes a list of strings, got the string {value[:40]!r}")
+    if not all(stop):
+        raise ValueError("a stop string must not be empty")
+
+
+def final_door(aborted: bool, converges: bool, reached_top: bool) -> LadderDoor:
+    """The door of a whole text, see `LadderGeneration.door`."""
+    if aborted:
+        return "abort"
+    if converges:
+        return "converge"
+    return "top_rung" if reached_top else "escalate"
+
+
+def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:
+    """Rung and limit of each kind of step that the budget refused."""
+    found = {
+        f"{names[min(line.rung + (line.signs is not None), len(names) - 1)]}: {line.lacking}"
+        for line in trail.decisions
+        if line.lacking is not None
+    }
+    return tuple(sorted(found)) or (f"{names[0]}: the next step",)
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that have a say."""
+    return {name: version(name) for name in _LIBRARIES}

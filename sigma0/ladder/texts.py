@@ -1,0 +1,147 @@
+"""Whole texts out of drafts or answers that go up."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from sigma0.grounding import check
+from sigma0.ladder.answer_unit import Climb, Writer, attempt_of, climb
+from sigma0.ladder.budget import Budget, Purse
+from sigma0.ladder.results import LadderGeneration, LadderStop
+from sigma0.ladder.rungs import AnyRung
+from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
+from sigma0.ladder.trail import Trail, Unit, open_trail
+from sigma0.ladder.triggers import Trigger
+from sigma0.settings import ExitConfig
+from sigma0.text import Generation, Messages
+from sigma0.verdict import DoorPolicy, aggregate, door, of_token
+
+DRAFT_TOKENS = 32
+
+
+class Ladder(Protocol):
+    """What is used of a `FidelityLadder`."""
+
+    rungs: tuple[AnyRung, ...]
+    budget: Budget
+    doors: DoorPolicy
+
+    def policy_for(self, unit: Unit) -> Trigger:
+        """The policy in force."""
+
+
+def write_texts(
+    ladder: Ladder,
+    prompts: Sequence[str | Messages],
+    unit: Unit,
+    *,
+    max_new_tokens: int = 64,
+    draft_tokens: int = DRAFT_TOKENS,
+    exit_config: ExitConfig | Mapping[str, Any] | None = None,
+    stop: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    warm_start: bool = False,
+    written: Generation | None = None,
+) -> list[LadderGeneration]:
+    """Continues prompts one after the other; one budget for all.
+
+    Args:
+        ladder: Rungs, policy and budget.
+        prompts: Strings to be continued as they are, or messages; an endpoint is given a string as what the user says.
+        unit: `draft`: a text grows by drafts, each judged and, where need be, written again higher up; `answer`: it is
+            judged as a whole.
+        max_new_tokens: New tokens of each text at most, >= 1; of drafts, as many drafts as that makes.
+        draft_tokens: New tokens of each draft at most, >= 1.
+        exit_config: For every looped rung; by default as each checkpoint says.
+        stop: Strings that end a text.
+        sources: Texts that an answer may be grounded in, beside the prompt.
+        warm_start: Whether a higher rung is given what the lower one wrote.
+        written: What the lowest rung wrote already, verdict included; one prompt and the unit `answer` only.
+
+    Raises:
+        ValueError: For no prompts, or bad settings.
+    """
+    check_settings(max_new_tokens, stop, sources)
+    check_settings(draft_tokens, (), ())
+    if not prompts:
+        raise ValueError("no prompts")
+    if written is not None and (unit != "answer" or len(prompts) > 1):
+        raise ValueError("a text that is written already is one answer to one prompt")
+    first = None if written is None else attempt_of(written)
+    config = None if exit_config is None else ExitConfig.parse(exit_config)
+    policy, purse = ladder.policy_for(unit), Purse(ladder.budget)
+    trail = open_trail(unit, (rung.to_dict() for rung in ladder.rungs), policy, ladder.budget, None, versions())
+    writer = Writer(ladder.rungs, ladder.doors, config, stop, purse, trail, ())
+    found = []
+    for sequence, prompt in enumerate(prompts):
+        writer.context = (*_said(prompt), *sources)
+        if unit == "answer":
+            units = [climb(writer, policy, prompt, max_new_tokens, sequence, 0, warm_start, first)]
+        else:
+            units = _drafts(writer, policy, prompt, max_new_tokens, draft_tokens, sequence, warm_start)
+        found.append(_generation(ladder, unit, units, writer, sequence))
+    return found
+
+
+def _drafts(
+    writer: Writer,
+    policy: Trigger,
+    prompt: str | Messages,
+    max_new_tokens: int,
+    draft_tokens: int,
+    sequence: int,
+    warm_start: bool,
+) -> list[Climb]:
+    units: list[Climb] = []
+    text, left = "", max_new_tokens
+    while left > 0:
+        here = min(left, draft_tokens)
+        unit = climb(writer, policy, _continued(prompt, text), here, sequence, len(units), warm_start)
+        units.append(unit)
+        left -= here
+        if unit.attempt is None or unit.attempt.stop_reason != "length" or not unit.attempt.text:
+            break
+        text += unit.attempt.text
+    return units
+
+
+def _continued(prompt: str | Messages, text: str) -> str | Messages:
+    """What is continued once some of the answer is there: its turn is not over yet."""
+    if not text:
+        return prompt
+    return prompt + text if isinstance(prompt, str) else [*prompt, {"role": "assistant", "content": text}]
+
+
+def _said(prompt: str | Messages) -> tuple[str, ...]:
+    return (prompt,) if isinstance(prompt, str) else tuple(str(message.get("content", "")) for message in prompt)
+
+
+def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writer, sequence: int) -> LadderGeneration:
+    names = [rung.name for rung in ladder.rungs]
+    written = [(names[each.rung], each.attempt) for each in units if each.attempt is not None]
+    text = "".join(attempt.text for _, attempt in written)
+    grounding = check(text, writer.context)
+    told = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
+    verdict = told[0] if len(told) == 1 else aggregate(told, ladder.doors, grounding.score)
+    aborted = any(each.aborted for each in units)
+    highest = max((each.rung for each in units if each.attempt is not None), default=0)
+    stop_reason: LadderStop = "budget"
+    if written and units[-1].attempt is not None:
+        stop_reason = units[-1].attempt.stop_reason
+    converges = bool(written) and door(verdict, ladder.doors) == "converge"
+    own = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
+    return LadderGeneration(
+        text=text,
+        unit=unit,
+        rung=names[highest],
+        tokens=(),
+        drafts=tuple((name, attempt.text) for name, attempt in written) if unit == "draft" else (),
+        verdict=verdict,
+        grounding=grounding,
+        door=final_door(aborted, converges, highest == len(names) - 1 and bool(written)),
+        stop_reason=stop_reason,
+        not_tried=not_tried(own, names) if aborted else (),
+        costs=tuple(writer.costs),
+        spent=writer.purse.spent,
+        seconds=writer.purse.seconds,
+        trail=writer.trail,
+    )

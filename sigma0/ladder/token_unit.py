@@ -1,0 +1,333 @@
+"""Single tokens that go up: the larger model stays parked with its K/V and catches up on the ids it missed.
+
+A token begins at the lowest rung, or where its sequence is parked. Its signs are looked at, and where the policy says
+so the next rung reads on to the same place and writes the token instead; that is what both are fed next, so nothing is
+rolled back. All sequences of a batch step together, and so what one of them needs read is read for all: their texts
+have the same length, and one reading serves whoever goes up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.canary import CollapseCanary
+from sigma0.exits import Reason
+from sigma0.frontier import Bools
+from sigma0.ladder.budget import Purse, Spending
+from sigma0.ladder.choosing import Chooser
+from sigma0.ladder.hysteresis import Hysteresis, Parking
+from sigma0.ladder.reader import Look, Reader
+from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
+from sigma0.ladder.triggers import Signs, Trigger
+from sigma0.ops import Fate
+from sigma0.verdict import of_token
+
+
+@dataclass(frozen=True)
+class Written:
+    """A token of one sequence.
+
+    Attributes:
+        sequence: Batch index.
+        token_id: Its id.
+        rung: That wrote it, 0 the lowest.
+        depth: Loop it was read at; 0 of a model without loops.
+        reason: Why there; None of a model without loops.
+        fate: Of its loops so far.
+        proximity: Of the text before it.
+        margin: Lead of its likeliest id; None where the logits are no numbers, as is the next.
+        entropy: Nats.
+        why: It left the lowest rung; None where it did not.
+        aborted: Whether it would have gone up further, had the budget allowed.
+    """
+
+    sequence: int
+    token_id: int
+    rung: int
+    depth: int
+    reason: Reason | None
+    fate: Fate | None
+    proximity: float
+    margin: float | None
+    entropy: float | None
+    why: str | None
+    aborted: bool
+
+
+@dataclass
+class _Unit:
+    """A token on its way up."""
+
+    sequence: int
+    rung: int
+    parked: bool
+    climbed: bool = False
+    why: str | None = None
+    aborted: bool = False
+    token_id: int = 0
+    signs: Signs | None = None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the logits of one reading say, on the host, each `[B]`; None where they are no numbers."""
+
+    entropy: list[float | None]
+    margin: list[float | None]
+    likeliest: list[int]
+
+    @classmethod
+    def of(cls, logits: Tensor) -> "_Facts":
+        chances = torch.softmax(logits.float(), dim=-1)  # [B, V]
+        best = chances.topk(2, dim=-1).values
+        told = torch.stack([torch.special.entr(chances).sum(-1), best[:, 0] - best[:, 1]])
+        entropy, margin = ([_number(value) for value in row] for row in told.tolist())
+        return cls(entropy, margin, logits.argmax(-1).tolist())
+
+
+@dataclass
+class Batch:
+    """Texts so far, all of one length.
+
+    Attributes:
+        ids: `[B, S]`, left-padded, on the CPU.
+        mask: 0 at pads and behind an end, `[B, S]`.
+        prompt: Length of the prompts.
+        ended: Sequences that are over, bool `[B]`.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    prompt: int = field(init=False)
+    ended: Bools = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = self.ids.shape[1]
+        self.ended = np.zeros(len(self.ids), dtype=np.bool_)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the mask has zeros."""
+        return bool((self.mask == 0).any())
+
+    def append(self, token_ids: Tensor) -> None:
+        """One more id for each sequence `[B]`; those that are over get one that nobody sees."""
+        going = torch.from_numpy(~self.ended).to(self.mask)
+        self.ids = torch.cat([self.ids, token_ids[:, None]], dim=1)
+        self.mask = torch.cat([self.mask, going[:, None]], dim=1)
+
+
+class TokenUnit:
+    """Writes a batch of texts token by token over several models with one tokenizer.
+
+    Args:
+        readers: One for each rung, the lowest first.
+        batch: Prompts.
+        chooser: From logits to ids.
+        policy: What goes up.
+        hysteresis: How long a larger model stays.
+        purse: What may be spent.
+        trail: Takes the decisions.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[Reader],
+        batch: Batch,
+        chooser: Chooser,
+        policy: Trigger,
+        hysteresis: Hysteresis,
+        purse: Purse,
+        trail: Trail,
+    ) -> None:
+        self.readers = readers
+        self.batch = batch
+        self.purse = purse
+        self._chooser = chooser
+        self._policy = policy
+        self._parking = Parking(hysteresis)
+        self._trail = trail
+        self._device = readers[0].model.device
+        self._canary = CollapseCanary(len(batch.ids), device=self._device)
+        self._proximity = [0.0] * len(batch.ids)
+        self._looks: dict[int, Look] = {}
+        self._facts: dict[int, _Facts] = {}
+        self._reserved: dict[int, Spending] = {}
+
+    def run(self) -> Iterator[tuple[Written, ...]]:
+        """Yields a token of every sequence that is not over; the caller marks ends in `batch.ended`.
+
+        Ends early where the budget does not allow the lowest rung's next step.
+        """
+        while not self.batch.ended.all():
+            written = self._step()
+            if written is None:
+                return
+            yield written
+            self._feed(written)
+
+    def _step(self) -> tuple[Written, ...] | None:
+        """The next token of every going sequence; None if the budget is gone."""
+        for each in (self._looks, self._facts, self._reserved):
+            each.clear()
+        units = []
+        for sequence in np.flatnonzero(~self.batch.ended).tolist():
+            rung = self._parking.start(sequence)
+            units.append(_Unit(sequence, rung, parked=rung > 0))
+        for unit in units:
+            self._admit(unit)
+        for rung in range(len(self.readers)):
+            here = [unit for unit in units if unit.rung == rung]
+            if here and not self._look(rung):
+                return None
+            for unit in here:
+                self._settle(unit)
+        return tuple(self._written(unit) for unit in units)
+
+    def _admit(self, unit: _Unit) -> None:
+        """Asks the purse for a token that begins above the lowest rung; one that is refused begins at the lowest."""
+        if not unit.parked:
+            return
+        asked, lacking = self._ask(unit.rung, 1)
+        if lacking is None:
+            self._pay_token(unit.rung)
+            return
+        self._decide(unit, "abort", "parked", asked, lacking)
+        unit.rung, unit.parked, unit.aborted = 0, False, True
+
+    def _ask(self, rung: int, large_tokens: int) -> tuple[Spending, str | None]:
+        """The most that writing a token at a rung above costs, and the limit that forbids it; else it is reserved."""
+        asked = Spending(large_tokens=large_tokens)
+        forecast = Spending() if rung in self._looks else self._forecast(rung)
+        for reserved in [forecast, *(step for other, step in self._reserved.items() if other != rung)]:
+            asked = asked.plus(reserved)
+        lacking = self.purse.lacks(asked, _kind(rung))
+        if lacking is None and rung not in self._looks:
+            self._reserved[rung] = forecast
+        return asked, lacking
+
+    def _pay_token(self, rung: int) -> None:
+        """For a token above the lowest rung; behind the decision in the trail, which was taken before it was paid."""
+        self._pay(rung, Spending(large_tokens=1), "token", 0.0)
+
+    def _forecast(self, rung: int) -> Spending:
+        length, batch = self.batch.ids.shape[1], len(self.batch.ids)
+        step = self.readers[rung].forecast(length, batch)
+        return step if rung else Spending(loop_passes=step.loop_passes)
+
+    def _look(self, rung: int) -> bool:
+        """Reads on at a rung; False where the lowest rung's step is not allowed. Above, it was asked for already."""
+        forecast = self._forecast(rung)
+        if rung == 0:
+            asked = forecast
+            for reserved in self._reserved.values():
+                asked = asked.plus(reserved)
+            if self.purse.lacks(asked, _kind(rung)) is not None:
+                return False
+        reader, began, batch = self.readers[rung], perf_counter(), self.batch
+        before = reader.passes
+        self._looks[rung] = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
+        self._facts[rung] = _Facts.of(self._looks[rung].logits)
+        passes = reader.passes - before
+        assert passes <= forecast.loop_passes, f"{passes} passes where {forecast.loop_passes} were asked for"
+        self._reserved.pop(rung, None)
+        cost = Spending(loop_passes=passes, catch_up_tokens=forecast.catch_up_tokens)
+        self._pay(rung, cost, _kind(rung), perf_counter() - began)
+        return True
+
+    def _settle(self, unit: _Unit) -> None:
+        """Writes a token at its rung, or sends it up."""
+        unit.signs = self._signs(unit)
+        why = self._policy.fires(unit.signs)
+        is_top = unit.rung == len(self.readers) - 1
+        outcome: Outcome = "stay" if unit.parked else "top_rung" if why is not None and is_top else "accept"
+        asked = lacking = None
+        if why is not None and not is_top:
+            asked, lacking = self._ask(unit.rung + 1, int(unit.rung == 0))
+            if lacking is None:
+                self._decide(unit, "hand_up", why, asked)
+                if unit.rung == 0:
+                    self._pay_token(1)
+                unit.rung, unit.parked, unit.climbed, unit.why = unit.rung + 1, False, True, unit.why or why
+                return
+            outcome, unit.aborted = "abort", True
+        unit.token_id = self._choose(unit)
+        self._decide(unit, outcome, why, asked, lacking, unit.token_id)
+
+    def _signs(self, unit: _Unit) -> Signs:
+        look, facts, sequence = self._looks[unit.rung], self._facts[unit.rung], unit.sequence
+        verdict = of_token(
+            look.reasons[sequence], look.depths[sequence], look.fates[sequence], self._proximity[sequence]
+        )
+        return Signs(sequence, self._position, verdict, facts.entropy[sequence], facts.margin[sequence])
+
+    @property
+    def _position(self) -> int:
+        return self.batch.ids.shape[1] - self.batch.prompt
+
+    def _choose(self, unit: _Unit) -> int:
+        if self._chooser.takes_the_likeliest:
+            return self._facts[unit.rung].likeliest[unit.sequence]
+        own = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
+        return self._chooser.choose(own, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
+
+    def _written(self, unit: _Unit) -> Written:
+        signs = unit.signs
+        assert signs is not None
+        self._parking.wrote(unit.sequence, unit.rung, unit.climbed, signs.margin)
+        return Written(
+            sequence=unit.sequence,
+            token_id=unit.token_id,
+            rung=unit.rung,
+            depth=int(signs.verdict.depth),
+            reason=signs.verdict.reason,
+            fate=signs.verdict.stable,
+            proximity=signs.verdict.proximity,
+            margin=signs.margin,
+            entropy=signs.entropy,
+            why=unit.why or ("parked" if unit.parked else None),
+            aborted=unit.aborted,
+        )
+
+    def _feed(self, written: Sequence[Written]) -> None:
+        """Appends the tokens and reads how near their texts are to running in circles."""
+        token_ids = torch.zeros(len(self.batch.ids), dtype=torch.int64)
+        over = torch.ones(len(token_ids), dtype=torch.bool)
+        logits = next(iter(self._looks.values())).logits.detach().to(self._device, torch.float32, copy=True)
+        for token in written:
+            token_ids[token.sequence], over[token.sequence] = token.token_id, False
+            logits[token.sequence] = self._looks[token.rung].logits[token.sequence].to(logits)
+        self._proximity = self._canary.observe(logits, token_ids, over).proximity.tolist()
+        self.batch.append(token_ids)
+
+    def _decide(
+        self,
+        unit: _Unit,
+        outcome: Outcome,
+        why: str | None,
+        asked: Spending | None = None,
+        lacking: str | None = None,
+        token_id: int | None = None,
+    ) -> None:
+        signs = None if unit.signs is None else unit.signs.to_dict()
+        spending = None if asked is None else asdict(asked)
+        self._trail.lines.append(
+            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, spending, lacking, token_id)
+        )
+
+    def _pay(self, rung: int, cost: Spending, step: str, seconds: float) -> None:
+        self.purse.pay(cost, step, seconds)
+        self._trail.lines.append(Spent(rung, step, asdict(cost), seconds))
+
+
+def _kind(rung: int) -> str:
+    return f"read {rung}"
+
+
+def _number(value: float) -> float | None:
+    """None where logits were no numbers."""
+    return value if np.isfinite(value) else None

@@ -1,0 +1,232 @@
+"""The evidence trail: one JSON line for each decision, and how the same decisions are made again from it."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from sigma0.ladder.budget import Budget, Purse, Spending
+from sigma0.ladder.hysteresis import Hysteresis, Parking
+from sigma0.ladder.triggers import Signs, Trigger, trigger_from_dict, trigger_to_dict
+from sigma0.settings import explain
+
+Unit = Literal["token", "draft", "answer"]
+Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]
+MAX_LINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The first line: what was decided by.
+
+    Attributes:
+        unit: What went up.
+        rungs: What `to_dict` of each says, the lowest first.
+        policy: The trigger, as JSON.
+        budget: The limits that are set.
+        hysteresis: How long a larger model stays, where the unit is the token; else empty.
+        versions: Of the libraries.
+    """
+
+    unit: Unit
+    rungs: tuple[dict[str, Any], ...]
+    policy: dict[str, Any]
+    budget: dict[str, Any]
+    hysteresis: dict[str, Any]
+    versions: dict[str, str]
+    kind: Literal["heading"] = field(default="heading", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A rung at work, for one or more units: a reading of a local model, or a request.
+
+    Attributes:
+        rung: Its place, 0 the lowest.
+        step: Kind of step, for its time.
+        cost: What it cost.
+        seconds: It took.
+        told: What came of it, for an endpoint: "ok", or the kind of failure.
+    """
+
+    rung: int
+    step: str
+    cost: dict[str, Any]
+    seconds: float
+    told: str = "ok"
+    kind: Literal["spent"] = field(default="spent", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one unit at one rung.
+
+    Attributes:
+        sequence: Batch index.
+        position: Number of the token, draft or answer in its sequence, from 0.
+        rung: Place of the rung that the signs are of, 0 the lowest.
+        signs: As JSON; None where the rung gave nothing, or a stay there was refused.
+        why: The trigger's reason; None where it did not fire.
+        outcome: `accept`; `hand_up`; `stay`: written by this rung since the one before had gone up; `abort`: would have
+            gone up, had the budget allowed; `decline`: this rung gave no answer; `error`: it failed; `top_rung`: there
+            is no rung above.
+        asked: The most that going up may cost, where it was asked for.
+        lacking: The limit that refused it.
+        token_id: What was written, where this settles a token.
+    """
+
+    sequence: int
+    position: int
+    rung: int
+    signs: dict[str, Any] | None
+    why: str | None
+    outcome: Outcome
+    asked: dict[str, Any] | None = None
+    lacking: str | None = None
+    token_id: int | None = None
+    kind: Literal["decision"] = field(default="decision", kw_only=True)
+
+
+Line = Heading | Spent | Decision
+_LINES: dict[str, TypeAdapter[Any]] = {
+    "heading": TypeAdapter(Heading),
+    "spent": TypeAdapter(Spent),
+    "decision": TypeAdapter(Decision),
+}
+
+
+@dataclass
+class Trail:
+    """Lines as they come.
+
+    Attributes:
+        lines: The heading first.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions alone."""
+        return [line for line in self.lines if isinstance(line, Decision)]
+
+    def decisions_of(self, sequence: int) -> list[Decision]:
+        """Those of one sequence."""
+        return [line for line in self.decisions if line.sequence == sequence]
+
+    def to_jsonl(self) -> str:
+        """One JSON object a line."""
+        return "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in self.lines)
+
+    def write(self, path: Path) -> None:
+        """Writes the lines to a file."""
+        path.write_text(self.to_jsonl(), encoding="utf-8")
+
+
+def open_trail(
+    unit: Unit,
+    rungs: Iterable[Mapping[str, Any]],
+    policy: Trigger,
+    budget: Budget,
+    hysteresis: Hysteresis | None,
+    versions: Mapping[str, str],
+) -> Trail:
+    """A trail with its heading."""
+    told = tuple(dict(rung) for rung in rungs)
+    stay = {} if hysteresis is None else asdict(hysteresis)
+    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions))])
+
+
+def read_trail(path: Path) -> Trail:
+    """A trail out of a file.
+
+    Raises:
+        ValueError: If it cannot be read, or a line is malformed; names the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
+    lines: list[Line] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        if number > MAX_LINES:
+            raise ValueError(f"{str(path)!r} holds more than {MAX_LINES} lines")
+        try:
+            value = json.loads(line)
+            lines.append(_LINES[value["kind"]].validate_python(value))
+        except ValidationError as error:
+            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
+    if not lines or not isinstance(lines[0], Heading) or any(isinstance(line, Heading) for line in lines[1:]):
+        raise ValueError(f"{str(path)!r} does not begin with one heading")
+    return Trail(lines)
+
+
+def replay(trail: Trail) -> list[str]:
+    """Makes every decision again out of the recorded signs and costs.
+
+    Whether time was short cannot be made again: there a recorded refusal is believed.
+
+    Returns:
+        What came out otherwise, a sentence each; empty if nothing did.
+    """
+    heading = trail.lines[0]
+    assert isinstance(heading, Heading)
+    again = _Replay(heading)
+    differences = []
+    for number, line in enumerate(trail.lines, start=1):
+        if isinstance(line, Spent):
+            again.purse.pay(Spending(**line.cost), line.step, line.seconds)
+        elif isinstance(line, Decision):
+            differences += [f"line {number}: {told}" for told in again.differences(line)]
+    return differences
+
+
+class _Replay:
+    """The state that decisions depend on, made up again line by line."""
+
+    def __init__(self, heading: Heading) -> None:
+        self.policy = trigger_from_dict(heading.policy)
+        self.top = len(heading.rungs) - 1
+        self.purse = Purse(Budget(**{name: limit for name, limit in heading.budget.items() if name != "seconds"}))
+        self._parking = Parking(Hysteresis(**heading.hysteresis)) if heading.unit == "token" else None
+        self._under_way: dict[int, tuple[int, bool, bool]] = {}  # position, parked, climbed
+
+    def differences(self, line: Decision) -> Iterator[str]:
+        """What comes out otherwise; then the line is taken as it stands."""
+        position, parked, climbed = self._under_way.get(line.sequence, (-1, False, False))
+        if position != line.position:
+            start = 0 if self._parking is None else self._parking.start(line.sequence)
+            parked, climbed = start > 0, False
+            if line.rung != start:
+                yield f"began at rung {line.rung} in place of {start}"
+        outcome = self._outcome(line, parked)
+        if outcome != line.outcome:
+            yield f"{outcome} in place of {line.outcome}"
+        if line.outcome == "hand_up":
+            parked, climbed = False, True
+        elif line.outcome == "abort" and line.signs is None:
+            parked = False
+        elif self._parking is not None and line.signs is not None:
+            self._parking.wrote(line.sequence, line.rung, climbed, Signs.from_dict(line.signs).margin)
+        self._under_way[line.sequence] = (line.position, parked, climbed)
+
+    def _outcome(self, line: Decision, parked: bool) -> Outcome:
+        """The outcome that signs and budget lead to; what a rung itself reported, it reported."""
+        if line.outcome in ("decline", "error"):
+            return line.outcome
+        short = line.lacking == "seconds" or (
+            line.asked is not None and self.purse.lacks(Spending(**line.asked), "") is not None
+        )
+        if line.signs is None:
+            return "abort" if short else "stay"
+        why = self.policy.fires(Signs.from_dict(line.signs))
+        if why is not None and line.rung < self.top:
+            return "abort" if short else "hand_up"
+        return "stay" if parked else "accept" if why is None else "top_rung"

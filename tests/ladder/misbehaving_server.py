@@ -1,0 +1,91 @@
+"""A server of OpenAI's chat protocol, one behaviour for each model name: a process of its own for the tests.
+
+python misbehaving_server.py    prints its port, serves on 127.0.0.1 until it is killed
+"""
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ANSWER = "Paris is the capital of France."
+seen = {}
+lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        with lock:
+            body = json.dumps(seen).encode()
+        self.send(200, body)
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = request["model"]
+        with lock:
+            calls = seen.setdefault(name, [])
+            calls.append(request)
+            number = len(calls)
+        if name == "hangs":
+            time.sleep(60)
+        elif name == "fails" or (name == "flaky" and number % 3):
+            self.send(500, b'{"error": {"message": "out of order"}}')
+        elif name == "refuses":
+            key = self.headers["Authorization"]
+            self.send(401, json.dumps({"error": {"message": f"bad key {key}"}}).encode())
+        elif name == "garbage":
+            self.send(200, b"<html>data: no json {{{</html>", "text/event-stream")
+        elif name == "nonsense":
+            self.send(200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', "text/event-stream")
+        else:
+            self.stream(name, request)
+
+    def send(self, status, body, kind="application/json"):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def stream(self, name, request):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        words = {"empty": [], "long": ["x" * 1000] * 10_000, "unsure": ["I", " do", " not", " know."]}.get(
+            name, ANSWER.split(" ") if name != "echo" else [str(request["messages"][-1]["content"])]
+        )
+        for place, word in enumerate(words):
+            if name == "cut" and place == 3:
+                return
+            if name == "dribbles":
+                time.sleep(0.4)
+            spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
+            self.event({"choices": [{"index": 0, "delta": {"content": spaced}, "finish_reason": None}]})
+        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        used = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+        if name == "liar":
+            used = {"prompt_tokens": 10**12, "completion_tokens": -5, "total_tokens": 0}
+        self.event({"choices": [], "usage": used})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, value):
+        base = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        try:
+            self.wfile.write(b"data: " + json.dumps({**base, **value}).encode() + b"\n\n")
+            self.wfile.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            sys.exit()
+
+    def log_message(self, *args):
+        pass
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(server.server_address[1], flush=True)
+    server.serve_forever()

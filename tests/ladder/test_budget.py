@@ -1,0 +1,125 @@
+"""Hard limits: no run exceeds any, whatever is asked, and what is refused is told."""
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sigma0 import ExitConfig
+from sigma0.ladder import Always, Budget, FidelityLadder, Hysteresis, Never, Price, Random, Rung, Spending, replay
+from sigma0.ladder.budget import Purse
+
+TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
+SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SLOW
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "loop_passes": st.integers(0, 120),
+            "large_tokens": st.integers(0, 12),
+            "catch_up_tokens": st.integers(0, 60),
+        },
+    ),
+    st.sampled_from([0.2, 0.6, 1.0]),
+    st.integers(0, 3),
+    st.integers(1, 2),
+)
+@example({"large_tokens": 3}, 1.0, 0, 1)
+@example({"large_tokens": 3}, 0.6, 2, 2)
+@example({"catch_up_tokens": 40}, 0.6, 0, 2)
+@example({"loop_passes": 60}, 0.6, 1, 2)
+def test_no_limit_is_ever_exceeded(looped, tokenizer, limits, rate, stay, batch):
+    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
+    ladder = FidelityLadder(rungs, Budget(**limits), Random(rate, 1), Hysteresis(stay=stay))
+    found = ladder.generate_batch(TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4))
+    spent = found[0].spent
+    for name, limit in limits.items():
+        assert getattr(spent, name) <= limit
+    small, large = found[0].costs
+    assert spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
+    assert spent.large_tokens == large.tokens == sum(token.rung == "large" for each in found for token in each.tokens)
+    free = FidelityLadder(rungs, None, Random(rate, 1), Hysteresis(stay=stay)).generate_batch(
+        TEXTS[:batch], max_new_tokens=9, exit_config=ExitConfig(q=0.4)
+    )
+    for each, unlimited in zip(found, free, strict=True):
+        refused = [token for token in each.tokens if token.low_confidence]
+        assert (each.door == "abort") == (bool(refused) or len(each.tokens) < 9) == bool(each.not_tried)
+        # up to the first refusal nothing differs
+        same = next((place for place, token in enumerate(each.tokens) if token.low_confidence), len(each.tokens))
+        assert [token.id for token in each.tokens[:same]] == [token.id for token in unlimited.tokens[:same]]
+    assert replay(found[0].trail) == []
+
+
+def test_no_limits_by_default(rungs):
+    assert Budget() == Budget(loop_passes=None, money=None) and Budget().to_dict() == {}
+    found = FidelityLadder(rungs, Budget(), Always()).generate(TEXTS[0], max_new_tokens=5)
+    assert found.door != "abort" and len(found.tokens) == 5
+
+
+def test_without_a_single_pass_there_is_no_text(rungs):
+    found = FidelityLadder(rungs, Budget(loop_passes=3), Never()).generate(TEXTS[0], max_new_tokens=5)
+    assert found.text == "" and found.tokens == () and found.stop_reason == "budget" and found.door == "abort"
+    assert found.not_tried == ("small: the next step",) and found.spent.loop_passes == 0
+    answer = FidelityLadder(rungs, Budget(loop_passes=3)).generate(TEXTS[0], unit="answer", max_new_tokens=5)
+    assert answer.text == "" and answer.door == "abort" and answer.stop_reason == "budget"
+
+
+def test_what_is_refused_is_told_and_marked(rungs):
+    found = FidelityLadder(rungs, Budget(large_tokens=3), Always()).generate(TEXTS[0], max_new_tokens=8)
+    assert [token.rung for token in found.tokens] == ["large"] * 3 + ["small"] * 5
+    assert [token.low_confidence for token in found.tokens] == [False] * 3 + [True] * 5
+    assert found.door == "abort" and found.not_tried == ("large: large_tokens",)
+
+
+def test_no_time_no_steps(rungs):
+    found = FidelityLadder(rungs, Budget(seconds=0.0), Always()).generate(TEXTS[0], max_new_tokens=8)
+    assert found.stop_reason == "budget" and found.tokens == ()
+
+
+def test_a_purse_forecasts_time_by_the_longest_step_so_far():
+    purse = Purse(Budget(seconds=100.0))
+    assert purse.lacks(Spending(), "read 1") is None
+    purse.pay(Spending(), "read 1", 99.99)
+    assert purse.lacks(Spending(), "read 0") is None
+    purse.pay(Spending(), "read 1", 200.0)
+    assert purse.lacks(Spending(), "read 1") == "seconds" and purse.refused == {"seconds"}
+
+
+def test_parsing():
+    assert Budget.parse("large_tokens=200, seconds=1.5") == Budget(large_tokens=200, seconds=1.5)
+    assert Budget.parse("") == Budget()
+    for text, message in (
+        ("tokens=3", "not name=value"),
+        ("calls", "not name=value"),
+        ("calls=1,calls=2", "given twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Budget.parse(text)
+    for bad in ({"calls": -1}, {"money": float("inf")}, {"seconds": float("nan")}, {"tokens": 1}):
+        with pytest.raises((ValidationError, TypeError)):
+            Budget(**bad)
+    with pytest.raises(ValidationError):
+        Budget.parse("calls=many")
+    with pytest.raises(ValueError, match="price call"):
+        Price(call=-1.0)
+
+
+def test_a_trail_of_a_thousand_tokens_replays(looped, tokenizer):
+    """Every kind of decision in one long run."""
+    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
+    budget = Budget(large_tokens=120, loop_passes=5_000)
+    ladder = FidelityLadder(rungs, budget, Random(0.1, 4), Hysteresis(stay=1))
+    found = ladder.generate_batch(TEXTS * 5, max_new_tokens=100, exit_config=ExitConfig(q=0.4))
+    assert sum(len(each.tokens) for each in found) == 1_000
+    outcomes = {decision.outcome for decision in found[0].trail.decisions}
+    assert outcomes == {"accept", "hand_up", "stay", "top_rung", "abort"}
+    assert replay(found[0].trail) == []
+    changed = list(found[0].trail.lines)
+    place = next(k for k, line in enumerate(changed) if getattr(line, "outcome", None) == "hand_up")
+    from dataclasses import replace
+
+    changed[place] = replace(changed[place], outcome="accept")
+    assert replay(type(found[0].trail)(changed)) != []

@@ -1,0 +1,264 @@
+"""Drafts, answers and endpoints, against a real server process that hangs, fails, lies and breaks off."""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import sigma0
+from sigma0.ladder import (
+    AllOf,
+    Always,
+    Budget,
+    Entropy,
+    FidelityLadder,
+    Margin,
+    Never,
+    Price,
+    Rung,
+    ShutDoor,
+    Ungrounded,
+    read_trail,
+    replay,
+)
+
+pytest.importorskip("openai")
+SERVER = Path(__file__).with_name("misbehaving_server.py")
+KEY = "sk-very-secret"
+ANSWER = "Paris is the capital of France."
+QUESTION = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
+
+
+@pytest.fixture(scope="module")
+def url():
+    with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        process.kill()
+
+
+def requests_to(url, name):
+    with urllib.request.urlopen(url) as reply:
+        return json.load(reply).get(name, [])
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return sigma0.load("pocket", dtype="float32")
+
+
+def ladder(pocket, url, names, policy=None, budget=None, **settings):
+    settings = {"timeout": 1.0, "attempts": 2, "backoff": 0.01, **settings}
+    ends = [Rung.endpoint(url, name, KEY, **settings) for name in names]
+    return FidelityLadder([Rung.local(*pocket, "pocket"), *ends], policy=policy or Always(), budget=budget)
+
+
+def outcomes(generation):
+    return [(decision.rung, decision.outcome) for decision in generation.trail.decisions]
+
+
+def test_an_answer_goes_up_and_comes_back(pocket, url):
+    found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.text == ANSWER and found.rung == "good" and found.door == "top_rung"
+    assert outcomes(found) == [(0, "hand_up"), (1, "top_rung")] and replay(found.trail) == []
+    assert found.spent.calls == 1 and (found.spent.large_tokens, found.spent.catch_up_tokens) == (7, 11)
+    asked = requests_to(url, "good")[-1]
+    assert asked["messages"] == QUESTION and asked["max_tokens"] == 20
+
+
+def test_with_never_the_small_one_answers_alone(pocket, url):
+    before = len(requests_to(url, "good"))
+    found = ladder(pocket, url, ["good"], Never()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=20)
+    assert found.text == alone.text and found.verdict == alone.verdict and found.rung == "pocket"
+    assert len(requests_to(url, "good")) == before
+    small = found.costs[0]
+    assert (small.passes, small.tokens) == (alone.loop_passes, len(alone.tokens))
+    assert small.rows == alone.loop_rows + alone.prompt_rows
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("hangs", "timeout"),
+        ("fails", "status 500"),
+        ("garbage", "cut off"),
+        ("nonsense", "garbage"),
+        ("cut", "cut off"),
+        ("dribbles", "timeout"),
+        ("long", "too long"),
+        ("refuses", "refused"),
+    ],
+)
+def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name, told, caplog):
+    caplog.set_level(logging.DEBUG)
+    alone = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
+    broken = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=12)
+    assert broken.text == alone and broken.rung == "pocket" and broken.door in ("converge", "escalate")
+    assert outcomes(broken) == [(0, "hand_up"), (1, "error")]
+    assert broken.trail.decisions[-1].why == told
+    assert broken.costs[1].calls == (1 if name == "refuses" else 2)
+    mended = ladder(pocket, url, [name, "good"]).generate(QUESTION, unit="answer", max_new_tokens=12)
+    assert mended.text == ANSWER and mended.rung == "good"
+    assert outcomes(mended) == [(0, "hand_up"), (1, "error"), (2, "top_rung")]
+    assert replay(mended.trail) == []
+    # the key goes to the server and nowhere else
+    shown = mended.trail.to_jsonl() + json.dumps(mended.to_dict()) + caplog.text + repr(broken)
+    assert KEY not in shown and KEY not in repr(Rung.endpoint(url, name, KEY))
+
+
+def test_a_flaky_endpoint_is_asked_again(pocket, url):
+    found = ladder(pocket, url, ["flaky"], attempts=3).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.text == ANSWER and found.costs[1].calls == 3
+
+
+def test_nobody_there(pocket):
+    found = ladder(pocket, "http://127.0.0.1:9/v1", ["m"]).generate(QUESTION, unit="answer", max_new_tokens=8)
+    assert found.rung == "pocket" and found.trail.decisions[-1].why == "no connection"
+
+
+def test_a_rung_may_decline(pocket, url):
+    unsure = Rung.endpoint(url, "unsure", KEY, declines=lambda text: "not know" in text)
+    rungs = [Rung.local(*pocket, "pocket"), unsure, Rung.endpoint(url, "empty", KEY), Rung.endpoint(url, "good", KEY)]
+    found = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert outcomes(found) == [(0, "hand_up"), (1, "decline"), (2, "decline"), (3, "top_rung")]
+    assert found.text == ANSWER
+    alone = FidelityLadder(rungs[:3], policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert alone.rung == "pocket" and alone.text.strip().startswith("Mary")
+
+
+def test_a_lying_endpoint_is_charged_the_most_that_was_allowed(pocket, url):
+    price = Price(prompt_token=1e-3, new_token=1e-2, call=1.0)
+    found = ladder(pocket, url, ["liar"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
+    asked = found.trail.decisions[0].asked
+    assert found.spent.large_tokens == asked["large_tokens"] == 20
+    assert (
+        found.spent.money == pytest.approx(asked["money"]) == pytest.approx(1.0 + asked["catch_up_tokens"] * 1e-3 + 0.2)
+    )
+    honest = ladder(pocket, url, ["good"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert honest.spent.money == pytest.approx(1.0 + 11e-3 + 7e-2)
+
+
+@pytest.mark.parametrize(
+    "budget, limit",
+    [
+        (Budget(calls=0), "calls"),
+        (Budget(money=0.5), "money"),
+        (Budget(large_tokens=19), "large_tokens"),
+        (Budget(catch_up_tokens=30), "catch_up_tokens"),
+    ],
+)
+def test_what_the_budget_forbids_is_not_asked(pocket, url, budget, limit):
+    before = len(requests_to(url, "good"))
+    found = ladder(pocket, url, ["good"], budget=budget, price=Price(call=1.0)).generate(
+        QUESTION, unit="answer", max_new_tokens=20
+    )
+    assert len(requests_to(url, "good")) == before
+    assert found.door == "abort" and found.low_confidence and found.not_tried == (f"good: {limit}",)
+    assert found.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=20).text and replay(found.trail) == []
+
+
+def test_attempts_count_as_calls(pocket, url):
+    before = len(requests_to(url, "fails"))
+    found = ladder(pocket, url, ["fails"], budget=Budget(calls=2), attempts=9).generate(
+        QUESTION, unit="answer", max_new_tokens=8
+    )
+    assert len(requests_to(url, "fails")) - before == 2 == found.spent.calls
+    assert "then no calls left" in found.trail.decisions[-1].why
+
+
+def test_time_ends_a_request_that_is_under_way(pocket, url):
+    started = time.monotonic()
+    found = ladder(pocket, url, ["hangs"], budget=Budget(seconds=2.0), timeout=30.0, attempts=5).generate(
+        QUESTION, unit="answer", max_new_tokens=8
+    )
+    assert found.rung == "pocket" and found.text
+    # not a time that is measured but one that would be ten times as long
+    assert time.monotonic() - started < 20 and found.costs[1].calls == 1
+
+
+def test_drafts(pocket, url):
+    """The first draft stays below, the second is written above; each continues what stands."""
+    text = "The hat is with Mary. Mary went to the park. Tom has a cat. "
+    policy = AllOf((Margin(1.0), Entropy(0.0)))
+    found = ladder(pocket, url, ["echo"], policy).generate(text, unit="draft", max_new_tokens=12, draft_tokens=6)
+    assert found.unit == "draft" and found.drafts[0][0] == "echo"
+    assert requests_to(url, "echo")[-1]["messages"][-1]["content"] == text
+    alone = ladder(pocket, url, ["echo"], Never()).generate(text, unit="draft", max_new_tokens=12, draft_tokens=6)
+    whole = sigma0.generate(*pocket, text, max_new_tokens=12)
+    assert alone.text == whole.text and {rung for rung, _ in alone.drafts} == {"pocket"}
+    assert [decision.position for decision in alone.trail.decisions] == list(range(len(alone.drafts)))
+    chat = ladder(pocket, url, ["echo"], Never()).generate(QUESTION, unit="draft", max_new_tokens=12, draft_tokens=3)
+    assert chat.text == sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text and len(chat.drafts) > 1
+
+
+def test_a_warm_start_gives_the_draft_along(pocket, url):
+    settings = {"unit": "answer", "max_new_tokens": 12}
+    ladder(pocket, url, ["echo"]).generate(QUESTION, warm_start=True, **settings)
+    draft = sigma0.generate(*pocket, QUESTION, max_new_tokens=12).text
+    said = requests_to(url, "echo")[-1]["messages"]
+    assert said[0] == QUESTION[0] and draft in said[1]["content"] and "may be wrong" in said[1]["content"]
+    large = sigma0.load("pocket-large", dtype="float32")
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*large, "pocket-large")]
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    warm = FidelityLadder(rungs, policy=Always()).generate(story, warm_start=True, **settings)
+    cold = FidelityLadder(rungs, policy=Always()).generate(story, **settings)
+    assert warm.rung == cold.rung == "pocket-large" and warm.text.strip() == cold.text.strip() != ""
+    assert warm.costs[1].tokens < cold.costs[1].tokens
+
+
+def test_the_door_decides_by_default(pocket, url):
+    settings = {"unit": "answer", "max_new_tokens": 20}
+    by_door = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
+    for place in ("park", "garden", "office", "kitchen"):
+        question = [{"role": "user", "content": f"Mary went to the {place}. Tom has the hat. Where is Mary?"}]
+        alone = sigma0.generate(*pocket, question, max_new_tokens=20)
+        found = by_door.generate(question, **settings)
+        assert (found.rung == "good") == (alone.door != "converge")
+        assert (found.door == "converge") == (alone.door == "converge")
+    loose = ladder(pocket, url, ["good"], Ungrounded(below=1.0, unknown=True)).generate(QUESTION, **settings)
+    assert loose.rung == "good"
+    assert ladder(pocket, url, ["good"], ShutDoor()).policy_for("token") == ShutDoor()
+
+
+def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
+    above = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
+    sure = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
+    unsure = [{"role": "user", "content": "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"}]
+    for switch in ("0", "1"):
+        monkeypatch.setenv("SIGMA0_LADDER", switch)
+        for question, shut in ((sure, False), (unsure, True)):
+            alone = sigma0.generate(*pocket, question, max_new_tokens=20)
+            assert (alone.door != "converge") == shut, "choose another question"
+            found = sigma0.generate(*pocket, question, max_new_tokens=20, ladder=above)
+            assert found.text == alone.text and found.tokens == alone.tokens
+            assert (found.above is not None) == (shut and switch == "1")
+            assert found.answer == (ANSWER if found.above else alone.text)
+            assert ("above" in found.to_dict()) == (found.above is not None)
+    assert found.above.costs[0].tokens == 0 and replay(found.above.trail) == []
+
+
+def test_a_trail_is_written_and_read(pocket, url, tmp_path):
+    found = ladder(pocket, url, ["fails", "good"]).generate(QUESTION, unit="answer", max_new_tokens=12)
+    found.trail.write(tmp_path / "trail.jsonl")
+    assert read_trail(tmp_path / "trail.jsonl") == found.trail
+    lines = (tmp_path / "trail.jsonl").read_text().splitlines()
+    for broken, message in (
+        (lines[1:], "does not begin with one heading"),
+        ([lines[0], "{"], "line 2"),
+        ([lines[0], '{"kind": "decision", "rung": 1}'], "line 2"),
+        ([lines[0], '{"kind": "other"}'], "line 2"),
+    ):
+        (tmp_path / "broken.jsonl").write_text("\n".join(broken))
+        with pytest.raises(ValueError, match=message):
+            read_trail(tmp_path / "broken.jsonl")
+
+
+@pytest.mark.parametrize("address", ["ftp://x/v1", "127.0.0.1:80", "http://user:pass@host/v1", ""])
+def test_bad_addresses_are_refused(address):
+    with pytest.raises(ValueError, match="base_url must be"):
+        Rung.endpoint(address, "m")

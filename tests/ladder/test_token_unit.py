@@ -1,0 +1,253 @@
+"""Tokens that go up: equal to both models run from scratch at every token, whatever goes up and when."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.ladder import (
+    Always,
+    AnyOf,
+    Entropy,
+    FidelityLadder,
+    Hysteresis,
+    Margin,
+    Never,
+    Random,
+    Rung,
+    Saturation,
+    Signs,
+    replay,
+)
+from sigma0.ladder.hysteresis import Parking
+from sigma0.verdict import of_token
+
+QEXIT = ExitConfig(q=0.4)
+SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEXTS = [
+    "Mary has a hat.",
+    "Where is the key that John took?",
+    "12 and 7",
+    "The coin is in the cup. Where is the coin?",
+]
+
+
+def last_logits(model, ids, config):
+    """What a model says behind ids, from nothing."""
+    extra = {"exit_config": config} if hasattr(model, "num_loops") else {}
+    with torch.no_grad():
+        return model(torch.tensor([ids]), **extra).logits[0, -1]
+
+
+def from_scratch(models, tokenizer, text, sequence, new, policy, config, hysteresis=None):
+    """The slow reference: every model reads the whole text anew for every token."""
+    ids, written, parking = tokenizer(text)["input_ids"], [], Parking(hysteresis or Hysteresis())
+    for position in range(new):
+        rung = parking.start(sequence)
+        climbed = False
+        while True:
+            logits = last_logits(models[rung], ids, config)
+            best = logits.softmax(-1).topk(2).values
+            entropy = float(torch.special.entr(logits.softmax(-1)).sum())
+            margin = float(best[0] - best[1])
+            signs = Signs(sequence, position, of_token(None, 0, None, 0.0), entropy, margin)
+            if rung + 1 == len(models) or policy.fires(signs) is None:
+                break
+            rung, climbed = rung + 1, True
+        parking.wrote(sequence, rung, climbed, margin)
+        ids = [*ids, int(logits.argmax())]
+        written.append((ids[-1], rung))
+    return written
+
+
+def told(generation, names):
+    return [(token.id, names.index(token.rung)) for token in generation.tokens]
+
+
+@SLOW
+@given(
+    st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3),
+    st.sampled_from([0.1, 0.3, 0.6, 0.9]),
+    st.integers(0, 1000),
+    st.integers(0, 2),
+)
+def test_random_hand_ups_equal_both_models_from_scratch(looped, tokenizer, texts, rate, seed, stay):
+    policy, hysteresis = Random(rate, seed), Hysteresis(stay=stay)
+    rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]
+    ladder = FidelityLadder(rungs, policy=policy, hysteresis=hysteresis)
+    found = ladder.generate_batch(texts, max_new_tokens=9, exit_config=QEXIT)
+    for sequence, (text, generation) in enumerate(zip(texts, found, strict=True)):
+        expected = from_scratch(looped, tokenizer, text, sequence, 9, policy, QEXIT, hysteresis)
+        assert told(generation, ["small", "large"]) == expected
+    assert replay(found[0].trail) == []
+
+
+@pytest.mark.parametrize("order", ["looped below", "looped above"])
+@pytest.mark.parametrize("policy", [Random(0.4, 3), Margin(0.05), Entropy(5.0)])
+def test_models_without_loops_are_rungs_too(looped, plain, tokenizer, order, policy):
+    models = [looped[0], plain] if order == "looped below" else [plain, looped[0]]
+    ladder = FidelityLadder(
+        [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
+    )
+    found = ladder.generate_batch(TEXTS, max_new_tokens=8, exit_config=QEXIT)
+    for sequence, (text, generation) in enumerate(zip(TEXTS, found, strict=True)):
+        assert told(generation, ["0", "1"]) == from_scratch(models, tokenizer, text, sequence, 8, policy, QEXIT)
+
+
+def test_three_rungs(looped, plain, tokenizer):
+    models, policy = [plain, *looped], Random(0.5, 8)
+    ladder = FidelityLadder(
+        [Rung.local(model, tokenizer, str(place)) for place, model in enumerate(models)], policy=policy
+    )
+    found = ladder.generate(TEXTS[1], max_new_tokens=12, exit_config=QEXIT)
+    expected = from_scratch(models, tokenizer, TEXTS[1], 0, 12, policy, QEXIT)
+    # one draw a token decides at every rung alike
+    assert told(found, ["0", "1", "2"]) == expected and {rung for _, rung in expected} == {0, 2}
+    assert found.spent.large_tokens == sum(rung > 0 for _, rung in expected)
+
+
+@pytest.mark.parametrize("policy, who", [(Always(), 1), (Never(), 0)])
+@pytest.mark.parametrize("after_exit", ["finish", "drop"])
+def test_always_and_never_are_one_model_alone(rungs, looped, tokenizer, policy, who, after_exit):
+    config = ExitConfig(q=0.4, after_exit=after_exit)
+    found = FidelityLadder(rungs, policy=policy).generate(TEXTS[0], max_new_tokens=12, exit_config=config)
+    alone = sigma0.generate(looped[who], tokenizer, TEXTS[0], max_new_tokens=12, exit_config=config)
+    assert found.text == alone.text and [token.id for token in found.tokens] == [token.id for token in alone.tokens]
+    assert [token.depth for token in found.tokens] == [token.depth for token in alone.tokens]
+    assert [token.reason for token in found.tokens] == [token.reason for token in alone.tokens]
+    cost = found.costs[who]
+    assert (cost.passes, cost.tokens) == (alone.loop_passes, 12)
+    assert cost.prompt_passes == looped[who].num_loops and cost.rows == alone.loop_rows + alone.prompt_rows
+    assert found.costs[1 - who].tokens == 0
+
+
+def test_drawn_tokens_are_those_of_the_large_model(rungs, looped, tokenizer):
+    """With `always` the small model has no part in the draws."""
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 12, "seed": 5, "max_new_tokens": 10}
+    above = FidelityLadder(rungs, policy=Always()).generate(TEXTS[0], exit_config=QEXIT, **settings)
+    alone = FidelityLadder(rungs[1:], policy=Never()).generate(TEXTS[0], exit_config=QEXIT, **settings)
+    other = FidelityLadder(rungs[1:], policy=Never()).generate(TEXTS[0], exit_config=QEXIT, **{**settings, "seed": 6})
+    assert above.text == alone.text != other.text
+
+
+def test_a_stream_is_the_whole_text(rungs):
+    ladder = FidelityLadder(rungs, policy=Random(0.5))
+    run = ladder.stream(TEXTS[3], max_new_tokens=7)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = run.generations
+    tokens = [token for step in run for token in step]
+    (generation,) = run.generations
+    assert tuple(tokens) == generation.tokens and "".join(token.text for token in tokens) == generation.text
+    assert generation.text == ladder.generate(TEXTS[3], max_new_tokens=7).text
+
+
+def test_ends_and_stops(tokenizer, looped, rungs):
+    ladder = FidelityLadder(rungs, policy=Random(0.4, 1))
+    whole = ladder.generate_batch(TEXTS, max_new_tokens=10)
+    assert {generation.stop_reason for generation in whole} == {"length"}
+    end = whole[2].tokens[3].id
+    models = [rung.model for rung in rungs]
+    for model in models:
+        model.generation_config.eos_token_id = end
+    try:
+        cut = ladder.generate_batch(TEXTS, max_new_tokens=10)
+    finally:
+        for model in models:
+            model.generation_config.eos_token_id = None
+    for long, short in zip(whole, cut, strict=True):
+        ids = [token.id for token in long.tokens]
+        length = ids.index(end) + 1 if end in ids else 10
+        assert [token.id for token in short.tokens] == ids[:length]
+        assert short.stop_reason == ("eos" if end in ids else "length")
+    word = whole[0].tokens[2].text
+    stopped = ladder.generate(TEXTS[0], max_new_tokens=10, stop=[word])
+    assert word in stopped.text and len(stopped.tokens) <= 3 and stopped.stop_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", ["looped", "plain"])
+def test_bounded_memory_changes_no_token(looped, plain, tokenizer, kind):
+    large = looped[1] if kind == "looped" else plain
+    policy = Random(0.5, 2)
+
+    def run(limit):
+        rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(large, tokenizer, "large", kv_limit=limit)]
+        return FidelityLadder(rungs, policy=policy).generate(TEXTS[1], max_new_tokens=16, exit_config=QEXIT)
+
+    free, bounded = run(None), run(1)
+    assert [(token.id, token.rung) for token in bounded.tokens] == [(token.id, token.rung) for token in free.tokens]
+    hand_ups = sum(token.rung == "large" for token in free.tokens)
+    assert free.costs[1].refills == 0 and bounded.costs[1].refills == hand_ups - 1 > 0
+    assert bounded.costs[1].read > free.costs[1].read
+
+
+def test_saturation_and_doors(rungs):
+    found = FidelityLadder(rungs, policy=AnyOf((Saturation(), Entropy(100.0)))).generate(
+        TEXTS[0], max_new_tokens=6, exit_config=ExitConfig(q=0.99)
+    )
+    saturated = [token.handed_up == "saturated" for token in found.tokens]
+    assert any(saturated) and [token.rung == "large" for token in found.tokens] == saturated
+    assert found.door in ("top_rung", "converge") and not found.low_confidence and found.not_tried == ()
+
+
+def test_costs_are_what_both_models_did(rungs, looped):
+    found = FidelityLadder(rungs, policy=Random(0.5, 2)).generate(TEXTS[1], max_new_tokens=14, exit_config=QEXIT)
+    small, large = found.costs
+    assert small.tokens + large.tokens == 14 and large.tokens == found.spent.large_tokens > 0
+    assert found.spent.loop_passes == small.passes + small.prompt_passes + large.passes + large.prompt_passes
+    # the small model reads every token once, one by one behind the prompt
+    assert small.prompt_passes == looped[0].num_loops
+    assert small.passes == sum(
+        decision.signs["verdict"]["depth"]
+        for decision in found.trail.decisions
+        if decision.rung == 0 and decision.position > 0
+    )
+    for cost, model in zip(found.costs, looped, strict=True):
+        block = sum(parameter.numel() * 4 for parameter in model.model.layers.parameters())
+        assert cost.block_bytes == block and cost.bytes_read == (cost.passes + cost.prompt_passes) * block
+    assert found.bytes_read == small.bytes_read + large.bytes_read
+    # what the large one read: up to the last token that it wrote, each id once
+    last = max(place for place, token in enumerate(found.tokens) if token.rung == "large")
+    prompt = found.spent.catch_up_tokens - last
+    assert prompt == len(rungs[0].tokenizer(TEXTS[1])["input_ids"])
+
+
+def test_what_does_not_fit_is_refused(rungs, looped, tokenizer, tmp_path):
+    ladder = FidelityLadder(rungs)
+    for asked, message in (
+        ({"exit_config": ExitConfig(after_exit="verify")}, "takes tokens back"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"stop": "x"}, "list of strings"),
+        ({"max_new_tokens": 10**6}, "exceed the model's context"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ladder.generate(TEXTS[0], **asked)
+    with pytest.raises(ValueError, match="no such unit"):
+        ladder.generate(TEXTS[0], unit="word")
+    with pytest.raises(TypeError, match="beams"):
+        ladder.generate(TEXTS[0], beams=3)
+    with pytest.raises(ValueError, match="at least one rung"):
+        FidelityLadder([])
+    with pytest.raises(ValueError, match="a name of its own"):
+        FidelityLadder([rungs[0], rungs[0]])
+    with pytest.raises(ValueError, match="is an endpoint"):
+        FidelityLadder([rungs[0], Rung.endpoint("http://127.0.0.1:1/v1", "m")]).generate(TEXTS[0])
+    other = type(tokenizer).from_pretrained(_renamed(tokenizer, tmp_path))
+    with pytest.raises(ValueError, match="unit='draft' or unit='answer'"):
+        FidelityLadder([rungs[0], Rung.local(looped[1], other, "other")]).generate(TEXTS[0])
+
+
+def _renamed(tokenizer, folder):
+    """The same tokenizer but for one id pair that is exchanged."""
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    text = file.read_text()
+    vocabulary = tokenizer.get_vocab()
+    one, two = sorted(word for word in vocabulary if word.isalpha())[:2]
+    swapped = text.replace(f'"{one}": {vocabulary[one]},', f'"{one}": {vocabulary[two]},').replace(
+        f'"{two}": {vocabulary[two]},', f'"{two}": {vocabulary[one]},'
+    )
+    assert swapped != text
+    file.write_text(swapped)
+    return folder
