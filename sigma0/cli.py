@@ -139,6 +139,8 @@ def generate(
             if any(given.values()):
                 raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
         else:
+            if model != "pocket":
+                raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
             if svg is not None or verdict:
                 raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
             if unit == "token":

@@ -47,7 +47,7 @@ def open_ladder(
     for name in filter(None, (part.strip() for part in names.split(","))):
         model, at, url = name.partition("@")
         if at:
-            rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY", "none"), name=model))
+            rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY") or "none", name=model))
         else:
             looped, tokenizer = load(model, device=device, dtype=dtype, backend=backend)
             rungs.append(Rung.local(looped, tokenizer, Path(model).name))
@@ -77,6 +77,8 @@ def run_ladder(
     Raises:
         ValueError: For an unknown unit, or what the ladder refuses.
     """
+    if trail is not None and not trail.absolute().parent.is_dir():
+        raise ValueError(f"--trail {str(trail)!r}: there is no such folder")
     if unit not in get_args(Unit):
         raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
     with needs_extra("ladder"):
@@ -141,7 +143,7 @@ def trail(
     """Show the decisions of a ladder, and make each of them again from what was recorded."""
     with one_line_errors():
         read = read_trail(file)
-    differences = replay(read)
+        differences = replay(read)
     if as_json:
         counts = Counter(decision.outcome for decision in read.decisions)
         typer.echo(json.dumps({"outcomes": counts, "decisions": len(read.decisions), "differences": differences}))

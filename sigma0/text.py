@@ -460,8 +460,8 @@ def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:
     Raises:
         ValueError: Naming the lengths and the limit.
     """
-    limit = model.config.max_position_embeddings
-    if prompt_tokens + max_new_tokens > limit:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and prompt_tokens + max_new_tokens > limit:
         raise ValueError(
             f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones exceed the model's context of {limit}; "
             "shorten the prompt or lower max_new_tokens"

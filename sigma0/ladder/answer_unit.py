@@ -4,8 +4,9 @@ A rung writes, its text is judged, and where the policy says so the next rung wr
 declines costs itself, never the answer: the best text so far stands.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -87,6 +88,21 @@ def attempt_of(told: Generation) -> Attempt:
     )
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a rung is given.
+
+    Attributes:
+        prompt: To continue, or to answer.
+        kept: The part of its text that is there already.
+        new: New tokens at most.
+    """
+
+    prompt: str | Messages
+    kept: str
+    new: int
+
+
 class Writer:
     """Writes whole texts at any rung, and pays for them.
 
@@ -120,8 +136,13 @@ class Writer:
         """The most that a text of a local rung costs; of an endpoint, one attempt."""
         here = self.rungs[rung]
         if isinstance(here, EndpointRung):
-            return self._asker(rung, here)._most(as_messages(prompt), max_new_tokens)
-        read = len(encode(here.tokenizer, prompt)[0])
+            return self._asker(rung, here).most(as_messages(prompt), max_new_tokens)
+        try:
+            read = len(encode(here.tokenizer, prompt)[0])
+        except ValueError:
+            if rung == 0:
+                raise
+            return Spending()  # it cannot even read the prompt, as `write` will tell
         loops = here.model.num_loops if here.is_looped else 1
         chunks = -(-read // PROMPT_CHUNK) if here.is_looped else 1
         passes = loops * (chunks + max_new_tokens)
@@ -139,7 +160,15 @@ class Writer:
             return self._ask(rung, here, prompt, max_new_tokens)
         began = perf_counter()
         write = self._write_looped if here.is_looped else self._write_plain
-        attempt, cost = write(rung, here, prompt, max_new_tokens)
+        try:
+            attempt, cost = write(rung, here, prompt, max_new_tokens)
+        except (ValueError, torch.OutOfMemoryError) as error:
+            if rung == 0:
+                raise
+            # a rung that cannot take the prompt costs itself, never the answer
+            return None, f"refused: {type(error).__name__}"
+        asked = self.forecast(rung, prompt, max_new_tokens)
+        assert cost.loop_passes <= asked.loop_passes and cost.catch_up_tokens <= asked.catch_up_tokens
         seconds = perf_counter() - began
         self.costs[rung].seconds += seconds
         self._pay(rung, cost, f"write {rung}", seconds, "ok")
@@ -175,7 +204,8 @@ class Writer:
         with torch.no_grad():
             out = here.model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False,
-                stopping_criteria=criteria, return_dict_in_generate=True, output_logits=True,
+                num_beams=1, num_return_sequences=1, stopping_criteria=criteria, return_dict_in_generate=True,
+                output_logits=True,
             )  # fmt: skip
         new = out.sequences[0, read:]
         text = here.tokenizer.decode(new, skip_special_tokens=True)
@@ -200,12 +230,13 @@ class Writer:
             float(canary.observe(row[None], chosen[None]).proximity) for row, chosen in zip(logits, new, strict=True)
         )
         least = min(range(len(margins)), key=margins.__getitem__)
-        stop_reason: LadderStop = "eos" if ended else "length" if len(new) >= max_new_tokens else "stop"
+        stopped = any(string in text for string in self._stop)
+        stop_reason: LadderStop = "eos" if ended else "stop" if stopped else "length"
         return Attempt(
             text=text,
             verdict=self._verdict(text, proximity),
-            entropy=float(torch.special.entr(chances).sum(-1).mean()),
-            margin=margins[least],
+            entropy=_number(float(torch.special.entr(chances).sum(-1).mean())),
+            margin=_number(margins[least]),
             stop_reason=stop_reason,
             sure=here.tokenizer.decode(new[:least], skip_special_tokens=True),
         )
@@ -220,19 +251,54 @@ class Writer:
         asker = self._asker(rung, here)
         reply = asker.ask(as_messages(prompt), max_new_tokens)
         for cost, seconds, told in asker.spent:
-            self.trail.lines.append(Spent(rung, f"ask {here.name}", asdict(cost), seconds, told))
+            self.trail.lines.append(Spent(rung, f"ask {here.name}", cost, seconds, told))
         asker.spent.clear()
         if reply.text is None:
             return None, reply.told if reply.lacking is None else f"{reply.told}, then no {reply.lacking} left"
         text = reply.text
         cut = min((place for place in (text.find(string) for string in self._stop) if place >= 0), default=None)
         text = text if cut is None else text[:cut]
-        return Attempt(text, self._verdict(text, 0.0), None, None, "eos" if cut is None else "stop"), "ok"
+        stop_reason: LadderStop = "stop" if cut is not None else "length" if reply.cut else "eos"
+        return Attempt(text, self._verdict(text, 0.0), None, None, stop_reason), "ok"
 
     def _asker(self, rung: int, here: EndpointRung) -> Asker:
         if rung not in self._askers:
             self._askers[rung] = Asker(here, self.purse, self.costs[rung])
         return self._askers[rung]
+
+    def given(self, rung: int, prompt: str | Messages, new: int, draft: Attempt | None) -> Given:
+        """What a rung is given: the prompt, and for a warm start a draft as far as it fits.
+
+        Args:
+            rung: That is to write.
+            prompt: What was asked.
+            new: New tokens at most, those of the draft that are kept counted in.
+            draft: For a warm start; None for a cold one.
+        """
+        here, cold = self.rungs[rung], Given(prompt, "", new)
+        if draft is None:
+            return cold
+        if isinstance(here, LocalRung) and isinstance(prompt, str):
+            kept = len(here.tokenizer(draft.sure, add_special_tokens=False)["input_ids"])
+            warm = Given(prompt + draft.sure, draft.sure, new - kept)
+        else:
+            # an endpoint answers what it is told, it does not go on from half a sentence
+            asked = {"role": "user", "content": WARM_START.format(draft=draft.text)}
+            warm = Given([*as_messages(prompt), asked], "", new)
+        return warm if warm.new > 0 and self._fits(here, warm) else cold
+
+    def _fits(self, here: AnyRung, given: Given) -> bool:
+        if isinstance(here, EndpointRung):
+            return True
+        limit = getattr(here.model.config, "max_position_embeddings", None)
+        return limit is None or len(encode(here.tokenizer, given.prompt)[0]) + given.new <= limit
+
+    def after(self, attempt: Attempt, kept: str) -> Attempt:
+        """A text with what was there before it; looked up as a whole."""
+        text = kept + attempt.text
+        parts = [attempt.verdict.model_copy(update={"grounded": None})]
+        verdict = aggregate(parts, self.doors, check(text, self.context).score)
+        return replace(attempt, text=text, verdict=verdict, sure=kept + attempt.sure)
 
     def _spending(self, rung: int, passes: int, tokens: int, read: int) -> Spending:
         above = rung > 0
@@ -240,7 +306,7 @@ class Writer:
 
     def _pay(self, rung: int, cost: Spending, step: str, seconds: float, told: str) -> None:
         self.purse.pay(cost, step, seconds)
-        self.trail.lines.append(Spent(rung, step, asdict(cost), seconds, told))
+        self.trail.lines.append(Spent(rung, step, cost, seconds, told))
 
 
 def climb(
@@ -270,12 +336,12 @@ def climb(
     asked = Spending() if written is not None else writer.forecast(0, prompt, max_new_tokens)
     if writer.purse.lacks(asked, "write 0") is not None:
         return Climb(aborted=True)
-    rung = 0
+    rung, given = 0, Given(prompt, "", max_new_tokens)
     while True:
-        given, kept = _given(prompt, found.attempt) if warm_start and rung else (prompt, "")
-        attempt, told = (written, "ok") if written and not rung else writer.write(rung, given, max_new_tokens)
-        if attempt is not None and kept:
-            attempt = _after(attempt, kept)
+        attempt, told = (written, "ok") if written and not rung else writer.write(rung, given.prompt, given.new)
+        found.aborted = found.aborted or "left" in told.split()
+        if attempt is not None and given.kept:
+            attempt = writer.after(attempt, given.kept)
         signs = None if attempt is None else Signs(sequence, position, attempt.verdict, attempt.entropy, attempt.margin)
         outcome, why = _judged(writer, policy, attempt, signs, rung, told)
         # what a rung declined stands only where no rung gives more
@@ -285,11 +351,12 @@ def climb(
         if outcome in ("accept", "top_rung") or (rung == top and outcome in ("decline", "error")):
             writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome))
             return found
-        asked = writer.forecast(rung + 1, prompt, max_new_tokens)
+        given = writer.given(rung + 1, prompt, max_new_tokens, found.attempt if warm_start else None)
+        asked = writer.forecast(rung + 1, given.prompt, given.new)
         lacking = writer.purse.lacks(asked, f"write {rung + 1}")
         if outcome == "hand_up" and lacking is not None:
             outcome = "abort"
-        writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, asdict(asked), lacking))
+        writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, asked, lacking))
         if lacking is not None:
             found.aborted = True
             return found
@@ -312,19 +379,9 @@ def _judged(
     return "top_rung" if rung == len(writer.rungs) - 1 else "hand_up", why
 
 
-def _given(prompt: str | Messages, attempt: Attempt | None) -> tuple[str | Messages, str]:
-    """What a higher rung is given, and the part of its text that is there already."""
-    if attempt is None:
-        return prompt, ""
-    if isinstance(prompt, str):
-        return prompt + attempt.sure, attempt.sure
-    return [*prompt, {"role": "user", "content": WARM_START.format(draft=attempt.text)}], ""
-
-
-def _after(attempt: Attempt, kept: str) -> Attempt:
-    return Attempt(
-        kept + attempt.text, attempt.verdict, attempt.entropy, attempt.margin, attempt.stop_reason, kept + attempt.sure
-    )
+def _number(value: float) -> float | None:
+    """None where logits were no numbers."""
+    return value if math.isfinite(value) else None
 
 
 def _cost_of(rung: AnyRung) -> RungCost:

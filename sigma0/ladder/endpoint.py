@@ -3,7 +3,8 @@
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from threading import Thread
 from typing import Any
 
 from sigma0.ladder.budget import Purse, RungCost, Spending
@@ -25,12 +26,25 @@ class Reply:
         told: "ok", or the kind of failure of the last attempt.
         lacking: The limit that forbade another attempt, or None.
         asked: The most that the last attempt could cost.
+        cut: Whether the endpoint stopped at its limit of tokens.
     """
 
     text: str | None
     told: str
     lacking: str | None
     asked: Spending
+    cut: bool = False
+
+
+@dataclass
+class _Answer:
+    """An answer as it comes in, written by one thread and read by another."""
+
+    parts: list[str] = field(default_factory=list)
+    size: int = 0
+    finish_reason: str | None = None
+    tokens: tuple[int, int] | None = None
+    told: str | None = None
 
 
 class Asker:
@@ -43,16 +57,17 @@ class Asker:
     """
 
     def __init__(self, rung: EndpointRung, purse: Purse, cost: RungCost) -> None:
-        from openai import OpenAI
-
         self.rung = rung
         self.purse = purse
         self.cost = cost
-        # attempts are counted here, so the client makes none of its own
-        self._client = OpenAI(
-            base_url=rung.base_url, api_key=rung.api_key.get_secret_value(), max_retries=0, timeout=rung.timeout
-        )
         self.spent: list[tuple[Spending, float, str]] = []
+
+    def _open(self, limit: float) -> Any:
+        from openai import OpenAI
+
+        # attempts are counted here, so the client makes none of its own
+        key = self.rung.api_key.get_secret_value()
+        return OpenAI(base_url=self.rung.base_url, api_key=key, max_retries=0, timeout=limit)
 
     def ask(self, messages: Messages, max_new_tokens: int) -> Reply:
         """Asks as often as the rung and the budget allow.
@@ -61,7 +76,7 @@ class Asker:
             messages: Of the chat.
             max_new_tokens: Of the answer at most.
         """
-        asked = self._most(messages, max_new_tokens)
+        asked = self.most(messages, max_new_tokens)
         told = "not asked"
         for attempt in range(self.rung.attempts):
             if attempt and not self._wait(attempt):
@@ -70,15 +85,17 @@ class Asker:
             if lacking is not None:
                 return Reply(None, told, lacking, asked)
             began = time.monotonic()
-            text, told, tokens = self._attempt(messages, max_new_tokens)
-            self._pay(messages, asked, tokens, time.monotonic() - began, told)
-            if text is not None:
-                return Reply(text, told, None, asked)
+            answer = self._attempt(messages, max_new_tokens)
+            told = answer.told or "cut off"
+            self._pay(asked, answer.tokens, time.monotonic() - began, told)
+            if told == "ok":
+                return Reply("".join(answer.parts), told, None, asked, answer.finish_reason == "length")
             if told == "refused":
                 break
         return Reply(None, told, None, asked)
 
-    def _most(self, messages: Messages, max_new_tokens: int) -> Spending:
+    def most(self, messages: Messages, max_new_tokens: int) -> Spending:
+        """The most that one attempt costs."""
         price = self.rung.price.of(_most_ids(messages), max_new_tokens)
         return Spending(large_tokens=max_new_tokens, catch_up_tokens=_most_ids(messages), calls=1, money=price)
 
@@ -92,16 +109,31 @@ class Asker:
         time.sleep(pause)
         return True
 
-    def _attempt(self, messages: Messages, max_new_tokens: int) -> tuple[str | None, str, tuple[int, int] | None]:
-        """Text, how it went, and the tokens that were read and written as far as the endpoint said."""
-        import openai
+    def _attempt(self, messages: Messages, max_new_tokens: int) -> _Answer:
+        """One request, given up when its time is over, whatever the server dribbles.
 
+        A read's own timeout begins anew with every byte, so the clock runs in another thread than the reading.
+        """
         left = self.purse.seconds_left
         limit = self.rung.timeout if left is None else max(0.001, min(self.rung.timeout, left))
-        ends = time.monotonic() + limit
+        answer = _Answer()
+        client = self._open(limit)
+        thread = Thread(target=self._request, args=(client, messages, max_new_tokens, answer), daemon=True)
+        thread.start()
+        thread.join(limit)
+        found = replace(answer, parts=list(answer.parts))
+        if found.told is None:
+            # a whole answer whose connection stays open is an answer
+            found.told = "ok" if found.finish_reason is not None else "timeout"
+        client.close()
+        return found
+
+    def _request(self, client: Any, messages: Messages, max_new_tokens: int, answer: _Answer) -> None:
+        import openai
+
         said: Any = list(messages)
         try:
-            stream = self._client.with_options(timeout=limit).chat.completions.create(
+            stream = client.chat.completions.create(
                 model=self.rung.model,
                 messages=said,
                 max_tokens=max_new_tokens,
@@ -110,23 +142,23 @@ class Asker:
                 stream_options={"include_usage": True},
             )
             with stream:
-                return _gathered(stream, ends, max_new_tokens)
+                answer.told = _gather(stream, answer, max_new_tokens)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError, openai.BadRequestError):
             # asking again would not help; what the server says may hold the key, so it is not told
-            return None, "refused", None
+            answer.told = "refused"
         except openai.APITimeoutError:
-            return None, "timeout", None
+            answer.told = "timeout"
         except openai.APIStatusError as error:
-            return None, f"status {error.status_code}", None
+            answer.told = f"status {error.status_code}"
         except openai.APIConnectionError:
-            return None, "no connection", None
-        except (openai.APIError, ValueError, TypeError, AttributeError, KeyError, IndexError):
-            # whatever else a broken server can make of the protocol's parsing
-            return None, "garbage", None
+            answer.told = "no connection" if not answer.parts else "cut off"
+        except Exception as error:
+            # a thread's end, and a stranger's data: whatever a broken server makes of the client is told by its kind
+            late = "Timeout" in type(error).__name__
+            whole = answer.finish_reason is not None
+            answer.told = "ok" if whole else "timeout" if late else "garbage"
 
-    def _pay(
-        self, messages: Messages, asked: Spending, tokens: tuple[int, int] | None, seconds: float, told: str
-    ) -> None:
+    def _pay(self, asked: Spending, tokens: tuple[int, int] | None, seconds: float, told: str) -> None:
         """Pays for an attempt: what the endpoint said that it used, if that can be true; else the most."""
         read, written = most = (asked.catch_up_tokens, asked.large_tokens)
         if tokens is not None and 0 <= tokens[0] <= most[0] and 0 <= tokens[1] <= most[1]:
@@ -142,29 +174,27 @@ class Asker:
         self.cost.seconds += seconds
 
 
-def _gathered(stream: Any, ends: float, max_new_tokens: int) -> tuple[str | None, str, tuple[int, int] | None]:
-    """Reads an answer to its end, its limit of time or its limit of size."""
-    parts: list[str] = []
-    size, finished, tokens = 0, False, None
+def _gather(stream: Any, answer: _Answer, max_new_tokens: int) -> str:
+    """Reads an answer to its end or its limit of size; how it went."""
     for chunk in stream:
-        if time.monotonic() > ends:
-            return None, "timeout", None
-        usage = getattr(chunk, "usage", None)
-        if usage is not None:
-            tokens = (int(usage.prompt_tokens), int(usage.completion_tokens))
+        answer.tokens = _usage(getattr(chunk, "usage", None)) or answer.tokens
         for choice in chunk.choices or ():
             if choice.index != 0:
                 continue
             piece = choice.delta.content if choice.delta is not None else None
             if isinstance(piece, str):
-                parts.append(piece)
-                size += len(piece.encode())
-            finished = finished or choice.finish_reason is not None
-        if size > BYTES_PER_TOKEN * max_new_tokens:
-            return None, "too long", tokens
-    if not finished:
-        return None, "cut off", tokens
-    return "".join(parts), "ok", tokens
+                answer.parts.append(piece)
+                answer.size += len(piece.encode(errors="replace"))
+            answer.finish_reason = choice.finish_reason or answer.finish_reason
+        if answer.size > BYTES_PER_TOKEN * max_new_tokens:
+            return "too long"
+    return "cut off" if answer.finish_reason is None else "ok"
+
+
+def _usage(usage: Any) -> tuple[int, int] | None:
+    """Tokens read and written, as far as the endpoint says; what cannot be read is unknown."""
+    read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+    return (read, written) if isinstance(read, int) and isinstance(written, int) else None
 
 
 def _most_ids(messages: Messages) -> int:

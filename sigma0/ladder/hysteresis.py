@@ -51,7 +51,7 @@ class Parking:
         Args:
             sequence: Batch index.
             rung: That wrote it.
-            handed_up: Whether it went up to that rung, or began there.
+            handed_up: Whether it went up to that rung in this token; one that was parked there did not.
             margin: Of that rung.
         """
         before = self._places.get(sequence, _Place())

@@ -6,15 +6,17 @@ from typing import Any
 import torch
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.grounding import check
 from sigma0.ladder.budget import Budget, Purse
-from sigma0.ladder.choosing import Chooser
+from sigma0.ladder.choosing import choosers_for
 from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.reader import Reader
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
-from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
+from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
 from sigma0.ladder.texts import write_texts
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
@@ -54,6 +56,8 @@ class FidelityLadder:
         if len(set(names)) < len(names):
             raise ValueError(f"each rung needs a name of its own, got {', '.join(names)}")
         self.budget = budget or Budget()
+        if policy is not None:
+            check_policy(policy)
         self.policy = policy
         self.hysteresis = hysteresis or Hysteresis()
         lowest = self.rungs[0]
@@ -89,6 +93,8 @@ class FidelityLadder:
             unit: What goes up.
             **settings: As `generate` takes them.
         """
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts is a list of prompts, got the string {prompts[:40]!r}")
         if unit == "token":
             run = TokenRun(self, prompts, **settings)
             for _ in run:
@@ -129,7 +135,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         exit_config: For every looped rung; by default as each checkpoint says.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
-        **choosing: As `sigma0.ladder.choosing.Chooser` takes them.
+        **choosing: As `sigma0.ladder.choosing.choosers_for` takes them.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
@@ -157,7 +163,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         encoded = [encode(self._tokenizer, prompt)[0] for prompt in prompts]
         for rung in rungs:
             check_context(rung.model, max(map(len, encoded)), max_new_tokens)
-        self._max_new_tokens, self._stop = max_new_tokens, tuple(stop)
+        self._max_new_tokens = max_new_tokens
+        self._criteria = StoppingCriteriaList([StopStringCriteria(self._tokenizer, list(stop))] if stop else [])
         read = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
         self._contexts = [(text, *sources) for text in read]
         policy = ladder.policy_for("token")
@@ -168,7 +175,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         self._unit = TokenUnit(
             [Reader(rung, config, watch=True) for rung in rungs],
             _padded(encoded, self._tokenizer.pad_token_id or 0),
-            Chooser(len(encoded), **choosing),
+            choosers_for([rung.model for rung in rungs], len(encoded), **choosing),
             policy,
             ladder.hysteresis,
             self.purse,
@@ -198,7 +205,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         piece = text.add(written.token_id, last)
         if ended_by_id:
             over = "eos"
-        elif any(string in text.so_far for string in self._stop):
+        elif self._stops(written):
             over = "stop"
         elif last:
             over = "length"
@@ -221,6 +228,15 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             text.stop_reason = over
             self._unit.batch.ended[written.sequence] = True
         return token
+
+    def _stops(self, written: Written) -> bool:
+        """Whether a stop string ends a text, as transformers sees it: one may begin in the prompt, or be special."""
+        if not self._criteria:
+            return False
+        batch = self._unit.batch
+        own = batch.ids[written.sequence][batch.mask[written.sequence] > 0]
+        ids = torch.cat([own, torch.tensor([written.token_id])])[None]
+        return bool(self._criteria(ids, None).any())
 
     @property
     def generations(self) -> list[LadderGeneration]:

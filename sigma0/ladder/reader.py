@@ -1,5 +1,6 @@
 """A local model that reads a text on and says what comes next: parked between two readings with its K/V."""
 
+import inspect
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -79,10 +80,10 @@ class Reader:
         """Ids of each sequence that are still to be read, of a text of `length`."""
         return length - self._cached
 
-    def forecast(self, length: int, batch: int) -> Spending:
-        """The most that reading on to `length` costs; the ids count as caught up on."""
-        new = self.missing(length)
-        return Spending(loop_passes=self._most_passes(new), catch_up_tokens=new * batch)
+    def forecast(self, mask: Tensor) -> Spending:
+        """The most that reading on costs; the ids that the mask `[B, S]` shows count as caught up on."""
+        new = self.missing(mask.shape[1])
+        return Spending(loop_passes=self._most_passes(new), catch_up_tokens=int(mask[:, self._cached :].sum()))
 
     def _loops(self) -> int:
         """Loops that a prompt runs."""
@@ -109,12 +110,7 @@ class Reader:
             padded: Whether the mask has zeros.
         """
         began = time.perf_counter()
-        try:
-            look = self._read(ids, mask, ended, padded)
-        except torch.OutOfMemoryError:
-            self.drop()
-            torch.cuda.empty_cache()
-            look = self._read(ids, mask, ended, padded)
+        look = self._read(ids, mask, ended, padded)
         self.cost.seconds += time.perf_counter() - began
         if self.rung.kv_limit is not None and self._kv_bytes() > self.rung.kv_limit:
             self.drop()
@@ -125,6 +121,8 @@ class Reader:
         if self._cached:
             self._dropped = True
         self._cache, self._record, self._cached = None, None, 0
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _kv_bytes(self) -> int:
         if self.config is not None:
@@ -136,7 +134,7 @@ class Reader:
     def _read(self, ids: Tensor, mask: Tensor, ended: Bools, padded: bool) -> Look:
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         batch, length = ids.shape
-        new = self.missing(length)
+        new, shown = self.missing(length), int(mask[:, self._cached :].sum())
         first = self._cache is None
         if first:
             self.cost.refills += self._dropped
@@ -153,8 +151,10 @@ class Reader:
             "logits_to_keep": 1,
         }
         if self.config is None:
-            outputs = self.model(**inputs, use_cache=True)
-            self._count_forward(new, batch, first)
+            known = inspect.signature(self.model.forward).parameters
+            fitting = {name: value for name, value in inputs.items() if name in known}
+            outputs = self.model(**fitting, use_cache=True)
+            self._count_forward(new, shown, first)
             self._cached = length
             unknown: list[Any] = [None] * batch
             return Look(outputs.logits[:, -1], [0] * batch, unknown, unknown)
@@ -165,7 +165,7 @@ class Reader:
         self.cost.rows += self._rows() - before[1]
         if first or new > 1:
             self.cost.prompt_passes += self._loops() * -(-new // PROMPT_CHUNK) + waiting
-            self._note_read(new, batch, first)
+            self._note_read(shown, first)
         self._cached = length
         return self._look(outputs)
 
@@ -181,16 +181,16 @@ class Reader:
         counts = self._cache.counts
         return int(counts.rows + counts.prompt_rows)
 
-    def _count_forward(self, new: int, batch: int, first: bool) -> None:
-        self.cost.rows += new * batch
+    def _count_forward(self, new: int, shown: int, first: bool) -> None:
+        self.cost.rows += shown
         if first or new > 1:
             self.cost.prompt_passes += 1
-            self._note_read(new, batch, first)
+            self._note_read(shown, first)
         else:
             self.cost.passes += 1
 
-    def _note_read(self, new: int, batch: int, first: bool) -> None:
-        self.cost.read += new * batch
+    def _note_read(self, shown: int, first: bool) -> None:
+        self.cost.read += shown
         self.cost.catch_ups += not first
 
     def _look(self, outputs: Any) -> Look:

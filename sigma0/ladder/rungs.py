@@ -104,8 +104,15 @@ class EndpointRung:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise ValueError(f"base_url must be http(s)://host/... without a user, got {parts.hostname or 'no host'!r}")
+        odd = parts.username or parts.password or parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or odd:
+            raise ValueError(
+                "base_url must be http(s)://host/... without user, query or fragment, "
+                f"got {parts.hostname or 'no host'!r}"
+            )
+        key = self.api_key.get_secret_value()
+        if not key or not key.isprintable() or " " in key:
+            raise ValueError("api_key is empty, or holds spaces or signs that no header can (it is not shown here)")
         if not 0 < self.timeout < float("inf") or self.attempts < 1 or not 0 <= self.backoff < float("inf"):
             raise ValueError(
                 f"timeout must be above 0, attempts at least 1 and backoff at least 0; got {self.timeout}, "
@@ -172,7 +179,7 @@ class Rung:
         Raises:
             ValueError: For a bad address or setting.
         """
-        return EndpointRung(name or model, base_url, model, SecretStr(api_key), **settings)
+        return EndpointRung(name or model, base_url, model, SecretStr(api_key.strip()), **settings)
 
 
 def check_same_tokens(lower: LocalRung, upper: LocalRung) -> None:

@@ -5,8 +5,23 @@ from importlib.metadata import version
 
 from sigma0.ladder.results import LadderDoor
 from sigma0.ladder.trail import Trail
+from sigma0.ladder.triggers import Trigger, trigger_from_dict, trigger_to_dict
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
+
+
+def check_policy(policy: Trigger) -> None:
+    """Refuses what no trail could hold.
+
+    Raises:
+        ValueError: For a trigger of another kind.
+    """
+    try:
+        trigger_from_dict(trigger_to_dict(policy))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"policy is a {type(policy).__name__}: only the triggers of sigma0.ladder can stand in a trail"
+        ) from error
 
 
 def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[str]) -> None:
@@ -36,7 +51,7 @@ def final_door(aborted: bool, converges: bool, reached_top: bool) -> LadderDoor:
 def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:
     """Rung and limit of each kind of step that the budget refused."""
     found = {
-        f"{names[min(line.rung + (line.signs is not None), len(names) - 1)]}: {line.lacking}"
+        f"{names[min(line.rung + (line.why != 'parked'), len(names) - 1)]}: {line.lacking}"
         for line in trail.decisions
         if line.lacking is not None
     }

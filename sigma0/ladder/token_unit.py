@@ -7,7 +7,7 @@ have the same length, and one reading serves whoever goes up.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -21,7 +21,7 @@ from sigma0.ladder.budget import Purse, Spending
 from sigma0.ladder.choosing import Chooser
 from sigma0.ladder.hysteresis import Hysteresis, Parking
 from sigma0.ladder.reader import Look, Reader
-from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
+from sigma0.ladder.trail import Decision, Outcome, Spent, Trail, reason_up
 from sigma0.ladder.triggers import Signs, Trigger
 from sigma0.ops import Fate
 from sigma0.verdict import of_token
@@ -127,7 +127,7 @@ class TokenUnit:
     Args:
         readers: One for each rung, the lowest first.
         batch: Prompts.
-        chooser: From logits to ids.
+        choosers: From logits to ids, one for each rung.
         policy: What goes up.
         hysteresis: How long a larger model stays.
         purse: What may be spent.
@@ -138,7 +138,7 @@ class TokenUnit:
         self,
         readers: Sequence[Reader],
         batch: Batch,
-        chooser: Chooser,
+        choosers: Sequence[Chooser],
         policy: Trigger,
         hysteresis: Hysteresis,
         purse: Purse,
@@ -147,7 +147,7 @@ class TokenUnit:
         self.readers = readers
         self.batch = batch
         self.purse = purse
-        self._chooser = chooser
+        self._choosers = choosers
         self._policy = policy
         self._parking = Parking(hysteresis)
         self._trail = trail
@@ -178,15 +178,25 @@ class TokenUnit:
         for sequence in np.flatnonzero(~self.batch.ended).tolist():
             rung = self._parking.start(sequence)
             units.append(_Unit(sequence, rung, parked=rung > 0))
+        # the lowest rung's step first: what is reserved for parked tokens must not starve the others
+        starved = self._starved([unit for unit in units if unit.rung == 0])
         for unit in units:
             self._admit(unit)
+        starved += self._starved([unit for unit in units if unit.rung == 0 and unit not in starved])
+        for unit in starved:
+            self.batch.ended[unit.sequence] = True
+        going = [unit for unit in units if unit not in starved]
         for rung in range(len(self.readers)):
-            here = [unit for unit in units if unit.rung == rung]
+            here = [unit for unit in going if unit.rung == rung]
             if here and not self._look(rung):
                 return None
             for unit in here:
                 self._settle(unit)
-        return tuple(self._written(unit) for unit in units)
+        return tuple(self._written(unit) for unit in going) or None
+
+    def _starved(self, units: "list[_Unit]") -> "list[_Unit]":
+        """Those that begin at the lowest rung, if not even its step is allowed; their texts are over."""
+        return units if units and not self._look(0) else []
 
     def _admit(self, unit: _Unit) -> None:
         """Asks the purse for a token that begins above the lowest rung; one that is refused begins at the lowest."""
@@ -215,12 +225,13 @@ class TokenUnit:
         self._pay(rung, Spending(large_tokens=1), "token", 0.0)
 
     def _forecast(self, rung: int) -> Spending:
-        length, batch = self.batch.ids.shape[1], len(self.batch.ids)
-        step = self.readers[rung].forecast(length, batch)
+        step = self.readers[rung].forecast(self.batch.mask)
         return step if rung else Spending(loop_passes=step.loop_passes)
 
     def _look(self, rung: int) -> bool:
         """Reads on at a rung; False where the lowest rung's step is not allowed. Above, it was asked for already."""
+        if rung in self._looks:
+            return True
         forecast = self._forecast(rung)
         if rung == 0:
             asked = forecast
@@ -230,7 +241,17 @@ class TokenUnit:
                 return False
         reader, began, batch = self.readers[rung], perf_counter(), self.batch
         before = reader.passes
-        self._looks[rung] = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
+        try:
+            look = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
+        except torch.OutOfMemoryError:
+            # what was read counts, and reading it all anew is asked for like any other step
+            self._pay(rung, forecast, _kind(rung), perf_counter() - began)
+            reader.drop()
+            forecast, before = self._forecast(rung), reader.passes
+            if self.purse.lacks(forecast, _kind(rung)) is not None:
+                return False
+            look = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
+        self._looks[rung] = look
         self._facts[rung] = _Facts.of(self._looks[rung].logits)
         passes = reader.passes - before
         assert passes <= forecast.loop_passes, f"{passes} passes where {forecast.loop_passes} were asked for"
@@ -242,7 +263,7 @@ class TokenUnit:
     def _settle(self, unit: _Unit) -> None:
         """Writes a token at its rung, or sends it up."""
         unit.signs = self._signs(unit)
-        why = self._policy.fires(unit.signs)
+        why = reason_up(self._policy, unit.signs, "token")
         is_top = unit.rung == len(self.readers) - 1
         outcome: Outcome = "stay" if unit.parked else "top_rung" if why is not None and is_top else "accept"
         asked = lacking = None
@@ -270,10 +291,11 @@ class TokenUnit:
         return self.batch.ids.shape[1] - self.batch.prompt
 
     def _choose(self, unit: _Unit) -> int:
-        if self._chooser.takes_the_likeliest:
+        chooser = self._choosers[unit.rung]
+        if chooser.takes_the_likeliest:
             return self._facts[unit.rung].likeliest[unit.sequence]
         own = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
-        return self._chooser.choose(own, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
+        return chooser.choose(own, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
 
     def _written(self, unit: _Unit) -> Written:
         signs = unit.signs
@@ -297,10 +319,14 @@ class TokenUnit:
         """Appends the tokens and reads how near their texts are to running in circles."""
         token_ids = torch.zeros(len(self.batch.ids), dtype=torch.int64)
         over = torch.ones(len(token_ids), dtype=torch.bool)
-        logits = next(iter(self._looks.values())).logits.detach().to(self._device, torch.float32, copy=True)
+        # heads may be padded to different widths over one vocabulary
+        widest = max(look.logits.shape[-1] for look in self._looks.values())
+        logits = torch.full((len(token_ids), widest), -torch.inf, device=self._device)
+        logits[:, 0] = 0.0
         for token in written:
+            own = self._looks[token.rung].logits[token.sequence]
             token_ids[token.sequence], over[token.sequence] = token.token_id, False
-            logits[token.sequence] = self._looks[token.rung].logits[token.sequence].to(logits)
+            logits[token.sequence, : len(own)] = own.to(logits)
         self._proximity = self._canary.observe(logits, token_ids, over).proximity.tolist()
         self.batch.append(token_ids)
 
@@ -314,14 +340,13 @@ class TokenUnit:
         token_id: int | None = None,
     ) -> None:
         signs = None if unit.signs is None else unit.signs.to_dict()
-        spending = None if asked is None else asdict(asked)
         self._trail.lines.append(
-            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, spending, lacking, token_id)
+            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, asked, lacking, token_id)
         )
 
     def _pay(self, rung: int, cost: Spending, step: str, seconds: float) -> None:
         self.purse.pay(cost, step, seconds)
-        self._trail.lines.append(Spent(rung, step, asdict(cost), seconds))
+        self._trail.lines.append(Spent(rung, step, cost, seconds))
 
 
 def _kind(rung: int) -> str:

@@ -54,7 +54,7 @@ class Spent:
 
     rung: int
     step: str
-    cost: dict[str, Any]
+    cost: Spending
     seconds: float
     told: str = "ok"
     kind: Literal["spent"] = field(default="spent", kw_only=True)
@@ -84,7 +84,7 @@ class Decision:
     signs: dict[str, Any] | None
     why: str | None
     outcome: Outcome
-    asked: dict[str, Any] | None = None
+    asked: Spending | None = None
     lacking: str | None = None
     token_id: int | None = None
     kind: Literal["decision"] = field(default="decision", kw_only=True)
@@ -168,6 +168,13 @@ def read_trail(path: Path) -> Trail:
     return Trail(lines)
 
 
+def reason_up(policy: Trigger, signs: Signs, unit: Unit) -> str | None:
+    """Why a unit goes up: the policy's reason, or that a token's logits are no numbers, which no policy can weigh."""
+    if unit == "token" and signs.entropy is None:
+        return "no numbers"
+    return policy.fires(signs)
+
+
 def replay(trail: Trail) -> list[str]:
     """Makes every decision again out of the recorded signs and costs.
 
@@ -182,7 +189,7 @@ def replay(trail: Trail) -> list[str]:
     differences = []
     for number, line in enumerate(trail.lines, start=1):
         if isinstance(line, Spent):
-            again.purse.pay(Spending(**line.cost), line.step, line.seconds)
+            again.purse.pay(line.cost, line.step, line.seconds)
         elif isinstance(line, Decision):
             differences += [f"line {number}: {told}" for told in again.differences(line)]
     return differences
@@ -194,6 +201,7 @@ class _Replay:
     def __init__(self, heading: Heading) -> None:
         self.policy = trigger_from_dict(heading.policy)
         self.top = len(heading.rungs) - 1
+        self._unit = heading.unit
         self.purse = Purse(Budget(**{name: limit for name, limit in heading.budget.items() if name != "seconds"}))
         self._parking = Parking(Hysteresis(**heading.hysteresis)) if heading.unit == "token" else None
         self._under_way: dict[int, tuple[int, bool, bool]] = {}  # position, parked, climbed
@@ -221,12 +229,10 @@ class _Replay:
         """The outcome that signs and budget lead to; what a rung itself reported, it reported."""
         if line.outcome in ("decline", "error"):
             return line.outcome
-        short = line.lacking == "seconds" or (
-            line.asked is not None and self.purse.lacks(Spending(**line.asked), "") is not None
-        )
+        short = line.lacking == "seconds" or (line.asked is not None and self.purse.lacks(line.asked, "") is not None)
         if line.signs is None:
             return "abort" if short else "stay"
-        why = self.policy.fires(Signs.from_dict(line.signs))
+        why = reason_up(self.policy, Signs.from_dict(line.signs), self._unit)
         if why is not None and line.rung < self.top:
             return "abort" if short else "hand_up"
         return "stay" if parked else "accept" if why is None else "top_rung"

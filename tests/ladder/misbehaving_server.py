@@ -40,8 +40,20 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, b"<html>data: no json {{{</html>", "text/event-stream")
         elif name == "nonsense":
             self.send(200, b'data: {"choices": 7, "usage": "many"}\n\ndata: {"x": [}\n\n', "text/event-stream")
+        elif name == "slow-headers":
+            for part in (b"HTTP/1.1 200 OK\r\n", *[b"X-Wait: 1\r\n"] * 300):
+                self.dribble(part)
         else:
             self.stream(name, request)
+
+    def dribble(self, part):
+        """Something now and then, so that no single read is late."""
+        time.sleep(0.2)
+        try:
+            self.wfile.write(part)
+            self.wfile.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            sys.exit()
 
     def send(self, status, body, kind="application/json"):
         self.send_response(status)
@@ -55,18 +67,34 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        if name == "deep":
+            self.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
+            return
+        if name == "comments":
+            for _ in range(300):
+                self.dribble(b": still here\n\n")
         words = {"empty": [], "long": ["x" * 1000] * 10_000, "unsure": ["I", " do", " not", " know."]}.get(
             name, ANSWER.split(" ") if name != "echo" else [str(request["messages"][-1]["content"])]
         )
         for place, word in enumerate(words):
             if name == "cut" and place == 3:
                 return
+            if name == "stalls" and place == 3:
+                time.sleep(60)
             if name == "dribbles":
                 time.sleep(0.4)
             spaced = word if name in ("unsure", "long") or place == 0 else f" {word}"
             self.event({"choices": [{"index": 0, "delta": {"content": spaced}, "finish_reason": None}]})
-        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        finish = "length" if name == "length" else "stop"
+        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        if name == "stays-open":
+            time.sleep(60)
+        if name == "infinite-usage":
+            self.wfile.write(b'data: {"choices": [], "usage": {"prompt_tokens": 1e400, "completion_tokens": 2}}\n\n')
+            return
         used = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+        if name == "null-usage":
+            used = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
         if name == "liar":
             used = {"prompt_tokens": 10**12, "completion_tokens": -5, "total_tokens": 0}
         self.event({"choices": [], "usage": used})

@@ -1,5 +1,6 @@
 """Drafts, answers and endpoints, against a real server process that hangs, fails, lies and breaks off."""
 
+import copy
 import json
 import logging
 import subprocess
@@ -135,10 +136,8 @@ def test_a_lying_endpoint_is_charged_the_most_that_was_allowed(pocket, url):
     price = Price(prompt_token=1e-3, new_token=1e-2, call=1.0)
     found = ladder(pocket, url, ["liar"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
     asked = found.trail.decisions[0].asked
-    assert found.spent.large_tokens == asked["large_tokens"] == 20
-    assert (
-        found.spent.money == pytest.approx(asked["money"]) == pytest.approx(1.0 + asked["catch_up_tokens"] * 1e-3 + 0.2)
-    )
+    assert found.spent.large_tokens == asked.large_tokens == 20
+    assert found.spent.money == pytest.approx(asked.money) == pytest.approx(1.0 + asked.catch_up_tokens * 1e-3 + 0.2)
     honest = ladder(pocket, url, ["good"], price=price).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert honest.spent.money == pytest.approx(1.0 + 11e-3 + 7e-2)
 
@@ -262,3 +261,59 @@ def test_a_trail_is_written_and_read(pocket, url, tmp_path):
 def test_bad_addresses_are_refused(address):
     with pytest.raises(ValueError, match="base_url must be"):
         Rung.endpoint(address, "m")
+
+
+def test_a_warm_start_keeps_to_the_budget_and_the_limit():
+    small, large = (sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large"))
+    rungs = [Rung.local(*small, "pocket"), Rung.local(*large, "pocket-large")]
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    read = len(small[1](story)["input_ids"])
+    settings = {"unit": "answer", "max_new_tokens": 8, "warm_start": True}
+    found = FidelityLadder(rungs, Budget(catch_up_tokens=read), Always()).generate(story, **settings)
+    assert found.spent.catch_up_tokens <= read and found.door == "abort" and found.rung == "pocket"
+    for new in (2, 3, 5):
+        warm = FidelityLadder(rungs, policy=Always()).generate(story, **{**settings, "max_new_tokens": new})
+        assert len(small[1](warm.text, add_special_tokens=False)["input_ids"]) <= new
+
+
+def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
+    large, tokenizer = sigma0.load("pocket-large", dtype="float32")
+    bare = copy.copy(tokenizer)
+    bare.chat_template = None
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(large, bare, "bare"), Rung.endpoint(url, "good", KEY)]
+    found = FidelityLadder(rungs, policy=Always()).generate(QUESTION, unit="answer", max_new_tokens=12)
+    assert outcomes(found) == [(0, "hand_up"), (1, "error"), (2, "top_rung")] and found.text == ANSWER
+
+
+@pytest.mark.parametrize("name", ["comments", "slow-headers", "stalls"])
+def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
+    started = time.monotonic()
+    found = ladder(pocket, url, [name], timeout=0.5, attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
+    assert found.trail.decisions[-1].why == "timeout" and found.rung == "pocket"
+    assert time.monotonic() - started < 10  # the server would go on for a minute
+
+
+@pytest.mark.parametrize("name", ["infinite-usage", "null-usage", "stays-open"])
+def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name):
+    found = ladder(pocket, url, [name], timeout=1.5).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.text == ANSWER and found.spent.large_tokens == 20
+
+
+def test_deep_json_is_garbage(pocket, url):
+    found = ladder(pocket, url, ["deep"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.trail.decisions[-1].outcome == "error" and found.rung == "pocket"
+
+
+def test_an_endpoint_that_is_cut_at_its_limit_says_so(pocket, url):
+    found = ladder(pocket, url, ["length"]).generate(QUESTION, unit="answer", max_new_tokens=20)
+    assert found.stop_reason == "length"
+    drafts = ladder(pocket, url, ["length"]).generate("Hi.", unit="draft", max_new_tokens=12, draft_tokens=4)
+    assert len(drafts.drafts) == 3
+
+
+@pytest.mark.parametrize("key", ["", "two words", "line\nbreak"])
+def test_bad_keys_are_refused_and_not_shown(key):
+    with pytest.raises(ValueError, match="api_key") as caught:
+        Rung.endpoint("http://127.0.0.1:1/v1", "m", key)
+    assert not key or key not in str(caught.value)
+    assert Rung.endpoint("http://127.0.0.1:1/v1", "m", "abc\n").api_key.get_secret_value() == "abc"
