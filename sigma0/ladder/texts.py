@@ -48,7 +48,8 @@ def write_texts(
         ladder: Rungs, policy and budget.
         prompts: Strings to be continued as they are, or messages; an endpoint is given a string as what the user says.
         unit: `draft`: a text grows by drafts, each judged and, where need be, written again higher up; `answer`: it is
-            judged as a whole.
+            judged as a whole. A draft goes on from the text so far, taken apart anew, not from its ids: where a
+            tokenizer would take it apart otherwise, drafts differ from one answer in a single go.
         max_new_tokens: New tokens of each text at most, >= 1; of drafts, as many drafts as that makes.
         draft_tokens: New tokens of each draft at most, >= 1.
         exit_config: For every looped rung; by default as each checkpoint says.
