@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -12,11 +12,47 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
+S = TypeVar("S", bound="Stored")
+
+
+class Stored:
+    """Settings that a checkpoint's `generation_config.json` holds: a base of frozen, validated dataclasses.
+
+    Attributes:
+        stored_as: Their name there.
+    """
+
+    stored_as: ClassVar[str]
+
+    @classmethod
+    def parse(cls: type[S], value: "S | Mapping[str, Any]") -> S:
+        """Takes such settings, or a mapping of their fields as stored in `generation_config.json`.
+
+        Args:
+            value: An instance, or a mapping with the field names as keys.
+
+        Returns:
+            The validated settings.
+
+        Raises:
+            ValueError: For an unknown key or a bad value, naming each.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            kind = f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}"
+            raise ValueError(f"{cls.stored_as} must be {kind} or a mapping, got {type(value).__name__}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values; transformers calls this when it prints or saves a generation config."""
+        fields: Any = self
+        return asdict(fields)
 
 
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class ExitConfig:
+class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
 
     Attributes:
@@ -34,6 +70,8 @@ class ExitConfig:
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
+
+    stored_as: ClassVar[str] = "exit_config"
 
     mode: ExitMode = "qexit"
     q: float = 0.5
@@ -75,29 +113,6 @@ class ExitConfig:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
         return self
 
-    @classmethod
-    def parse(cls, value: "ExitConfig | Mapping[str, Any]") -> "ExitConfig":
-        """Takes a config, or a mapping of its fields as stored in `generation_config.json`.
-
-        Args:
-            value: An `ExitConfig`, or a mapping with its field names as keys.
-
-        Returns:
-            The validated config.
-
-        Raises:
-            ValueError: For an unknown key or a bad value, naming each.
-        """
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"exit_config must be an ExitConfig or a mapping, got {type(value).__name__}")
-        return cls(**value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values; transformers calls this when it prints or saves a generation config."""
-        return asdict(self)
-
     def stops_at(self, total_loops: int) -> int | None:
         """The loop at which every token stops, if that is known beforehand.
 
@@ -121,7 +136,7 @@ class ExitConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class FateConfig:
+class FateConfig(Stored):
     """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
 
     Attributes:
@@ -129,6 +144,8 @@ class FateConfig:
             diverges; >= 0.
         spiral: theta_s: steps that turn by this much spiral; degrees in (0, 180].
     """
+
+    stored_as: ClassVar[str] = "fate_config"
 
     growth: float = 0.1
     spiral: float = 60.0
@@ -146,23 +163,6 @@ class FateConfig:
         if not 0.0 < value <= 180.0:
             raise ValueError(f"must lie in (0, 180] degrees, got {value}")
         return value
-
-    @classmethod
-    def parse(cls, value: "FateConfig | Mapping[str, Any]") -> "FateConfig":
-        """Takes a config, or a mapping of its fields as stored in `generation_config.json`.
-
-        Raises:
-            ValueError: For an unknown key or a bad value, naming each.
-        """
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"fate_config must be a FateConfig or a mapping, got {type(value).__name__}")
-        return cls(**value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return asdict(self)
 
 
 class Switches(BaseSettings):

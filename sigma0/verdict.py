@@ -8,15 +8,15 @@ Unknown is never taken for good: a field that is None declines to converge where
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from sigma0.exits import Reason
 from sigma0.ops import Fate
+from sigma0.settings import Stored
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Door = Literal["converge", "escalate", "abort"]
@@ -65,7 +65,7 @@ class ReasonVerdict(BaseModel):
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
-class DoorPolicy:
+class DoorPolicy(Stored):
     """What the converge door asks for.
 
     Attributes:
@@ -77,29 +77,14 @@ class DoorPolicy:
         saturated_share: More saturated tokens than this make it saturated.
     """
 
+    stored_as: ClassVar[str] = "door_policy"
+
     tau_c: Share = 0.5
     tau_g: Share = 0.5
     require_grounding: bool = False
     patience: Annotated[int, Field(ge=1)] = 2
     spiral_share: Share = 0.25
     saturated_share: Share = 0.1
-
-    @classmethod
-    def parse(cls, value: "DoorPolicy | Mapping[str, Any]") -> "DoorPolicy":
-        """Takes a policy, or a mapping of its fields as stored in `generation_config.json`.
-
-        Raises:
-            ValueError: For an unknown key or a bad value, naming each.
-        """
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"door_policy must be a DoorPolicy or a mapping, got {type(value).__name__}")
-        return cls(**value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; transformers calls this when it prints or saves a generation config."""
-        return asdict(self)
 
 
 def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:
