@@ -1,7 +1,9 @@
 """`python -m sigma0.bench ladder`: accuracy against cost, in a table, a picture and the ledger."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,62 +14,82 @@ from rich.table import Table
 
 from sigma0.bench.conditions import describe, weights_sha256
 from sigma0.bench.ladder_picture import draw_ladder
-from sigma0.bench.ladders import LARGE, LONGEST_ANSWER, Point, at_cost, cheapest, measure, settings_of
+from sigma0.bench.ladder_tables import SHARE, setting_name
+from sigma0.bench.ladders import LARGE, Point, answer_settings, at_cost, cheapest, measure, token_settings
 from sigma0.bench.ledger import LEDGER, Figure, LadderRow, append_row
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.estimates import Estimate
 from sigma0.ladder import Rung
 from sigma0.ladder.triggers import trigger_to_dict
-from sigma0.loading import load
-from sigma0.prompts import encode_prompts
+from sigma0.loading import load, load_causal
+from sigma0.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
+
+TASK = "pocket"
+UNITS = {"token": token_settings, "answer": answer_settings}
 
 
 def ladder(
     small: Annotated[str, typer.Argument(help="The lower model: shipped name, folder or hub id.")] = "pocket",
-    large: Annotated[str, typer.Argument(help="The larger one, with the same tokenizer.")] = "pocket-large",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 200,
-    everything: Annotated[bool, typer.Option("--all", help="All questions, not only the hard half.")] = False,
-    q: Annotated[float | None, typer.Option(help="Exit threshold of the lower model; by default its own.")] = None,
+    large: Annotated[str, typer.Argument(help="The larger one; with another tokenizer only answers go up.")] = (
+        "pocket-large"
+    ),
+    prompts: Annotated[
+        str, typer.Option(help="`pocket` for the micro-world's held-out stories, or a file of prompts.")
+    ] = TASK,
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most.")] = 200,
+    everything: Annotated[bool, typer.Option("--all", help="All stories, not only the hard half.")] = False,
+    exit_config: Annotated[str, typer.Option(help="Exit rule of the lower model as JSON; by default its own.")] = "",
+    unit: Annotated[str, typer.Option(help="What goes up: token, with answers beside it, or answer alone.")] = "token",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 24,
     seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
 ) -> None:
-    """Accuracy against cost of handing tokens up, beside both models alone, chance, and entropy alone."""
+    """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
-        config = None if q is None else ExitConfig(q=q)
-        models = [load(name, dtype="float32") for name in (small, large)]
-        rungs = [
-            Rung.local(*models[0], Path(small).name, config),
-            Rung.local(*models[1], Path(large).name),
-        ]
-        prompts = list(micro_world(n, "test", seed, hard=not everything))
-        points = settings_of()
+        if unit not in UNITS:
+            raise ValueError(f"no such unit: {unit!r}; there are {', '.join(UNITS)}")
+        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        below = load(small, dtype="float32")
+        lower = Rung.local(*below, Path(small).name, config)
+        upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
+        asked, where = _prompts(prompts, n, seed, not everything)
+        ids = encode_prompts(*below, asked, max_new_tokens)
+        points = UNITS[unit]()
         started = datetime.now(timezone.utc).isoformat()
-        total = n * (1 + len(points))
+        total = len(asked) * (1 + len(points))
         with progress_bar("answers", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
-            found = measure(rungs[0], rungs[1], prompts, points, lambda: advance(next(done)))
-        where = f"pocket, test split, {'all' if everything else 'hard half'}, seed {seed}"
-        ids = encode_prompts(*models[0], prompts, LONGEST_ANSWER)
-        conditions = describe(models[0][0], small, where, ids, [each.answer for each in prompts], LONGEST_ANSWER)
-        exits = models[0][0].resolve_exit_config(config).to_dict()
+            found = measure(lower, upper, asked, points, max_new_tokens, lambda: advance(next(done)))
+        conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
+        exits = below[0].resolve_exit_config(config).to_dict()
         rows = [_row(point, conditions, started, large, exits) for point in found]
         for row in rows:
             append_row(out, row)
         if picture is not None:
-            draw_ladder(found, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {n}")
+            draw_ladder(found, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {len(asked)}")
     if as_json:
         for row in rows:
             typer.echo(row.model_dump_json())
     else:
         print_points(found)
         typer.echo(f"{len(rows)} rows in {out}")
+
+
+def _prompts(source: str, n: int, seed: int, hard: bool) -> tuple[list[Prompt], str]:
+    """The prompts, and where they come from."""
+    if source == TASK:
+        return list(micro_world(n, "test", seed, hard)), f"{TASK}, test split, {'hard half, ' * hard}seed {seed}"
+    found = list(islice(read_prompts(Path(source)), n))
+    if len(found) < 2:
+        raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
+    return found, Path(source).name
 
 
 def _row(point: Point, conditions: Any, started: str, large: str, exits: dict[str, Any]) -> LadderRow:
@@ -108,7 +130,7 @@ def print_points(points: Sequence[Point]) -> None:
     for point in points:
         low, high = point.accuracy.interval
         table.add_row(
-            name_of(point),
+            setting_name(point.setting.family, trigger_to_dict(point.setting.policy)),
             f"{point.accuracy.value:.1%}",
             f"{low:.1%}-{high:.1%}",
             f"{point.cost.value:.1%}",
@@ -120,7 +142,7 @@ def print_points(points: Sequence[Point]) -> None:
     above = next(point for point in points if point.setting.family == LARGE)
     curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
     for name, curve in curves.items():
-        best = cheapest(curve, 0.95, above)
+        best = cheapest(curve, SHARE, above)
         if best is None:
             console.print(f"{name}: no setting keeps 95 % of the larger model's accuracy")
             continue
@@ -132,11 +154,3 @@ def print_points(points: Sequence[Point]) -> None:
 def families(points: Sequence[Point]) -> list[str]:
     """The curves, each once."""
     return list(dict.fromkeys(point.setting.family for point in points if "only" not in point.setting.family))
-
-
-def name_of(point: Point) -> str:
-    """A setting in a few words."""
-    told = trigger_to_dict(point.setting.policy)
-    values = told["triggers"][-1] if "triggers" in told else told
-    shown = ", ".join(f"{value:g}" for name, value in values.items() if name in ("above", "below", "rate"))
-    return f"{point.setting.family} ({shown})" if shown else point.setting.family

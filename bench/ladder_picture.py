@@ -5,8 +5,6 @@ from pathlib import Path
 
 from sigma0.bench.ladders import LARGE, SMALL, Point
 
-_COLOURS = ("#4575b4", "#d73027", "#1a9850", "#984ea3", "#ff7f00", "#a65628")
-
 
 def draw_ladder(points: Sequence[Point], file: Path, title: str) -> None:
     """One line for each curve, the two models alone as stars."""
@@ -19,10 +17,10 @@ def draw_ladder(points: Sequence[Point], file: Path, title: str) -> None:
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     alone = [point for point in points if point.setting.family in (SMALL, LARGE)]
     curves = dict.fromkeys(point.setting.family for point in points if point not in alone)
-    for colour, name in zip(_COLOURS, curves, strict=False):
+    for place, name in enumerate(curves):
         curve = sorted((point for point in points if point.setting.family == name), key=lambda point: point.cost.value)
         costs, rights = [100 * point.cost.value for point in curve], [100 * point.accuracy.value for point in curve]
-        axes.plot(costs, rights, marker="o", markersize=4, color=colour, label=name)
+        axes.plot(costs, rights, marker="os^Dv<>PX*"[place], markersize=4, color=f"C{place}", label=name)
     for point in alone:
         axes.plot(100 * point.cost.value, 100 * point.accuracy.value, "*", markersize=14, color="black")
         axes.annotate(point.setting.family, (100 * point.cost.value, 100 * point.accuracy.value), (6, -12),

@@ -1,7 +1,7 @@
 """Accuracy against cost of a ladder from one looped model to a larger one, beside what it has to beat."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -20,13 +20,13 @@ from sigma0.ladder import (
     Never,
     Random,
     Saturation,
+    ShutDoor,
     Trigger,
 )
 from sigma0.ladder.trail import Unit
 from sigma0.prompts import Prompt
 
 Floats = npt.NDArray[np.float64]
-LONGEST_ANSWER = 24
 SMALL, LARGE = "small only", "large only"
 ENTROPIES = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
 
@@ -37,7 +37,7 @@ class Setting:
 
     Attributes:
         family: The curve that it lies on.
-        policy: What goes up.
+        policy: What goes up; chance is seeded anew with the number of each prompt.
         stay: Further tokens that the larger model writes.
         unit: What goes up.
         warm_start: Whether the larger model is given what the small one wrote.
@@ -50,8 +50,8 @@ class Setting:
     warm_start: bool = False
 
 
-def settings_of(entropies: Sequence[float] = ENTROPIES) -> list[Setting]:
-    """Every point, the baselines first."""
+def token_settings(entropies: Sequence[float] = ENTROPIES) -> list[Setting]:
+    """Points of models with one tokenizer: tokens go up, and whole answers beside them."""
     found = [Setting(SMALL, Never())]
     found += [Setting("random", Random(rate)) for rate in (0.01, 0.03, 0.1, 0.3)]
     found += [Setting("entropy", Entropy(above)) for above in entropies]
@@ -63,15 +63,27 @@ def settings_of(entropies: Sequence[float] = ENTROPIES) -> list[Setting]:
     return found
 
 
+def answer_settings(entropies: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[Setting]:
+    """Points of models with different tokenizers: only whole answers can go up."""
+    found = [Setting(SMALL, Never())]
+    found += [Setting("random", Random(rate), unit="answer") for rate in (0.25, 0.5, 0.75)]
+    found += [Setting("entropy", Entropy(above), unit="answer") for above in entropies]
+    policies = [AnyOf((Saturation(), Entropy(above))) for above in entropies]
+    found += [Setting("saturation or entropy", policy, unit="answer") for policy in policies]
+    found.append(Setting("verdict", ShutDoor(), unit="answer"))
+    found.append(Setting("verdict, warm start", ShutDoor(), unit="answer", warm_start=True))
+    return found
+
+
 @dataclass(frozen=True)
 class Point:
     """What came of one setting.
 
     Attributes:
         setting: Which.
-        accuracy: Share of right answers.
+        accuracy: Share of right answers, or of those that the large model alone gives too where none are known.
         cost: Bytes of weights that passes read (both models, prompts included) over those of the large model alone.
-        seconds: Wall-clock over that of the large model alone, both measured one answer after the other in this run.
+        seconds: Wall-clock over that of the large model alone, both in this run, prompt by prompt.
         rows: Rows times parameters, over those of the large model alone.
         handed_up: Share of all written tokens that the larger model wrote.
         catch_ups: Times that it caught up, for each answer; its first reading not counted.
@@ -100,45 +112,61 @@ def measure(
     large: LocalRung,
     prompts: Sequence[Prompt],
     settings: Sequence[Setting],
+    max_new_tokens: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Every setting, and the large model alone.
+    """The large model alone, then every setting.
+
+    Each prompt goes through all settings before the next one does, so that what slows the machine slows all of them.
 
     Args:
         small: The lower rung.
         large: The upper one.
-        prompts: With answers.
-        settings: Points, see `settings_of`.
+        prompts: All with answers, or none: then that answer is right which the large model alone gives.
+        settings: Points, see `token_settings` and `answer_settings`.
+        max_new_tokens: Of every answer.
         on_answer: Called behind each of `len(prompts) * (1 + len(settings))` answers.
+
+    Raises:
+        ValueError: If some prompts have answers and some have none.
     """
-    above = _answers(FidelityLadder([large], policy=Never()), prompts, on_answer)
-    points = [_point(Setting(LARGE, Never()), above, above)]
-    for setting in settings:
-        ladder = FidelityLadder([small, large], policy=setting.policy, hysteresis=Hysteresis(stay=setting.stay))
-        points.append(_point(setting, _answers(ladder, prompts, on_answer, setting), above))
-    return points
+    if len({prompt.answer is None for prompt in prompts}) > 1:
+        raise ValueError("some prompts have an answer and some have none: give it to all of them, or to none")
+    alone = Setting(LARGE, Never())
+    plan = [(alone, [large]), *((setting, [small, large]) for setting in settings)]
+    answers: list[list[tuple[LadderGeneration, float]]] = [[] for _ in plan]
+    for number, prompt in enumerate(prompts):
+        for (setting, rungs), found in zip(plan, answers, strict=True):
+            policy = replace(setting.policy, seed=number) if isinstance(setting.policy, Random) else setting.policy
+            ladder = FidelityLadder(rungs, policy=policy, hysteresis=Hysteresis(stay=setting.stay))
+            found.append(_answer(ladder, setting, prompt, max_new_tokens))
+            on_answer()
+    expected = [
+        above.text if prompt.answer is None else prompt.answer
+        for prompt, (above, _) in zip(prompts, answers[0], strict=True)
+    ]
+    runs = [_runs(found, expected) for found in answers]
+    return [_point(setting, each, runs[0]) for (setting, _), each in zip(plan, runs, strict=True)]
 
 
-def _answers(
-    ladder: FidelityLadder, prompts: Sequence[Prompt], on_answer: Callable[[], None], setting: Setting | None = None
-) -> _Runs:
-    found, seconds = [], []
-    unit: Unit = "token" if setting is None else setting.unit
-    settings: dict[str, Any] = {"max_new_tokens": LONGEST_ANSWER}
-    if setting is not None and unit == "answer":
-        settings["warm_start"] = setting.warm_start
-    for prompt in prompts:
-        began = perf_counter()
-        found.append(ladder.generate(prompt.content, unit, **settings))
-        seconds.append(perf_counter() - began)
-        on_answer()
-    right = [each.text.strip() == prompt.answer for each, prompt in zip(found, prompts, strict=True)]
+def _answer(
+    ladder: FidelityLadder, setting: Setting, prompt: Prompt, max_new_tokens: int
+) -> tuple[LadderGeneration, float]:
+    settings: dict[str, Any] = {"warm_start": setting.warm_start} if setting.unit == "answer" else {}
+    began = perf_counter()
+    found = ladder.generate(prompt.content, setting.unit, max_new_tokens=max_new_tokens, **settings)
+    return found, perf_counter() - began
+
+
+def _runs(answers: Sequence[tuple[LadderGeneration, float]], expected: Sequence[str]) -> _Runs:
+    found = tuple(each for each, _ in answers)
+    right = [each.text.strip() == answer.strip() for each, answer in zip(found, expected, strict=True)]
     return _Runs(
         right=np.array(right, dtype=np.float64),
         bytes_read=np.array([each.bytes_read for each in found], dtype=np.float64),
         rows=np.array([sum(cost.rows * cost.parameters for cost in each.costs) for each in found], dtype=np.float64),
-        seconds=np.array(seconds),
-        found=tuple(found),
+        seconds=np.array([seconds for _, seconds in answers]),
+        found=found,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from sigma0.extras import needs_extra
-from sigma0.loading import checkpoint_folder, load, shipped_models
+from sigma0.loading import checkpoint_folder, load, load_causal, shipped_models
 from sigma0.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
@@ -184,7 +184,7 @@ def _print_margin(
     from sigma0.ladder.triggers import trigger_to_dict
     from sigma0.ladder_calibration import calibrate_margin
 
-    rungs = [Rung.local(*load(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
+    rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
     ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
     with progress_bar("prompts", len(ids), hidden=as_json) as advance:
         found = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)

@@ -15,7 +15,7 @@ from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
 from sigma0.ladder.trail import Decision, Heading, Trail, Unit
 from sigma0.ladder.triggers import Trigger, trigger_from_dict
-from sigma0.loading import load
+from sigma0.loading import load_causal
 from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors
 from sigma0.text import Messages
@@ -49,8 +49,8 @@ def open_ladder(
         if at:
             rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY") or "none", name=model))
         else:
-            looped, tokenizer = load(model, device=device, dtype=dtype, backend=backend)
-            rungs.append(Rung.local(looped, tokenizer, Path(model).name))
+            local = load_causal(model, device=device, dtype=dtype, backend=backend)
+            rungs.append(Rung.local(*local, Path(model).name))
     return FidelityLadder(rungs, limits, trigger)
 
 

@@ -108,6 +108,23 @@ def load(
         ValueError: If there is no such model, it is not looped, its tensors do not fit, or device, dtype
             or backend is bad.
     """
+    return _load(name, device, dtype, backend, looped_only=True)
+
+
+def load_causal(
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    backend: Backend = "auto",
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
+    return _load(name, device, dtype, backend, looped_only=False)
+
+
+def _load(
+    name: str, device: str | torch.device, dtype: str | torch.dtype, backend: Backend, looped_only: bool
+) -> tuple[Any, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
@@ -115,13 +132,18 @@ def load(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-        if model_class is None or not issubclass(model_class, DepthGenerationMixin):
+        if model_class is None:
+            raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
+        if looped_only and not issubclass(model_class, DepthGenerationMixin):
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
-        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError) as error:
         told = str(error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error)
         raise ValueError(f"{name!r} could not be loaded: {told.strip().splitlines()[0]}") from error
     tokenizer.padding_side = "left"
-    model.backend = backend
+    if isinstance(model, DepthGenerationMixin):
+        model.backend = backend
     return model.to(target).eval(), tokenizer

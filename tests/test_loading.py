@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
-from sigma0.loading import resolve_device, resolve_model
+from sigma0.loading import load_causal, resolve_device, resolve_model
 
 
 def test_shipped_models_load_by_name(pocket):
@@ -72,6 +72,12 @@ def test_models_without_loops_are_refused(tmp_path, pocket):
     pocket[1].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is a 'llama' model, which has no loops to skip"):
         sigma0.load(str(tmp_path))
+    model, tokenizer = load_causal(str(tmp_path), dtype="float32")
+    assert type(model) is LlamaForCausalLM and not model.training and tokenizer.padding_side == "left"
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="could not be loaded"):
+        load_causal(str(tmp_path))
 
 
 def test_a_bad_config_is_one_clear_error(tmp_path, pocket):

@@ -1,0 +1,107 @@
+"""Curves of a ladder: what is counted as right, at which cost, and what is read off."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.ladder_tables import ladder_runs, ladder_table, setting_name, shown
+from sigma0.bench.ladders import (
+    LARGE,
+    SMALL,
+    Point,
+    Setting,
+    answer_settings,
+    at_cost,
+    cheapest,
+    measure,
+    token_settings,
+)
+from sigma0.bench.ledger import read_rows
+from sigma0.estimates import Estimate
+from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Saturation
+from sigma0.ladder.triggers import trigger_to_dict
+from sigma0.prompts import Prompt
+from tests.ladder.conftest import looped, rungs, tokenizer  # noqa: F401
+
+STORY = "Mary went to the park. Leo went to the office."
+PROMPTS = [Prompt(f"{STORY} Where is {name}?") for name in ("Mary", "Leo", "Tom")]
+
+
+def point(cost, right, family="one"):
+    return Point(Setting(family, Never()), *(Estimate(value, (value, value)) for value in (right, cost, 1.0)), 1, 0, 0)
+
+
+def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
+    settings = [Setting(SMALL, Never()), Setting("always", Always()), Setting("random", Random(0.5))]
+    told = []
+    found = measure(*rungs, PROMPTS, settings, 5, lambda: told.append(1))
+    assert len(told) == 3 * 4
+    large, small, always, chance = found
+    assert large.setting.family == LARGE and large.accuracy.value == large.cost.value == large.seconds.value == 1
+    alone = [FidelityLadder([rung], policy=Never()) for rung in rungs]
+    texts = [[ladder.generate(prompt.content, max_new_tokens=5) for prompt in PROMPTS] for ladder in alone]
+    bytes_read = [sum(each.bytes_read for each in of_one) for of_one in texts]
+    assert small.cost.value == pytest.approx(bytes_read[0] / bytes_read[1])
+    assert small.accuracy.value == sum(a.text == b.text for a, b in zip(*texts, strict=True)) / 3
+    assert small.handed_up == 0 and small.catch_ups == 0
+    # all the same text, at the cost of both models' prompts
+    assert always.accuracy.value == 1 and always.handed_up == 1
+    assert always.cost.value > 1
+    assert 0 < chance.handed_up < 1
+
+
+def test_chance_is_drawn_anew_for_every_prompt(rungs):  # noqa: F811
+    """A ladder that begins anew draws the same positions anew: whole answers would go up all, or none."""
+    half = Setting("random", Random(0.5), unit="answer")
+    prompts = [Prompt(f"{STORY} Where is {number}?") for number in range(8)]
+    point = measure(*rungs, prompts, [half], 2)[1]
+    assert 0.1 < point.handed_up < 0.9
+
+
+def test_known_answers_decide_where_they_are_known(rungs):  # noqa: F811
+    alone = FidelityLadder([rungs[1]], policy=Never())
+    answers = [alone.generate(prompt.content, max_new_tokens=4).text for prompt in PROMPTS[:2]]
+    known = [replace(PROMPTS[0], answer=answers[0]), replace(PROMPTS[1], answer="nowhere")]
+    assert measure(*rungs, known, [], 4)[0].accuracy.value == 0.5
+    with pytest.raises(ValueError, match="some have none"):
+        measure(*rungs, [known[0], PROMPTS[1]], [], 4)
+
+
+def test_curves_are_read_between_their_points():
+    curve = [point(0.6, 0.9), point(0.4, 0.8), point(0.8, 0.95)]
+    assert at_cost(curve, 0.5) == pytest.approx(0.85)
+    assert at_cost(curve, 0.3) is None and at_cost([], 0.3) is None
+    assert cheapest(curve, 0.95, point(1, 0.94)) == curve[0]
+    assert cheapest(curve, 1, point(1, 0.99)) is None
+
+
+def test_settings_hold_all_baselines():
+    for settings in (token_settings(), answer_settings()):
+        assert {SMALL, "random", "entropy", "saturation or entropy"} <= {each.family for each in settings}
+    assert {each.unit for each in answer_settings()[1:]} == {"answer"}
+
+
+def test_a_setting_is_named_by_its_numbers():
+    both = AnyOf((Saturation(), Entropy(0.5)))
+    assert setting_name("both", trigger_to_dict(both)) == "both (above 0.5)"
+    assert setting_name("all", trigger_to_dict(Always())) == "all"
+
+
+def test_the_command_writes_rows_and_draws_them(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt.content, "answer": "park"}) + "\n" for prompt in PROMPTS))
+    ledger, picture = tmp_path / "ledger.jsonl", tmp_path / "ladder.png"
+    command = ["ladder", "pocket", "pocket-large", "--prompts", str(prompts), "--unit", "answer", "-n", "2"]
+    command += ["--max-new-tokens", "3", "--out", str(ledger), "--picture", str(picture)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (run,) = ladder_runs(read_rows(ledger)).values()
+    assert len(run) == 1 + len(answer_settings()) and {row.n for row in run} == {2}
+    assert [row.family for row in shown(run)[:2]] == [SMALL, LARGE]
+    assert ladder_table(run).count("\n") == 1 + len(shown(run))
+    refused = CliRunner().invoke(app, [*command, "--unit", "draft"])
+    assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
