@@ -61,7 +61,7 @@ def ladder(
         upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
         asked, where = _prompts(prompts, n, seed, not everything)
         ids = encode_prompts(*below, asked, max_new_tokens)
-        points = UNITS[unit]()
+        points = UNITS[unit](below[0].door_policy)
         started = datetime.now(timezone.utc).isoformat()
         total = len(asked) * (1 + len(points))
         with progress_bar("answers", total, hidden=as_json) as advance:

@@ -25,10 +25,12 @@ from sigma0.ladder import (
 )
 from sigma0.ladder.trail import Unit
 from sigma0.prompts import Prompt
+from sigma0.verdict import DoorPolicy
 
 Floats = npt.NDArray[np.float64]
 SMALL, LARGE = "small only", "large only"
 ENTROPIES = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
+MEAN_ENTROPIES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,38 @@ class Setting:
     warm_start: bool = False
 
 
-def token_settings(entropies: Sequence[float] = ENTROPIES) -> list[Setting]:
-    """Points of models with one tokenizer: tokens go up, and whole answers beside them."""
+def token_settings(doors: DoorPolicy) -> list[Setting]:
+    """Points of models with one tokenizer: tokens go up, and whole answers beside them.
+
+    Args:
+        doors: What the converge door of the lower model asks for.
+    """
     found = [Setting(SMALL, Never())]
     found += [Setting("random", Random(rate)) for rate in (0.01, 0.03, 0.1, 0.3)]
-    found += [Setting("entropy", Entropy(above)) for above in entropies]
-    found += [Setting("saturation or entropy", AnyOf((Saturation(), Entropy(above)))) for above in entropies]
+    found += [Setting("entropy", Entropy(above)) for above in ENTROPIES]
+    found += [Setting("saturation or entropy", AnyOf((Saturation(), Entropy(above)))) for above in ENTROPIES]
     found += [Setting("margin", Margin(below)) for below in (0.1, 0.3, 0.6, 0.9)]
     found += [Setting(f"entropy, stay {stay}", Entropy(0.5), stay) for stay in (1, 3)]
     for warm_start, family in ((False, "whole answers"), (True, "whole answers, warm start")):
         found += [Setting(family, Margin(below), unit="answer", warm_start=warm_start) for below in (0.1, 0.6, 0.9)]
+    # what sigma0.generate does with a ladder when SIGMA0_LADDER=1
+    found.append(Setting("whole answers by verdict", ShutDoor(doors), unit="answer"))
     return found
 
 
-def answer_settings(entropies: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> list[Setting]:
-    """Points of models with different tokenizers: only whole answers can go up."""
+def answer_settings(doors: DoorPolicy) -> list[Setting]:
+    """Points of models with different tokenizers: only whole answers can go up.
+
+    Args:
+        doors: What the converge door of the lower model asks for.
+    """
     found = [Setting(SMALL, Never())]
     found += [Setting("random", Random(rate), unit="answer") for rate in (0.25, 0.5, 0.75)]
-    found += [Setting("entropy", Entropy(above), unit="answer") for above in entropies]
-    policies = [AnyOf((Saturation(), Entropy(above))) for above in entropies]
+    found += [Setting("entropy", Entropy(above), unit="answer") for above in MEAN_ENTROPIES]
+    policies = [AnyOf((Saturation(), Entropy(above))) for above in MEAN_ENTROPIES]
     found += [Setting("saturation or entropy", policy, unit="answer") for policy in policies]
-    found.append(Setting("verdict", ShutDoor(), unit="answer"))
-    found.append(Setting("verdict, warm start", ShutDoor(), unit="answer", warm_start=True))
+    found.append(Setting("verdict", ShutDoor(doors), unit="answer"))
+    found.append(Setting("verdict, warm start", ShutDoor(doors), unit="answer", warm_start=True))
     return found
 
 

@@ -24,6 +24,7 @@ from sigma0.estimates import Estimate
 from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Saturation
 from sigma0.ladder.triggers import trigger_to_dict
 from sigma0.prompts import Prompt
+from sigma0.verdict import DoorPolicy
 from tests.ladder.conftest import looped, rungs, tokenizer  # noqa: F401
 
 STORY = "Mary went to the park. Leo went to the office."
@@ -79,9 +80,9 @@ def test_curves_are_read_between_their_points():
 
 
 def test_settings_hold_all_baselines():
-    for settings in (token_settings(), answer_settings()):
+    for settings in (token_settings(DoorPolicy()), answer_settings(DoorPolicy())):
         assert {SMALL, "random", "entropy", "saturation or entropy"} <= {each.family for each in settings}
-    assert {each.unit for each in answer_settings()[1:]} == {"answer"}
+    assert {each.unit for each in answer_settings(DoorPolicy())[1:]} == {"answer"}
 
 
 def test_a_setting_is_named_by_its_numbers():
@@ -100,7 +101,7 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     (run,) = ladder_runs(read_rows(ledger)).values()
-    assert len(run) == 1 + len(answer_settings()) and {row.n for row in run} == {2}
+    assert len(run) == 1 + len(answer_settings(DoorPolicy())) and {row.n for row in run} == {2}
     assert [row.family for row in shown(run)[:2]] == [SMALL, LARGE]
     assert ladder_table(run).count("\n") == 1 + len(shown(run))
     refused = CliRunner().invoke(app, [*command, "--unit", "draft"])
