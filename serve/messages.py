@@ -1,0 +1,212 @@
+"""What passes between the protocol and the engine: jobs in, tokens and an end out."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from sigma0.exits import Reason
+from sigma0.ops import Fate
+from sigma0.savings import Savings
+from sigma0.settings import ExitConfig
+from sigma0.verdict import Door, ReasonVerdict
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How ids are chosen; as transformers has it, and the two penalties as OpenAI has them.
+
+    Attributes:
+        temperature: 0 takes the likeliest.
+        top_p: In (0, 1].
+        top_k: 0 for none.
+        min_p: In [0, 1].
+        repetition_penalty: Above 0; 1 for none.
+        presence_penalty: Taken off the logits of ids that were written already.
+        frequency_penalty: Likewise, for each time that they were.
+        seed: Of the draws; None draws one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One text to be continued.
+
+    Attributes:
+        prompt_ids: At least one.
+        max_new_tokens: At least 1; with the prompt within the model's context.
+        exit_config: When tokens stop.
+        sampling: How ids are chosen.
+        stop: Strings that end the text, which does not hold them.
+        logprobs: How many alternatives are told beside each token's log-probability; None tells neither.
+        context: Texts that the answer may be grounded in.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    exit_config: ExitConfig
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    context: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """An id that could have been written.
+
+    Attributes:
+        id: Its id.
+        logprob: Natural logarithm of its probability, before temperature, penalties and cuts.
+    """
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenTold:
+    """A new token, final: it is not taken back.
+
+    Attributes:
+        id: Its id.
+        text: What may be shown since the token before it: it may be "" while a character is not complete or a stop
+            string may have begun. The texts of all tokens make the whole text.
+        depth: Loop that it was read at, from 1; 0 of a model without loops.
+        reason: Why there; None of a model without loops.
+        fate: Of its loops so far.
+        proximity: How near the text is to running in circles.
+        margin: Lead of the likeliest id.
+        entropy: Of the distribution, nats.
+        logprob: Of the token; None where not asked for.
+        alternatives: The likeliest ids, likeliest first.
+        rung: Name of the model that wrote it.
+        handed_up: Why it left the lowest rung of a ladder; None where it did not.
+    """
+
+    id: int
+    text: str
+    depth: int
+    reason: Reason | None
+    fate: Fate | None
+    proximity: float | None
+    margin: float | None
+    entropy: float | None
+    logprob: float | None
+    alternatives: tuple[Alternative, ...]
+    rung: str
+    handed_up: str | None = None
+
+
+@dataclass(frozen=True)
+class JobDone:
+    """The end of a job.
+
+    Attributes:
+        text: The whole new text.
+        tokens: All tokens, with what became known of their loops behind their exits.
+        finish_reason: `stop` (an end id or a stop string) or `length`.
+        prompt_tokens: Ids of the prompt.
+        cached_tokens: Of those, how many were found in the prefix cache.
+        total_loops: T.
+        passes: Passes in which the job had a token on its way, behind its first token.
+        rows: Rows of the job in those passes.
+        savings: Over the tokens after the first.
+        verdict: On the whole text; None where verdicts are switched off.
+        door: That it opens; of a ladder also `abort` or `top_rung`.
+        door_text: The door and why, in a sentence.
+        preemptions: How often its K/V were given up and made anew.
+        trail: A ladder's decisions, one JSON object each; empty elsewhere.
+        costs: Of each rung of a ladder, as JSON values; empty elsewhere.
+    """
+
+    text: str
+    tokens: tuple[TokenTold, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    total_loops: int
+    passes: int
+    rows: int
+    savings: Savings
+    verdict: ReasonVerdict | None
+    door: Door | Literal["top_rung"] | None
+    door_text: str | None
+    preemptions: int = 0
+    trail: tuple[dict[str, Any], ...] = ()
+    costs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """How a service stands.
+
+    Attributes:
+        waiting: Jobs in the queue.
+        running: Jobs on their way.
+        passes: Passes so far.
+        rows: Rows in them.
+        tokens: New tokens so far.
+        exit_loops: Sum of their depths.
+        pages_total: Pages of K/V.
+        pages_used: Of those, held by jobs.
+        pages_cached: Of those, kept for prompts that begin alike.
+        preemptions: Jobs that were put back.
+    """
+
+    waiting: int
+    running: int
+    passes: int
+    rows: int
+    tokens: int
+    exit_loops: int
+    pages_total: int
+    pages_used: int
+    pages_cached: int
+    preemptions: int
+
+
+class Busy(RuntimeError):
+    """The queue is full, or the service is being shut down."""
+
+
+class JobFailed(RuntimeError):
+    """Something broke inside of one job; others go on."""
+
+
+class Service(Protocol):
+    """What the protocol knows of the engine.
+
+    Attributes:
+        name: Of the model.
+        model: The looped model.
+        tokenizer: Its tokenizer.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    def submit(self, job: Job) -> AsyncIterator[TokenTold | JobDone]:
+        """Queues a job at once; its tokens as they come, then its end. Closing the iterator cancels the job.
+
+        Raises:
+            Busy: At once, where no more jobs are taken.
+            JobFailed: From the iterator.
+        """
+
+    def status(self) -> ServiceStatus:
+        """How it stands."""
+
+    async def drain(self) -> None:
+        """Takes no more jobs and returns once all that were taken are over."""
