@@ -111,17 +111,33 @@ class VerifiedLoop(TokenLoop):
             self.wave.cache.trim(int(self.columns.max()))
             self._note_skipped()
 
-    @torch.no_grad()
     def _settle(self, first: Exits) -> tuple[Emission, ...]:
+        return self._observed(self.begin(first))
+
+    def _step(self) -> tuple[Emission, ...]:
+        self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
+        return self._observed(self.take(*self.wave.advance_and_read(self._redraft)))
+
+    @torch.no_grad()
+    def begin(self, first: Exits) -> list[tuple[Emission, Tensor]]:
+        """The tokens behind the prompts, each with the logits `[V]` that it was read from.
+
+        Args:
+            first: The exits of the last prompt token of every sequence, read at loop T.
+        """
         rows = self._rows(first.logits)
         for sequence, row in zip(first.sequences.tolist(), rows, strict=True):
             self._tell(sequence, row, self.wave.rule.total_loops, met=False)
         return self._take_told()
 
     @torch.no_grad()
-    def _step(self) -> tuple[Emission, ...]:
-        self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
-        exits, readings = self.wave.advance_and_read(self._redraft)
+    def take(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
+        """Judges what one pass read; the tokens that it settles, each with the logits `[V]` that it was read from.
+
+        Args:
+            exits: Tokens that stopped.
+            readings: Proposals that were read again, each sequence's in their order.
+        """
         heads = [part.logits for part in (readings, exits) if part is not None]
         rows = self._rows(torch.cat(heads) if len(heads) > 1 else heads[0]) if heads else []
         checked = 0 if readings is None else len(readings.sequences)
@@ -162,9 +178,13 @@ class VerifiedLoop(TokenLoop):
             else:
                 self._propose(sequence, row, depth, met, diverged)
 
-    def _take_told(self) -> tuple[Emission, ...]:
-        """The tokens that this pass told, one of a sequence at most; the record is told of them."""
+    def _take_told(self) -> list[tuple[Emission, Tensor]]:
+        """The tokens that were told since, one of a sequence at most."""
         told, self._told = self._told, []
+        return told
+
+    def _observed(self, told: list[tuple[Emission, Tensor]]) -> tuple[Emission, ...]:
+        """The tokens of one pass; the record is told of them."""
         if told and self.record is not None:
             sequences = np.array([emission.sequence for emission, _ in told])
             places = np.array([len(self.accepted[sequence]) - 1 for sequence in sequences])

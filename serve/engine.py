@@ -1,0 +1,295 @@
+"""Continuous batching by loop: `step()` is schedule, pass, emit.
+
+A pass runs one loop of every row there is: prompts a stretch at a time, tokens that are still to be read, and tokens
+that run on behind their exits. Requests stand at different loops and come and go between passes. A row of column p at
+loop t attends to plane t of the columns up to p, all of which are at least as deep by then, so that it sees what it
+would see alone; so does a prompt's next stretch, which enters one pass behind the one before it. The token behind a
+prompt is read at its exit while the prompt's last columns still run on to T.
+
+A request that gives its pages up is put back into the queue with a note of how far each of its rows had got. All its
+columns are then read anew, each to where it was (under `drop` to where it had stopped), and go on from there once all
+of them are: what it writes does not depend on whether it was put back.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.frontier import Ints
+from sigma0.serve.feed import TextFeed
+from sigma0.serve.flight import Flight
+from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
+from sigma0.serve.pages import PagePool
+from sigma0.serve.passes import Passed
+from sigma0.serve.planes import PagedPlanes, PageShape
+from sigma0.serve.rows import FOLLOWER
+from sigma0.serve.running import Running, Verified
+from sigma0.serve.scheduler import Entry, Scheduler
+from sigma0.serve.telling import Read, Teller
+from sigma0.settings import switches
+from sigma0.transfer import to_host
+from sigma0.wave import Exits, Readings
+
+_LOG = logging.getLogger(__name__)
+Event = tuple[int, TokenTold | JobDone | JobFailed]
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What an engine may hold.
+
+    Attributes:
+        max_running: Requests that run at most.
+        max_waiting: Requests in the queue at most.
+        pass_rows: Rows that reading prompts may bring a pass up to.
+        page_size: Columns of a page.
+        kv_bytes: Of K/V, fixed when the engine is made.
+    """
+
+    max_running: int = 16
+    max_waiting: int = 64
+    pass_rows: int = 256
+    page_size: int = 16
+    kv_bytes: int = 2**28
+
+
+class Engine:
+    """Requests in, tokens out, a pass at a time. Not safe for threads: one of them owns it.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        name: Of the model, in what is told.
+        limits: What it may hold.
+        watch: Whether statistics and verdicts are told; None: as `SIGMA0_VERDICT` says.
+
+    Raises:
+        ValueError: If the K/V hold no page.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str, limits: EngineLimits | None = None, watch: bool | None = None
+    ) -> None:
+        self.limits = limits or EngineLimits()
+        shape = PageShape.of(model, self.limits.page_size)
+        pages = self.limits.kv_bytes // shape.bytes_with(model.dtype)
+        if pages < 1:
+            raise ValueError(
+                f"{self.limits.kv_bytes} bytes of K/V hold no page: one takes {shape.bytes_with(model.dtype)} bytes"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.pool = PagePool(pages, shape.size)
+        running = self.limits.max_running
+        self.scheduler = Scheduler(self.pool, running, self.limits.max_waiting, self.limits.pass_rows)
+        self._planes = PagedPlanes(shape, pages, model.dtype, model.device)
+        self._flight = Flight(model, self._planes, self.scheduler, running)
+        longest = min(model.config.max_position_embeddings, pages * shape.size)
+        watching = switches().verdict if watch is None else watch
+        self._teller = Teller(model, name, running, longest, watching)
+        self._jobs: dict[int, Running] = {}
+        self._keys = count()
+        self._tokens = self._exit_loops = self._preemptions = 0
+        told = model.generation_config.eos_token_id
+        self._eos = frozenset() if told is None else frozenset([told] if isinstance(told, int) else told)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._jobs)
+
+    def status(self) -> ServiceStatus:
+        """How it stands."""
+        return ServiceStatus(
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            passes=self._flight.passes,
+            rows=self._flight.rows_run,
+            tokens=self._tokens,
+            exit_loops=self._exit_loops,
+            pages_total=self.pool.total,
+            pages_used=self.pool.used,
+            pages_cached=self.pool.cached,
+            preemptions=self._preemptions,
+        )
+
+    def submit(self, job: Job) -> int:
+        """Queues a request; returns its number.
+
+        Raises:
+            ValueError: For one that can never run.
+            Busy: If the queue is full.
+        """
+        goal = len(job.prompt_ids)
+        columns, limit = goal + job.max_new_tokens, self.model.config.max_position_embeddings
+        if not goal or job.max_new_tokens < 1:
+            raise ValueError("a request needs at least one prompt id and one new token")
+        if columns > limit:
+            raise ValueError(f"{columns} tokens exceed the model's context of {limit}")
+        if self.pool.pages_for(columns) > self.pool.total:
+            raise ValueError(f"{columns} tokens exceed the {self.pool.total * self.pool.size} that the K/V hold")
+        rule = self.model.exit_rule(job.exit_config)
+        if self.scheduler.is_full:
+            raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
+        entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1)
+        verified = job.exit_config.after_exit == "verify"
+        feed = TextFeed(self.tokenizer, job.stop)
+        kind = Verified if verified else Running
+        running = kind(entry, job, rule, feed, self._eos, self.model, self._teller.watch)
+        self._jobs[entry.key] = running
+        self.scheduler.add(entry)
+        return entry.key
+
+    def cancel(self, key: int) -> None:
+        """Forgets a request; nothing more is told of it."""
+        running = self._jobs.get(key)
+        if running is not None:
+            self._forget(running)
+
+    def step(self) -> list[Event]:
+        """One pass; what came of it."""
+        self._schedule()
+        return self._emit(self._flight.run()) if len(self._flight) else []
+
+    def _schedule(self) -> None:
+        for entry in self.scheduler.admit():
+            running = self._jobs[entry.key]
+            running.cached = running.cached or entry.cached
+            self._flight.by_slot[entry.slot] = running
+            self._teller.begin(running)
+        self._flight.go_on()
+        for key in list(self.scheduler.running):
+            # one that was put back in this loop runs no more
+            if key in self.scheduler.running:
+                self._enter_waiting(self._jobs[key])
+        for stretch in self.scheduler.stretches(len(self._flight)):
+            self._enter(self._jobs[stretch.entry.key], np.arange(stretch.start, stretch.stop))
+
+    def _enter_waiting(self, running: Running) -> None:
+        """Tokens that are fed back, once all before them have entered."""
+        entry = running.entry
+        if entry.read < entry.goal or running.is_replaying:
+            return
+        while running.waiting:
+            slots = {each.key: each.slot for each in self.scheduler.running.values()}
+            for other in self.scheduler.make_room(entry, running.waiting[0] + 1):
+                self._put_back(self._jobs[other.key], slots[other.key])
+            if entry.key not in self.scheduler.running:
+                return
+            column = running.waiting.popleft()
+            self._enter(running, np.array([column]))
+            entry.goal = entry.read = column + 1
+
+    def _enter(self, running: Running, columns: Ints) -> None:
+        self._flight.enter(running, columns)
+        self._teller.enter(running, columns)
+
+    def _put_back(self, running: Running, slot: int) -> None:
+        self._teller.save(running, slot)
+        self._flight.put_back(running, slot)
+        self._preemptions += 1
+
+    def _forget(self, running: Running) -> None:
+        """Ends a request, whatever it was at."""
+        slot, pages = running.entry.slot, list(running.entry.pages)
+        self.scheduler.remove(running.entry)
+        if slot >= 0:
+            self._flight.clear(slot)
+        if running.is_broken:
+            # what is no number must not be seen by whoever has the page next, not even with weight 0
+            self._planes.wipe(pages)
+        del self._jobs[running.entry.key]
+
+    def _emit(self, passed: Passed) -> list[Event]:
+        """Reads what stopped, lets rows leave, and tells the tokens."""
+        rows = passed.rows
+        self._teller.put(rows, passed.fates)
+        checked = self._checked(passed)
+        read = np.concatenate([passed.stopped, checked])
+        logits = self._flight.head(read) if len(read) else None
+        self._flight.settle(passed.stopped)
+        if logits is None:
+            return []
+        likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.isfinite().any(-1).double()]))
+        events: list[Event] = []
+        settled: list[Read] = []
+        for slot in np.unique(rows.texts[read]).tolist():
+            running = self._flight.owner(slot)
+            own = np.flatnonzero(rows.texts[read] == slot)
+            try:
+                settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
+            except Exception as error:
+                _LOG.exception("request %d failed", running.entry.key)
+                events.append((running.entry.key, JobFailed(f"{type(error).__name__} inside of this request")))
+                self._forget(running)
+        for each, token in zip(settled, self._teller.tell(settled), strict=True):
+            events += self._tell(each.running, token, each.is_last)
+        return events
+
+    def _checked(self, passed: Passed) -> Ints:
+        """Rows whose tokens were proposed in an earlier pass and are read again."""
+        rows, found = passed.rows, []
+        for row in np.flatnonzero(rows.roles == FOLLOWER).tolist():
+            running = self._flight.owner(rows.texts[row])
+            if running.reads_again(int(rows.columns[row]), int(rows.loops[row])):
+                found.append(row)
+        order = sorted(found, key=lambda row: int(rows.columns[row]))
+        return np.array(order, dtype=np.int64)
+
+    def _settled(
+        self,
+        running: Running,
+        passed: Passed,
+        read: Ints,
+        own: Ints,
+        stopped: int,
+        logits: Tensor,
+        likeliest: Any,
+    ) -> list[Read]:
+        """The tokens of one request that a pass settles, one at most."""
+        if not likeliest[1, own].all():
+            running.is_broken = True
+            raise FloatingPointError("the model's logits are no numbers")
+        rows = passed.rows
+        if not isinstance(running, Verified):
+            (place,) = own.tolist()
+            token_id = int(likeliest[0, place]) if running.is_plain else running.choose(logits[place])
+            depth = int(rows.loops[read[place]])
+            flags = bool(passed.met[place]), bool(passed.diverged[place])
+            return [Read(running, token_id, depth, *flags, logits[place], running.is_last(token_id))]
+        exits = readings = None
+        first, again = own[own < stopped], own[own >= stopped]
+        if len(first):
+            none = np.zeros(len(first), dtype=np.int64)
+            exits = Exits(none, rows.loops[read[first]], passed.met[first], logits[first], passed.diverged[first])
+        if len(again):
+            none = np.zeros(len(again), dtype=np.int64)
+            readings = Readings(none, rows.columns[read[again]], rows.loops[read[again]], logits[again])
+        told = running.take(exits, readings)
+        if running.dropped is not None:
+            self._flight.take_back(running.entry.slot, running.dropped)
+            running.dropped = None
+        return [Read(running, each.token_id, each.depth, each.met, each.diverged, row, each.last) for each, row in told]
+
+    def _tell(self, running: Running, token: TokenTold, is_last: bool) -> list[Event]:
+        """A token, and the end if it is the last."""
+        text = running.feed.add(token.id)
+        is_last = is_last or running.feed.stopped
+        if is_last:
+            text += running.feed.end()
+        token = replace(token, text=text)
+        running.told.append(token)
+        self._tokens += 1
+        self._exit_loops += token.depth
+        events: list[Event] = [(running.entry.key, token)]
+        if is_last:
+            events.append((running.entry.key, self._teller.done(running)))
+            self._forget(running)
+        elif not isinstance(running, Verified):
+            running.append(token.id)
+        return events

@@ -1,0 +1,229 @@
+"""A request on its way: what it has written, how it chooses, and what it needs to be begun anew elsewhere."""
+
+from collections import deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
+
+from sigma0.decoding import Emission
+from sigma0.exits import ExitRule
+from sigma0.frontier import Ints
+from sigma0.ops import Operations
+from sigma0.serve.choosing import generator_for, processors_for
+from sigma0.serve.feed import TextFeed
+from sigma0.serve.messages import Job, TokenTold
+from sigma0.serve.passes import Ruled
+from sigma0.serve.rows import LEADER, PASSIVE
+from sigma0.serve.scheduler import Entry
+from sigma0.verify import VerifiedLoop
+from sigma0.wave import Exits, Readings
+
+
+@dataclass(frozen=True)
+class Halted:
+    """A row that waits where it is until everything before it has been read anew.
+
+    Attributes:
+        loops: It had finished.
+        role: As `sigma0.serve.rows` has it.
+    """
+
+    loops: int
+    role: int
+
+
+class Running:
+    """A request and all that belongs to it.
+
+    Args:
+        entry: What the scheduler knows of it.
+        job: What was asked.
+        rule: When tokens stop.
+        feed: Of its text.
+        eos: Ids that end it.
+        model: The looped model.
+        watch: Whether fates are wanted.
+
+    Attributes:
+        told: Tokens so far.
+        cached: Columns of the prompt that were found in the prefix cache.
+        is_broken: Whether its logits were no numbers.
+        ruled: How its rows are decided.
+        ids: Of every column that has entered or is about to, proposals among them.
+        waiting: Columns that enter the next pass.
+        depths: Loop behind which each new token's row was dropped, by column; only under `drop`.
+        halted: Rows in flight when it was put back, by column; empty once they go on.
+        anew: Columns that are only read, since what they say was told before it was put back.
+        passes: Passes with a row of a new token.
+        rows: Rows of new tokens.
+        saved: What the collapse statistics remember of it while it is not running.
+        fates: Of its columns' loops, likewise.
+    """
+
+    def __init__(
+        self, entry: Entry, job: Job, rule: ExitRule, feed: TextFeed, eos: frozenset[int], model: Any, watch: bool
+    ) -> None:
+        self.entry = entry
+        self.job = job
+        self.rule = rule
+        self.feed = feed
+        self.prompt = len(job.prompt_ids)
+        self.drops = job.exit_config.after_exit == "drop"
+        self.ruled = Ruled(rule, rule.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
+        self.told: list[TokenTold] = []
+        self.ids = entry.ids
+        self.waiting: deque[int] = deque()
+        self.depths: dict[int, int] = {}
+        self.halted: dict[int, Halted] = {}
+        self.anew = 0
+        self.passes = 0
+        self.rows = 0
+        self.cached = 0
+        self.saved: tuple[Tensor, ...] | None = None
+        self.fates: npt.NDArray[np.int8] | None = None
+        self.is_broken = False
+        self._eos = eos
+        self._model = model
+        self._device = model.device
+        self._processors = processors_for(job.sampling, self.prompt)
+        self._generator = generator_for(job.sampling, model.device)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the likeliest id is the choice."""
+        return not self._processors and self._generator is None
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether rows that were in flight still have to get to where they were."""
+        return bool(self.halted)
+
+    def target(self, column: int) -> int:
+        """Loop behind which the row of a column leaves, or is held."""
+        halted = self.halted.get(column)
+        return halted.loops if halted is not None else self.depths.get(column, self.rule.last_loop)
+
+    def reads_again(self, column: int, loops: int) -> bool:
+        """Whether a token that was read before is read again at a loop."""
+        return False
+
+    def role(self, column: int) -> int:
+        """What the row of a column is as it enters."""
+        return PASSIVE if self.is_replaying or column < max(self.prompt - 1, self.anew) else LEADER
+
+    def choose(self, logits: Tensor) -> int:
+        """The next id, given logits `[V]`, where the likeliest is not simply taken."""
+        ids = torch.tensor([self.ids], device=self._device)
+        scores = self._processors(ids, logits.to(torch.float32, copy=True)[None])
+        if self._generator is None:
+            return int(scores.argmax(-1))
+        return int(torch.multinomial(torch.softmax(scores, dim=-1)[0], 1, generator=self._generator))
+
+    def is_last(self, token_id: int) -> bool:
+        """Whether the text ends with an id that is about to be told."""
+        return token_id in self._eos or len(self.told) + 1 >= self.job.max_new_tokens
+
+    def ends_text(self, token_id: int) -> bool:
+        """Whether an id is an end."""
+        return token_id in self._eos
+
+    def append(self, token_id: int) -> None:
+        """A told token that is to be fed back."""
+        self.waiting.append(len(self.ids))
+        self.ids.append(token_id)
+
+    def halt(self, columns: Ints, loops: Ints, roles: Ints) -> None:
+        """Remembers its rows in flight, and what is to be read anew before they can go on."""
+        flight = zip(columns.tolist(), loops.tolist(), roles.tolist(), strict=True)
+        # one that is put back while it reads anew still has the older rows to get to
+        found = {column: Halted(loop, role) for column, loop, role in flight if role != PASSIVE}
+        self.halted = {**found, **self.halted}
+        entered = len(self.ids) - len(self.waiting)
+        self.anew = entered if self.told and not self.halted else 0
+        self.entry.goal = entered
+        exact = self.prompt if self.drops else entered
+        self.entry.reusable = min(exact if self.told else self.prompt - 1, entered, *self.halted)
+
+    def resume(self) -> dict[int, Halted]:
+        """The rows that go on from where they were, once all of them have got there."""
+        halted, self.halted = self.halted, {}
+        return halted
+
+
+class _Place:
+    """What `VerifiedLoop` knows of a wave: its text goes in and out of the engine's rows."""
+
+    def __init__(self, running: "Verified", rule: ExitRule, ops: Operations) -> None:
+        self._running = running
+        self.rule = rule
+        self.ops = ops
+        self.record = None
+        self.cache = SimpleNamespace(length=running.prompt)
+
+    def enter(self, token_ids: Tensor, sequences: Ints, columns: Ints, positions: Ints) -> None:
+        """A proposed or checked token is fed back."""
+        assert int(columns[0]) == len(self._running.ids)
+        self._running.append(int(token_ids[0]))
+
+    def drop_from(self, sequence: int, column: int) -> None:
+        """Tokens were taken back."""
+        self._running.take_back(column)
+
+
+class Verified(Running):
+    """A request whose tokens are proposed early and told once loop T agrees.
+
+    Args:
+        *args: As `Running` takes them.
+
+    Attributes:
+        dropped: First column that was taken back since the engine looked; None where none was.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.dropped: int | None = None
+        config = GenerationConfig(
+            do_sample=self._generator is not None, max_length=self.prompt + self.job.max_new_tokens
+        )
+        config._pad_token_tensor = None
+        criteria = StoppingCriteriaList([MaxLengthCriteria(self.prompt + self.job.max_new_tokens)])
+        if self._eos:
+            criteria.append(EosTokenCriteria(sorted(self._eos)))
+        self.loop = VerifiedLoop(
+            _Place(self, self.rule, self._model.operations),
+            torch.tensor([self.job.prompt_ids], device=self._device),
+            np.array([self.prompt]),
+            self._processors,
+            criteria,
+            config,
+        )
+        if self._generator is not None:
+            self.loop.generators = [self._generator]
+
+    def reads_again(self, column: int, loops: int) -> bool:
+        """At loop T; at every loop, where tokens may be redrafted."""
+        return column >= self.prompt and (self.job.exit_config.redraft or loops == self.rule.total_loops)
+
+    def target(self, column: int) -> int:
+        """Every row runs to loop T."""
+        halted = self.halted.get(column)
+        return self.rule.total_loops if halted is None else halted.loops
+
+    def take_back(self, column: int) -> None:
+        """Forgets the ids from a column on; the engine drops their rows."""
+        del self.ids[column:]
+        self.waiting = deque(each for each in self.waiting if each < column)
+        self.dropped = column if self.dropped is None else min(self.dropped, column)
+
+    def take(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
+        """What one pass settled."""
+        if not self.told and exits is not None:
+            return self.loop.begin(exits)
+        return self.loop.take(exits, readings)
