@@ -1,6 +1,5 @@
 """What passes between the protocol and the engine: jobs in, tokens and an end out."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -184,6 +183,24 @@ class JobFailed(RuntimeError):
     """Something broke inside of one job; others go on."""
 
 
+class JobEvents(Protocol):
+    """Tokens of a job as they come, then its end."""
+
+    def __aiter__(self) -> "JobEvents":
+        """Itself."""
+
+    async def __anext__(self) -> TokenTold | JobDone:
+        """The next one.
+
+        Raises:
+            ValueError: For a job that can never run.
+            JobFailed: If something broke.
+        """
+
+    async def aclose(self) -> None:
+        """Cancels the job, whether or not anything of it was read; one that is over stays as it was."""
+
+
 class Service(Protocol):
     """What the protocol knows of the engine.
 
@@ -197,12 +214,11 @@ class Service(Protocol):
     model: Any
     tokenizer: Any
 
-    def submit(self, job: Job) -> AsyncIterator[TokenTold | JobDone]:
-        """Queues a job at once; its tokens as they come, then its end. Closing the iterator cancels the job.
+    def submit(self, job: Job) -> JobEvents:
+        """Queues a job at once.
 
         Raises:
             Busy: At once, where no more jobs are taken.
-            JobFailed: From the iterator.
         """
 
     def status(self) -> ServiceStatus:

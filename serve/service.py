@@ -1,0 +1,182 @@
+"""The engine in a thread of its own, for callers on an event loop: jobs go in, and their events come back."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from sigma0.serve.engine import Engine
+from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
+
+_LOG = logging.getLogger(__name__)
+_Told = TokenTold | JobDone | JobFailed
+
+
+class Events:
+    """`sigma0.serve.messages.JobEvents` of one job.
+
+    Args:
+        loop: Of the caller.
+        cancel: Tells the engine that nobody wants the job any more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["Events"], None]) -> None:
+        self._loop = loop
+        self._cancel = cancel
+        self._events: asyncio.Queue[_Told | ValueError] = asyncio.Queue()
+        self._is_over = False
+
+    def hear(self, event: _Told | ValueError) -> None:
+        """Called from the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            # the caller's loop is closed, so that nobody listens any more
+            _LOG.debug("an event came for a closed loop")
+
+    def __aiter__(self) -> "Events":
+        return self
+
+    async def __anext__(self) -> TokenTold | JobDone:
+        if self._is_over:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._is_over = not isinstance(event, TokenTold)
+        if isinstance(event, JobFailed | ValueError):
+            raise event
+        return event
+
+    async def aclose(self) -> None:
+        """Cancels the job; one that is over stays as it was."""
+        if not self._is_over:
+            self._is_over = True
+            self._cancel(self)
+
+
+class EngineService:
+    """Runs an engine; `sigma0.serve.messages.Service` says what callers see.
+
+    Args:
+        engine: Owned by the thread from here on.
+        name: Of the model.
+
+    Attributes:
+        name: Of the model.
+        model: The looped model.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.name = name
+        self.model: Any = engine.model
+        self.tokenizer: Any = engine.tokenizer
+        self._engine = engine
+        self._listeners: dict[int, Events] = {}
+        self._keys: dict[Events, int] = {}
+        self._inbox: deque[tuple[Job | None, Events]] = deque()
+        self._wake = threading.Condition()
+        self._status = engine.status()
+        self._is_draining = False
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="sigma0-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> Events:
+        """Queues a job at once. Must be called on an event loop.
+
+        Raises:
+            Busy: At once, where no more jobs are taken.
+        """
+        with self._wake:
+            if self._is_draining or self._is_closed:
+                raise Busy("the server is being shut down")
+            # jobs that the engine has not seen yet count as well
+            waiting = self._status.waiting + sum(job is not None for job, _ in self._inbox)
+            if waiting >= self._engine.limits.max_waiting:
+                raise Busy(f"{waiting} requests are waiting already")
+            events = Events(asyncio.get_running_loop(), self._cancel)
+            self._inbox.append((job, events))
+            self._wake.notify()
+        return events
+
+    def _cancel(self, events: Events) -> None:
+        with self._wake:
+            self._inbox.append((None, events))
+            self._wake.notify()
+
+    def status(self) -> ServiceStatus:
+        """How the engine stood behind its last pass."""
+        return self._status
+
+    async def drain(self) -> None:
+        """Takes no more jobs and returns once all that were taken are over."""
+        with self._wake:
+            self._is_draining = True
+            self._wake.notify()
+        while self._thread.is_alive():
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """Ends the thread, whatever it is at; jobs under way fail."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._take_in():
+            if not self._engine.has_work:
+                continue
+            try:
+                events = self._engine.step()
+            except Exception as error:
+                # a pass that breaks leaves no request in a known state
+                _LOG.exception("a pass failed; all requests under way end")
+                self._fail_all(f"{type(error).__name__} in the engine")
+                continue
+            self._status = self._engine.status()
+            for key, event in events:
+                self._listeners[key].hear(event)
+                if isinstance(event, JobDone | JobFailed):
+                    self._end(key)
+        self._fail_all("the server is being shut down")
+
+    def _take_in(self) -> bool:
+        """Waits for work and takes it in; False once there is to be none any more."""
+        with self._wake:
+            while not (self._inbox or self._engine.has_work or self._is_draining or self._is_closed):
+                self._wake.wait()
+            inbox = list(self._inbox)
+            self._inbox.clear()
+            closing = self._is_closed or (self._is_draining and not inbox and not self._engine.has_work)
+        for job, events in inbox:
+            if job is not None:
+                self._begin(job, events)
+            elif events in self._keys:
+                key = self._keys[events]
+                self._engine.cancel(key)
+                self._end(key)
+        self._status = self._engine.status()
+        return not closing
+
+    def _begin(self, job: Job, events: Events) -> None:
+        try:
+            key = self._engine.submit(job)
+        except ValueError as error:
+            events.hear(error)
+        except Busy as error:
+            events.hear(JobFailed(str(error)))
+        else:
+            self._listeners[key], self._keys[events] = events, key
+
+    def _end(self, key: int) -> None:
+        del self._keys[self._listeners.pop(key)]
+
+    def _fail_all(self, why: str) -> None:
+        for key, listener in list(self._listeners.items()):
+            self._engine.cancel(key)
+            listener.hear(JobFailed(why))
+            self._end(key)
+        self._status = self._engine.status()
