@@ -105,19 +105,17 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Singles:
-    """Rows of different texts at one plane.
+    """Rows that stand alone at their planes.
 
     Attributes:
         rows: Their numbers, int64 `[N]`.
-        plane: Counted from 0.
-        pages: Of each text, padded with any page, int64 `[N, P]`.
+        index: Of what each sees, among all (plane, head, page), padded with any page, int64 `[N * H_kv * P]`.
         length: Columns that the furthest sees.
         mask: Which of them each row sees, bool `[N, 1, 1, length]`.
     """
 
     rows: Tensor
-    plane: int
-    pages: Tensor
+    index: Tensor
     length: int
     mask: Tensor
 
@@ -160,7 +158,7 @@ class PagedRows:
         self._device = planes.keys[0].device
         self._places = RowPlaces(*to_device(self._told, self._device).unbind(0))
         self._pages, self._columns = to_device(self._at, self._device).unbind(0)
-        self._spans, self._singles = self._grouped(texts, columns, loops)
+        self._spans, self._alone = self._grouped(texts, columns, loops)
 
     def on(self, device: torch.device) -> RowPlaces:
         """Where the rows stand, as tensors on a device."""
@@ -189,16 +187,16 @@ class PagedRows:
             attended[span.start : span.stop] = _attend_span(
                 query[span.start : span.stop], own_keys, own_values, span, scaling
             )
-        if self.ops.depth_attention is not None and self._singles:
-            rows = torch.cat([single.rows for single in self._singles])
-            found = self.ops.depth_attention(
-                query[rows], own_keys.transpose(1, 2), own_values.transpose(1, 2), self._depth_rows(rows), scaling
-            )
-            attended[rows] = found
+        alone = self._alone
+        if alone is None:
             return attended
-        for single in self._singles:
-            attended[single.rows] = _attend_singles(query[single.rows], own_keys, own_values, single, scaling)
-        return attended
+        own_query = query.index_select(0, alone.rows)
+        if self.ops.depth_attention is None:
+            found = _attend_singles(own_query, own_keys, own_values, alone, scaling)
+        else:
+            by_page = own_keys.transpose(1, 2), own_values.transpose(1, 2)
+            found = self.ops.depth_attention(own_query, *by_page, self._depth_rows(alone.rows), scaling)
+        return attended.index_copy_(0, alone.rows, found)
 
     def _depth_rows(self, rows: Tensor) -> DepthRows:
         places = self._places
@@ -207,7 +205,7 @@ class PagedRows:
             places.sequences[rows], places.columns[rows], places.loops[rows], None, None, None, table, self.longest
         )
 
-    def _grouped(self, texts: Ints, columns: Ints, loops: Ints) -> tuple[list[_Span], list[_Singles]]:
+    def _grouped(self, texts: Ints, columns: Ints, loops: Ints) -> tuple[list[_Span], _Singles | None]:
         joined = (texts[1:] == texts[:-1]) & (loops[1:] == loops[:-1]) & (columns[1:] == columns[:-1] + 1)
         edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(texts)]
         lengths = np.diff(edges)
@@ -217,10 +215,7 @@ class PagedRows:
             for start, count in zip(starts[lengths > 1].tolist(), lengths[lengths > 1].tolist(), strict=True)
         ]
         alone = starts[lengths == 1]
-        singles = [
-            self._single(alone[loops[alone] == plane], plane, texts, columns) for plane in np.unique(loops[alone])
-        ]
-        return spans, singles
+        return spans, self._single(alone, texts, columns, loops) if len(alone) else None
 
     def _span(self, start: int, stop: int, text: int, plane: int, columns: Ints) -> _Span:
         length = int(columns[-1]) + 1
@@ -228,16 +223,15 @@ class PagedRows:
         mask = np.arange(length) <= columns[:, None]
         return _Span(start, stop, plane, pages, length, to_device(mask, self._device))
 
-    def _single(self, rows: Ints, plane: Any, texts: Ints, columns: Ints) -> _Singles:
+    def _single(self, rows: Ints, texts: Ints, columns: Ints, loops: Ints) -> _Singles:
+        shape, total = self.planes.shape, self.planes.keys[0].shape[2]
         length = int(columns[rows].max()) + 1
-        pages = self._table[texts[rows], : -(-length // self.planes.shape.size)]
+        pages = self._table[texts[rows], : -(-length // shape.size)]  # [N, P]
+        heads = loops[rows][:, None] * shape.kv_heads + np.arange(shape.kv_heads)  # [N, H_kv]
+        index = (heads[:, :, None] * total + pages[:, None]).reshape(-1)
         mask = (np.arange(length) <= columns[rows][:, None])[:, None, None]
         return _Singles(
-            to_device(rows, self._device),
-            int(plane),
-            to_device(np.ascontiguousarray(pages), self._device),
-            length,
-            to_device(mask, self._device),
+            to_device(rows, self._device), to_device(index, self._device), length, to_device(mask, self._device)
         )
 
 
@@ -255,17 +249,14 @@ def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: _Span, scali
     return found.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3).reshape(count, heads, width)
 
 
-def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, single: _Singles, scaling: float) -> Tensor:
-    """Rows of different texts: each over the pages of its own."""
+def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, alone: _Singles, scaling: float) -> Tensor:
+    """Rows that stand alone: each over the pages of its own text, at its own plane."""
     count, heads, width = query.shape
-    kv_heads = keys.shape[1]
+    kv_heads, size = keys.shape[1], keys.shape[3]
     own = [
-        part[single.plane]
-        .index_select(1, single.pages.view(-1))
-        .view(kv_heads, count, -1, width)[:, :, : single.length]
-        .transpose(0, 1)
+        part.view(-1, size, width).index_select(0, alone.index).view(count, kv_heads, -1, width)[:, :, : alone.length]
         for part in (keys, values)
     ]
     grouped = query.view(count, kv_heads, heads // kv_heads, width)
-    found = F.scaled_dot_product_attention(grouped, own[0], own[1], attn_mask=single.mask, scale=scaling)
+    found = F.scaled_dot_product_attention(grouped, own[0], own[1], attn_mask=alone.mask, scale=scaling)
     return found.reshape(count, heads, width)
