@@ -131,9 +131,9 @@ def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypa
 
 def test_costs_are_those_of_passes_and_blocks():
     models = [sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large")]
-    rungs = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
+    pair = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
     prompts = list(micro_world(3, "test", 9, hard=True))
-    _, below = measure(*rungs, prompts, [Setting(SMALL, Never())], 24)
+    _, below = measure(*pair, prompts, [Setting(SMALL, Never())], 24)
     alone = [sigma0.generate(*models[0], each.content, max_new_tokens=24) for each in prompts]
     assert below.accuracy.value == sum(
         each.text.strip() == prompt.answer for each, prompt in zip(alone, prompts, strict=True)
