@@ -73,7 +73,7 @@ def ladder(
         for row in rows:
             append_row(out, row)
         if picture is not None:
-            draw_ladder(found, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {len(asked)}")
+            draw_ladder(rows, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {len(asked)}")
     if as_json:
         for row in rows:
             typer.echo(row.model_dump_json())

@@ -77,7 +77,7 @@ def answer_settings(doors: DoorPolicy) -> list[Setting]:
     Args:
         doors: What the converge door of the lower model asks for.
     """
-    found = [Setting(SMALL, Never())]
+    found = [Setting(SMALL, Never(), unit="answer")]
     found += [Setting("random", Random(rate), unit="answer") for rate in (0.25, 0.5, 0.75)]
     found += [Setting("entropy", Entropy(above), unit="answer") for above in MEAN_ENTROPIES]
     policies = [AnyOf((Saturation(), Entropy(above))) for above in MEAN_ENTROPIES]

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
+from sigma0.bench.ladder_tables import ladder_runs, ladder_table
 from sigma0.bench.ledger import FidelityRow, read_rows
 from sigma0.bench.pocket.items import split_of
 from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
@@ -175,3 +176,27 @@ def test_what_the_verdict_tells_is_quoted_right():
         found = facts[kind]
         assert f"{100 * found['recall']:.1f} % of {found['falsified']:,}" in words
     assert f"at a precision of {100 * facts['both']['precision']:.2f} %" in words
+
+
+def test_the_ladder_tables_are_those_of_the_ledger():
+    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
+    runs = [run for run in ladder_runs(rows).values() if run[0].unit == "token" and run[0].n >= 200]
+    by_rule = {(run[0].exit_config["mode"], run[0].exit_config["q"]): run for run in runs}
+    section = README.split("## Handing up to a larger model")[1].split("\n## ")[0]
+    shipped = json.loads((ROOT / "sigma0/checkpoints/pocket/generation_config.json").read_text())["exit_config"]
+    for rule in ((shipped["mode"], shipped["q"]), ("margin", 0.5)):
+        assert ladder_table(by_rule[rule]) in section
+        large = next(row for row in by_rule[rule] if row.family == "large only")
+        settings = [row for row in by_rule[rule] if row.unit == "token" and "only" not in row.family]
+        kept = [row for row in settings if row.accuracy.value >= 0.95 * large.accuracy.value]
+        assert min(row.cost.value for row in kept if row.family == "saturation or entropy") < 0.61
+        assert all(row.family != "random" for row in kept), "chance buys nothing"
+        curves = [
+            sorted((row.cost.value, row.accuracy.value) for row in settings if row.family == family)
+            for family in ("entropy", "saturation or entropy")
+        ]
+        for cost, right in curves[1]:
+            known = [(here, value) for here, value in curves[0] if here <= cost]
+            assert right <= max(value for _, value in known) + 0.0051, "within a question of entropy alone"
+        warm = [row for row in by_rule[rule] if row.warm_start]
+        assert max(row.accuracy.value for row in warm) < large.accuracy.value - 0.1

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+import sigma0
+import sigma0.bench.ladder_command as command
 from sigma0.bench.__main__ import app
 from sigma0.bench.ladder_tables import ladder_runs, ladder_table, setting_name, shown
 from sigma0.bench.ladders import (
@@ -19,9 +21,10 @@ from sigma0.bench.ladders import (
     measure,
     token_settings,
 )
-from sigma0.bench.ledger import read_rows
+from sigma0.bench.ledger import LadderRow, read_rows
+from sigma0.bench.pocket.prompts import micro_world
 from sigma0.estimates import Estimate
-from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Saturation
+from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Rung, Saturation
 from sigma0.ladder.triggers import trigger_to_dict
 from sigma0.prompts import Prompt
 from sigma0.verdict import DoorPolicy
@@ -82,7 +85,7 @@ def test_curves_are_read_between_their_points():
 def test_settings_hold_all_baselines():
     for settings in (token_settings(DoorPolicy()), answer_settings(DoorPolicy())):
         assert {SMALL, "random", "entropy", "saturation or entropy"} <= {each.family for each in settings}
-    assert {each.unit for each in answer_settings(DoorPolicy())[1:]} == {"answer"}
+    assert {each.unit for each in answer_settings(DoorPolicy())} == {"answer"}
 
 
 def test_a_setting_is_named_by_its_numbers():
@@ -106,3 +109,36 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
     assert ladder_table(run).count("\n") == 1 + len(shown(run))
     refused = CliRunner().invoke(app, [*command, "--unit", "draft"])
     assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
+
+
+def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypatch):
+    points = [Setting("small only", Never()), Setting("always", Always())]
+    monkeypatch.setitem(command.UNITS, "token", lambda doors: points)
+    ledger, picture = tmp_path / "ledger.jsonl", tmp_path / "curves.svg"
+    asked = ["ladder", "--n", "3", "--exit-config", '{"q": 0.3}', "--out", str(ledger), "--picture", str(picture)]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    rows = read_rows(ledger)
+    assert all(isinstance(row, LadderRow) for row in rows) and len(rows) == 3
+    assert [row.family for row in rows] == ["large only", "small only", "always"]
+    large, small, always = rows
+    assert large.cost.value == 1.0 and small.handed_up == 0.0 and always.handed_up == 1.0
+    # the text is the larger model's, its cost on top of the small one's
+    assert always.accuracy == large.accuracy
+    assert always.cost.value == pytest.approx(small.cost.value + 1.0, rel=0.2)
+    assert small.exit_config["q"] == 0.3 and picture.read_text().startswith("<?xml")
+
+
+def test_costs_are_those_of_passes_and_blocks():
+    models = [sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large")]
+    pair = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
+    prompts = list(micro_world(3, "test", 9, hard=True))
+    _, below = measure(*pair, prompts, [Setting(SMALL, Never())], 24)
+    alone = [sigma0.generate(*models[0], each.content, max_new_tokens=24) for each in prompts]
+    assert below.accuracy.value == sum(
+        each.text.strip() == prompt.answer for each, prompt in zip(alone, prompts, strict=True)
+    ) / len(prompts)
+    passes = [sum(each.loop_passes + 6 for each in alone)]
+    passes.append(sum(sigma0.generate(*models[1], each.content, max_new_tokens=24).loop_passes + 8 for each in prompts))
+    blocks = [sum(p.numel() for p in model.model.layers.parameters()) for model, _ in models]
+    assert below.cost.value == pytest.approx(passes[0] * blocks[0] / (passes[1] * blocks[1]))
