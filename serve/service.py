@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sigma0.serve.engine import Engine
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
 
@@ -61,6 +63,7 @@ class EngineService:
     Args:
         engine: Owned by the thread from here on.
         name: Of the model.
+        threads: Of torch on a CPU, in the engine's thread; None: as torch has it.
 
     Attributes:
         name: Of the model.
@@ -68,11 +71,12 @@ class EngineService:
         tokenizer: Its tokenizer.
     """
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, threads: int | None = None) -> None:
         self.name = name
         self.model: Any = engine.model
         self.tokenizer: Any = engine.tokenizer
         self._engine = engine
+        self._threads = threads
         self._listeners: dict[int, Events] = {}
         self._keys: dict[Events, int] = {}
         self._inbox: deque[tuple[Job | None, Events]] = deque()
@@ -126,6 +130,8 @@ class EngineService:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         while self._take_in():
             if not self._engine.has_work:
                 continue

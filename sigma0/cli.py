@@ -1,4 +1,4 @@
-"""The command line: `sigma0 generate`, `sigma0 calibrate`, `sigma0 trail`, `sigma0 doctor`, `sigma0 export`."""
+"""The command line: `sigma0 generate`, `serve`, `calibrate`, `trail`, `doctor`, `export`."""
 
 import json
 import sys
@@ -15,6 +15,7 @@ from sigma0.ladder_command import open_ladder, run_ladder, trail
 from sigma0.loading import load
 from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
+from sigma0.serve.command import serve
 from sigma0.settings import ExitConfig
 from sigma0.text import Messages, stream
 
@@ -174,6 +175,7 @@ def generate(
 
 app.command()(calibrate)
 app.command()(trail)
+app.command()(serve)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -25,7 +26,13 @@ STYLES = ("", "bold underline #d73027", "bold italic underline #984ea3", "bold r
 
 
 def open_ladder(
-    names: str, budget: str, policy: str | None, device: str, dtype: str, backend: Backend
+    names: str,
+    budget: str,
+    policy: str | None,
+    device: str,
+    dtype: str,
+    backend: Backend,
+    known: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> FidelityLadder:
     """A ladder from the command line.
 
@@ -37,6 +44,7 @@ def open_ladder(
         device: For local models.
         dtype: For local models.
         backend: For looped models.
+        known: Models with their tokenizers that are loaded already, by name.
 
     Raises:
         ValueError: For a bad name, budget or policy.
@@ -49,7 +57,7 @@ def open_ladder(
         if at:
             rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY") or "none", name=model))
         else:
-            local = load_causal(model, device=device, dtype=dtype, backend=backend)
+            local = (known or {}).get(model) or load_causal(model, device=device, dtype=dtype, backend=backend)
             rungs.append(Rung.local(*local, Path(model).name))
     return FidelityLadder(rungs, limits, trigger)
 

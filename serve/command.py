@@ -1,0 +1,129 @@
+"""`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
+
+import logging
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ByteSize, SecretStr, TypeAdapter, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from rich.console import Console
+
+from sigma0.extras import needs_extra
+from sigma0.ladder import FidelityLadder
+from sigma0.ladder_command import open_ladder
+from sigma0.loading import load
+from sigma0.ops import Backend
+from sigma0.rendering import one_line_errors
+from sigma0.serve.engine import Engine, EngineLimits
+from sigma0.serve.service import EngineService
+
+
+class _Environment(BaseSettings):
+    """What is not given as an option, since options stand in lists of processes."""
+
+    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
+
+    api_key: SecretStr | None = None
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")] = "pocket",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="What clients must know; better as the variable SIGMA0_API_KEY.")
+    ] = None,
+    ladder: Annotated[str | None, typer.Option(help="Rungs, the lowest first: pocket,pocket-large")] = None,
+    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
+    policy: Annotated[str | None, typer.Option(help="With --ladder, a trigger as JSON.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that share passes at most.")] = 16,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests in the queue at most.")] = 64,
+    pass_rows: Annotated[int, typer.Option(min=1, help="Rows that prompts may bring a pass up to.")] = 256,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a page of K/V.")] = 16,
+    kv_memory: Annotated[str, typer.Option(help="Memory for K/V: 512MiB, 8GiB.")] = "256MiB",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of one answer at most.")] = 4096,
+    request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request at most.")] = 600.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
+) -> None:
+    """Serve a model to OpenAI clients, and a page on which to watch it."""
+    with one_line_errors(), needs_extra("serve"):
+        from sigma0.serve.limits import ServerSettings
+
+        if ladder is None and (budget or policy is not None):
+            raise ValueError("--budget and --policy need --ladder")
+        key = SecretStr(api_key) if api_key else _Environment().api_key
+        settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
+        limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
+        listener = open_socket(host, port)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        console = Console(stderr=True, highlight=False)
+        console.print(f"loading {model}")
+        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend))
+        name = Path(model).name if Path(model).is_dir() else model
+        climbing = None
+        if ladder is not None:
+            console.print(f"loading the ladder {ladder}")
+            known = {model: (looped, tokenizer)}
+            climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known)
+        service = EngineService(Engine(looped, tokenizer, name, limits), name, threads)
+        address, bound = listener.getsockname()[:2]
+        if key is None and not ip_address(address).is_loopback:
+            console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
+        console.print(f"{name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C")
+        run(service, settings, climbing, listener)
+
+
+def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, listener: socket.socket) -> None:
+    """Serves until a signal comes; then takes no more and finishes what was begun."""
+    import uvicorn
+
+    from sigma0.serve.app import create_app
+
+    # the access log has paths; what happens in a request is logged by its number alone
+    config = uvicorn.Config(
+        create_app(service, settings, ladder), log_level="warning", access_log=False, server_header=False
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        service.close()
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens, so that a bad address is told before anything is loaded.
+
+    Raises:
+        ValueError: Where it cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes, written as 512MiB or 8GB.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise ValueError(f"{text!r} is no amount of memory such as 512MiB or 8GiB") from error
+
+
+def _backend(name: str) -> Backend:
+    if name not in ("auto", "torch", "triton"):
+        raise ValueError(f"no such backend: {name!r}; there are auto, torch, triton")
+    return name  # type: ignore[return-value]
