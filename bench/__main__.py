@@ -14,6 +14,7 @@ from sigma0.bench.ladder_command import ladder
 from sigma0.bench.lossless_command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
+from sigma0.bench.serving.command import serve
 from sigma0.bench.speed.command import speed
 from sigma0.bench.stability_command import stability
 from sigma0.bench.verdicts_command import verdict
@@ -40,6 +41,7 @@ app.command()(stability)
 app.command()(verdict)
 app.command()(speed)
 app.command()(ladder)
+app.command()(serve)
 
 
 @app.command()

@@ -311,7 +311,61 @@ class LadderRow(Conditions):
         )
 
 
-AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow
+class Percentiles(BaseModel):
+    """Of times, milliseconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class ServeRow(Conditions):
+    """One way of asking a server under one load, measured in turn with the others of its run.
+
+    Attributes:
+        benchmark: "serve".
+        time: When the run ended, ISO 8601, UTC; the same for all its rows.
+        way: `full`, `never` (an exit rule that is never met), `finish`, `drop`, `verify`, or `transformers` for
+            `transformers serve` on the same weights.
+        exit_config: What every request asked for; None of a server that has none.
+        load: "closed": clients that ask on and on; "open": requests that come at random.
+        amount: Clients; or requests a second.
+        requests: In a round.
+        rounds: How often every way was measured, in turn.
+        failed: Requests that were not answered whole, over all rounds.
+        tokens_per_second: New tokens of all clients; median of the rounds, the least and the greatest.
+        rows_per_second: Rows of the block, prompts included; None where the server does not tell, as is the next.
+        passes_per_second: Calls of the block.
+        speed_ratio: Tokens a second over those of `full` in the same round; median, least and greatest.
+        first_token_ms: From request to first token, last round.
+        between_tokens_ms: From token to token, last round.
+    """
+
+    benchmark: Literal["serve"] = "serve"
+    time: str
+    way: Literal["full", "never", "finish", "drop", "verify", "transformers"]
+    exit_config: dict[str, Any] | None
+    load: Literal["closed", "open"]
+    amount: float
+    requests: int
+    rounds: int
+    failed: int
+    tokens_per_second: Figure
+    rows_per_second: float | None
+    passes_per_second: float | None
+    speed_ratio: Figure
+    first_token_ms: Percentiles
+    between_tokens_ms: Percentiles
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.way, self.load, self.amount])
+
+
+AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 

@@ -1,0 +1,174 @@
+"""Clients that ask a server for streamed answers: so many at once, or as chance lets them come."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import httpx
+import numpy as np
+
+from sigma0.bench.ledger import Percentiles
+
+# A server that is slower than that is stuck.
+TIMEOUT = 600.0
+
+
+@dataclass
+class Answer:
+    """One streamed completion.
+
+    Attributes:
+        began: When it was asked for, seconds of `perf_counter`.
+        arrivals: When each chunk with tokens came.
+        tokens: In those chunks.
+        failure: What went wrong, if anything did.
+    """
+
+    began: float
+    arrivals: list[float] = field(default_factory=list)
+    tokens: int = 0
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server did under a load.
+
+    Attributes:
+        seconds: From the first request to the last token.
+        answers: Of all requests.
+    """
+
+    seconds: float
+    answers: tuple[Answer, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all requests over the whole time."""
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered whole."""
+        return sum(answer.failure is not None for answer in self.answers)
+
+    @property
+    def first_token(self) -> Percentiles:
+        """Milliseconds from request to first token."""
+        return percentiles([answer.arrivals[0] - answer.began for answer in self.answers if answer.arrivals])
+
+    @property
+    def between_tokens(self) -> Percentiles:
+        """Milliseconds from one chunk with tokens to the next."""
+        gaps = [np.diff(answer.arrivals) for answer in self.answers if len(answer.arrivals) > 1]
+        return percentiles(np.concatenate(gaps) if gaps else [])
+
+
+def percentiles(seconds: Any) -> Percentiles:
+    """Of times in seconds, in milliseconds; zeros where there are none."""
+    told = 1000 * np.asarray(seconds, dtype=np.float64)
+    p50, p90, p99 = np.percentile(told, (50, 90, 99)).tolist() if len(told) else (0.0, 0.0, 0.0)
+    return Percentiles(p50=p50, p90=p90, p99=p99)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What every client asks.
+
+    Attributes:
+        url: Of the server, `/v1` left out.
+        model: Its name there.
+        prompts: Taken in turn.
+        max_tokens: Of each answer.
+        extra: Further fields of the request.
+    """
+
+    url: str
+    model: str
+    prompts: Sequence[str]
+    max_tokens: int
+    extra: dict[str, Any]
+
+
+async def closed_loop(ask: Ask, clients: int, requests: int) -> Load:
+    """So many clients, each with its next request as soon as it has its answer."""
+    numbers = iter(range(requests))
+    answers: list[Answer] = []
+
+    async def client(connection: httpx.AsyncClient) -> None:
+        for number in numbers:
+            answers.append(await complete(connection, ask, number))
+
+    began = perf_counter()
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as connection:
+        await asyncio.gather(*(client(connection) for _ in range(clients)))
+    return Load(perf_counter() - began, tuple(answers))
+
+
+async def open_loop(ask: Ask, rate: float, requests: int, seed: int = 0) -> Load:
+    """Requests that come at random, whether or not earlier ones are answered.
+
+    Args:
+        ask: What is asked.
+        rate: Requests a second; the times between them are exponential.
+        requests: How many.
+        seed: Of the times.
+    """
+    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests))
+    began = perf_counter()
+
+    async def later(connection: httpx.AsyncClient, number: int) -> Answer:
+        await asyncio.sleep(max(0.0, began + float(moments[number]) - perf_counter()))
+        return await complete(connection, ask, number)
+
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None)) as connection:
+        answers = await asyncio.gather(*(later(connection, number) for number in range(requests)))
+    return Load(perf_counter() - began, tuple(answers))
+
+
+async def complete(connection: httpx.AsyncClient, ask: Ask, number: int) -> Answer:
+    """One streamed completion."""
+    body = {
+        "model": ask.model,
+        "messages": [{"role": "user", "content": ask.prompts[number % len(ask.prompts)]}],
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        **ask.extra,
+    }
+    answer = Answer(perf_counter())
+    try:
+        async with connection.stream("POST", f"{ask.url}/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                answer.failure = f"{response.status_code}: {(await response.aread())[:200]!r}"
+                return answer
+            async for chunk in _chunks(response):
+                _take(answer, chunk)
+    except httpx.HTTPError as error:
+        answer.failure = f"{type(error).__name__}: {error}"
+    if answer.failure is None and not answer.tokens:
+        answer.failure = "no token came"
+    return answer
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def _take(answer: Answer, chunk: dict[str, Any]) -> None:
+    """Counts the tokens of a chunk: as many as it says, or one where it says nothing but has text."""
+    if "error" in chunk:
+        answer.failure = str(chunk["error"])
+        return
+    told = chunk.get("sigma0", {}).get("choices", [])
+    count = sum(len(choice.get("tokens", ())) for choice in told)
+    if not told:
+        count = sum(bool(choice.get("delta", {}).get("content")) for choice in chunk.get("choices", []))
+    if count:
+        answer.tokens += count
+        answer.arrivals.append(perf_counter())

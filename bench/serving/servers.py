@@ -1,0 +1,114 @@
+"""Servers under test, each a process of its own: ours, and `transformers serve`."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from sigma0.export import export
+from sigma0.loading import checkpoint_folder, load
+
+START = 120.0
+
+
+@contextmanager
+def endless_copy(model: str) -> Iterator[Path]:
+    """A checkpoint that no token ends, so that every answer is as long as asked for.
+
+    Args:
+        model: Shipped name, folder or hub id.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(model).name
+        shutil.copytree(checkpoint_folder(model), copy)
+        for name in ("generation_config.json", "config.json"):
+            settings = json.loads((copy / name).read_text())
+            settings["eos_token_id"] = None
+            (copy / name).write_text(json.dumps(settings))
+        yield copy
+
+
+@contextmanager
+def our_server(folder: Path, arguments: list[str]) -> Iterator[str]:
+    """`sigma0 serve` on a free port; yields its address."""
+    port = _free_port()
+    command = [sys.executable, "-m", "sigma0.cli", "serve", str(folder), "--port", str(port), *arguments]
+    with _running(command, f"http://127.0.0.1:{port}", "/health") as url:
+        yield url
+
+
+@contextmanager
+def transformers_server(folder: Path) -> Iterator[str]:
+    """`transformers serve` of the same weights, exported for it; yields its address.
+
+    Raises:
+        ValueError: If it does not start.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as exported:
+        target = Path(exported) / folder.name
+        export(*load(str(folder), device="cpu"), target)
+        command = [
+            *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(target)),
+            *("--port", str(port), "--device", "cpu", "--dtype", "float32", "--trust-remote-code"),
+        ]
+        with _running(command, f"http://127.0.0.1:{port}", "/health") as url:
+            yield url
+
+
+@contextmanager
+def _running(command: list[str], url: str, path: str) -> Iterator[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
+        try:
+            _await(process, f"{url}{path}", log)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _await(process: "subprocess.Popen[bytes]", url: str, log: IO[bytes]) -> None:
+    until = time.monotonic() + START
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            log.seek(0)
+            last = log.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise ValueError(f"the server ended with {process.returncode}: {' '.join(last)}")
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            # not up yet
+            time.sleep(0.2)
+    raise ValueError(f"the server did not start within {START:g} seconds")
+
+
+def counts(url: str) -> dict[str, float]:
+    """Passes, rows and tokens so far, of one of our servers."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    told = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+    return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
