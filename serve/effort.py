@@ -2,7 +2,7 @@
 
 | effort | change |
 |---|---|
-| `minimal` | what makes tokens stop by their rule is halved: `q`, `theta` and a fixed `depth` times 1/2, `eps` times 2 |
+| `minimal` | tokens stop sooner: `q`, `theta` and a fixed `depth` times 1/2, `eps` times 2 |
 | `low` | the same with 3/4 |
 | `medium` | none: the checkpoint's own setting |
 | `high` | full depth |

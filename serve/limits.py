@@ -53,6 +53,7 @@ class KeyCheck:
         self._expected = b"Bearer " + key.get_secret_value().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             told = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, given = told.partition(b" ")
@@ -82,6 +83,7 @@ class BodyLimit:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

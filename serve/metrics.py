@@ -58,16 +58,21 @@ class Metrics:
     """
 
     def __init__(self, service: Service) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(Standing(service))
-        of = {"registry": self._registry}
-        self.requests = Counter("sigma0_requests", "Requests for text, by kind and status.", ["kind", "status"], **of)
-        self.handed_up = Counter("sigma0_hand_ups", "Tokens, drafts and answers that went up.", **of)
-        self.aborts = Counter("sigma0_aborts", "Ladder answers that the budget cut short.", **of)
-        self.cancelled = Counter("sigma0_cancelled", "Requests whose client left.", **of)
-        self.latency = Histogram("sigma0_request_seconds", "From request to end.", buckets=SECONDS, **of)
-        self.first = Histogram("sigma0_first_token_seconds", "From request to first token.", buckets=SECONDS, **of)
-        self.between = Histogram("sigma0_between_tokens_seconds", "From token to token.", buckets=BETWEEN, **of)
+        self._registry = registry = CollectorRegistry()
+        registry.register(Standing(service))
+        self.requests = Counter(
+            "sigma0_requests", "Requests for text, by kind and status.", ["kind", "status"], registry=registry
+        )
+        self.handed_up = Counter("sigma0_hand_ups", "Tokens, drafts and answers that went up.", registry=registry)
+        self.aborts = Counter("sigma0_aborts", "Ladder answers that the budget cut short.", registry=registry)
+        self.cancelled = Counter("sigma0_cancelled", "Requests whose client left.", registry=registry)
+        self.latency = Histogram("sigma0_request_seconds", "From request to end.", buckets=SECONDS, registry=registry)
+        self.first = Histogram(
+            "sigma0_first_token_seconds", "From request to first token.", buckets=SECONDS, registry=registry
+        )
+        self.between = Histogram(
+            "sigma0_between_tokens_seconds", "From token to token.", buckets=BETWEEN, registry=registry
+        )
 
     def watch(self) -> Callable[[int, TokenTold | JobDone], None]:
         """What is to be told the events of one request."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from sigma0.ladder import Budget
 from sigma0.serve.effort import Effort, exit_for
 from sigma0.serve.errors import ApiError
 from sigma0.serve.laddering import Laddering, LadderTask
@@ -135,7 +134,7 @@ class Planner:
                 )
                 task = None
                 if unit is not None and text is not None:
-                    budget = None if options.budget is None else Budget(**options.budget)
+                    budget = options.limits
                     asked = exit_config if exit_asked else None
                     task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))
                 found.append(Choice(number, job, task, routed))

@@ -92,7 +92,7 @@ class Sigma0Options(BaseModel):
 
     exit: dict[str, Any] | None = None
     ladder: bool | Literal["token", "draft", "answer"] = False
-    budget: dict[str, int | float | None] | None = None
+    budget: dict[str, Any] | None = None
     trail: bool = False
     sources: list[Text] = Field(default_factory=list)
 
@@ -109,6 +109,11 @@ class Sigma0Options(BaseModel):
         if value is not None:
             Budget(**value)
         return value
+
+    @property
+    def limits(self) -> Budget | None:
+        """The budget."""
+        return None if self.budget is None else Budget(**self.budget)
 
 
 class Request(BaseModel):

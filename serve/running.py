@@ -56,7 +56,7 @@ class Running:
         except Exception as error:  # raised again where the request waits
             self._queue.put_nowait((index, error))
 
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+    async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """Events of all jobs as they come, each with the number of its job.
 
         Raises:
