@@ -144,7 +144,7 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
 
 def _name(path: Sequence[str | int]) -> tuple[str, str]:
     """The path of a field as one string, and its last name; members of unions are left out."""
-    depth = {"messages": 5, "sigma0": 2, "stream_options": 2}.get(str(path[0]), 1) if path else 0
+    depth = {"messages": 5, "sigma0": 3, "stream_options": 2}.get(str(path[0]), 1) if path else 0
     told, field = "", ""
     for part in path[:depth]:
         if isinstance(part, int):
