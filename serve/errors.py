@@ -86,12 +86,17 @@ class ApiError(HTTPException):
     def body(self) -> dict[str, Any]:
         """The JSON object that tells it."""
         kind = TYPES.get(self.status_code, "invalid_request_error")
-        told = {"message": str(self.detail), "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        param = None if self.param is None else _sendable(self.param)
+        return {"error": {"message": _sendable(str(self.detail)), "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The HTTP answer that tells it."""
         return JSONResponse(self.body, self.status_code, self.headers)
+
+
+def _sendable(text: str) -> str:
+    """A text without halves of surrogate pairs, which names of unknown fields may hold, and no encoding has."""
+    return text.encode(errors="replace").decode()
 
 
 def busy(error: Busy) -> ApiError:
@@ -150,7 +155,7 @@ def _name(path: Sequence[str | int]) -> tuple[str, str]:
         if isinstance(part, int):
             told += f"[{part}]"
         elif "[" not in part and part not in ("str", "bool"):
-            told += f".{part}" if told else part
+            told += f".{part[:SHOWN]}" if told else part[:SHOWN]
             field = part
         else:
             break

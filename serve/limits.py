@@ -3,7 +3,7 @@
 import hmac
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, SecretStr
+from pydantic import ConfigDict, Field, SecretStr, field_validator
 from pydantic.dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +38,14 @@ class ServerSettings:
     max_prompts: Count = 32
     max_concurrent: Count = 256
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_a_key(cls, value: SecretStr | None) -> SecretStr | None:
+        key = "x" if value is None else value.get_secret_value()
+        if not key or not key.isprintable() or " " in key:
+            raise ValueError("is empty, or holds spaces or signs that no header can (it is not shown here)")
+        return value
 
 
 class KeyCheck:

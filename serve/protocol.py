@@ -14,6 +14,7 @@ MAX_STOPS = 4
 # OpenAI's own default of completions; a chat may go on to the end of the context
 COMPLETION_TOKENS = 16
 _NAMES_LOGGED = 16
+_MAX_SETTING = 10**6
 
 
 def _is_text(value: str) -> str:
@@ -101,6 +102,9 @@ class Sigma0Options(BaseModel):
     def _is_an_exit_setting(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
             ExitConfig.parse(value)
+            # counts of loops are held in 64 bits further in
+            if any(isinstance(each, int | float) and abs(each) > _MAX_SETTING for each in value.values()):
+                raise ValueError(f"holds a number over {_MAX_SETTING}")
         return value
 
     @field_validator("budget")

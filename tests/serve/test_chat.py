@@ -180,7 +180,8 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
 
 
 @pytest.mark.parametrize(
-    "effort, mode, q", [("minimal", "qexit", 0.3), ("low", "qexit", 0.45), ("medium", "qexit", 0.6), ("high", "full", 0.6)]
+    "effort, mode, q",
+    [("minimal", "qexit", 0.3), ("low", "qexit", 0.45), ("medium", "qexit", 0.6), ("high", "full", 0.6)],
 )
 def test_effort_sets_the_exit(plain, effort, mode, q):
     told = post(plain, reasoning_effort=effort).json()["sigma0"]

@@ -72,7 +72,9 @@ def test_logprobs(plain):
     assert [each["text_offset"][0] for each in pieces] == logprobs["text_offset"]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], [1, "a"], [True], [-1], [596], [[1], [10**12]], 5, None, [""], ["a", ""]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], [1, "a"], [True], [-1], [596], [[1], [10**12]], 5, None, [""], ["a", ""]]
+)
 def test_what_is_no_prompt(plain, prompt):
     answer = post(plain, prompt=prompt)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"

@@ -25,12 +25,12 @@ def test_tokens_go_up_as_they_come(climbing):
     up = [each["sigma0"]["choices"][0]["tokens"][0]["handed_up"] for each in found[1:-1]]
     assert len(up) == 7 and all(up)
     last = found[-1]["sigma0"]["choices"][0]
-    assert "trail" not in last and last["costs"] == pytest_costs(told["costs"], last["costs"])
+    assert "trail" not in last and last["costs"] == same_but_seconds(told["costs"], last["costs"])
     # nothing of this was asked of the engine
     assert climbing.service.tickets == []
 
 
-def pytest_costs(wanted, found):
+def same_but_seconds(wanted, found):
     """The same costs, but for the time they took."""
     return [{**each, "seconds": other["seconds"]} for each, other in zip(wanted, found, strict=True)]
 
@@ -42,7 +42,7 @@ def test_drafts_and_answers_come_in_one_piece(climbing, unit):
     (told,) = raw["sigma0"]["choices"]
     assert told["depths"] == [] and [cost["name"] for cost in told["costs"]] == ["pocket", "above"]
     assert raw["usage"]["completion_tokens"] == 6
-    first, piece, last = chunks(climbing, sigma0={"ladder": unit})
+    _, piece, last = chunks(climbing, sigma0={"ladder": unit})
     assert piece["choices"][0]["delta"]["content"].strip() == SAID
     assert piece["sigma0"]["choices"][0]["tokens"] == [] and last["choices"][0]["finish_reason"] == "stop"
 
@@ -142,7 +142,7 @@ def test_who_leaves_ends_a_run_of_tokens(pocket):
     with served(pocket, ladder=ladder) as server:
         body = {"model": "pocket", "messages": LOST, "max_tokens": 1500, "stream": True, "sigma0": {"ladder": "token"}}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
-            told = (line for line in answer.iter_lines() if '"depth"' in line)
+            told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
             assert json.loads(next(told).removeprefix("data: "))["sigma0"]["choices"][0]["passes"] > 0
         until(lambda: server.app.state.answerer.open == 0)
         # the thread is free for the next request

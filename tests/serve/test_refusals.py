@@ -70,6 +70,7 @@ def error_of(answer, status):
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "this server has no ladder; start it with one"),
         ({"sigma0": {"sources": "a text"}}, "sigma0.sources", "list"),
         ({"sigma0": []}, "sigma0", "dictionary"),
+        ({"sigma0": {"exit": {"patience": 10**30}}}, "sigma0.exit", "a number over"),
     ],
 )
 def test_bad_fields_are_named(plain, body, param, told):
@@ -97,7 +98,17 @@ def test_a_context_that_is_too_long(plain):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b"[" * 10000, b'{"model": NaN}', b'{"model": "pocket", "n": ' + b"9" * 5000],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff",
+        b"[" * 10000,
+        b'{"model": NaN}',
+        b'{"model": "pocket", "n": ' + b"9" * 5000,
+    ],
 )
 def test_what_is_no_request_at_all(plain, body):
     headers = {"Content-Type": "application/json"}
@@ -109,6 +120,18 @@ def test_half_a_character(plain):
     headers = {"Content-Type": "application/json"}
     error = error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers), 400)
     assert error["param"] == "messages[0].content"
+
+
+def test_half_a_character_in_a_name_and_a_name_without_end(plain):
+    headers = {"Content-Type": "application/json"}
+    for name in ("\ud800", "x" * 10000):
+        body = json.dumps({"model": "pocket", "messages": ASKED, "sigma0": {name: 1}}).encode()
+        answer = httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers)
+        error_of(answer, 400)
+        assert len(answer.content) < 500
+    for body, status in (({"model": "pocket\ud800"}, 404), ({"model": "pocket", "\ud800": 1}, 400)):
+        content = json.dumps({"messages": ASKED, **body}).encode()
+        error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=content, headers=headers), status)
 
 
 def test_what_is_not_there(plain):
@@ -188,7 +211,16 @@ def test_limits_of_a_prompt(pocket):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_n": 0}, {"max_body_bytes": -1}, {"request_timeout": 0}, {"request_timeout": float("inf")}, {"nonsense": 1}]
+    "wrong",
+    [
+        {"max_n": 0},
+        {"max_body_bytes": -1},
+        {"request_timeout": 0},
+        {"request_timeout": float("inf")},
+        {"nonsense": 1},
+        {"api_key": ""},
+        {"api_key": "a b"},
+    ],
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(ValidationError):
