@@ -16,9 +16,8 @@ from sigma0.serve.messages import Busy, JobFailed
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
+# of all others it is invalid_request_error, a wrong key and an unknown model included, as OpenAI has it
 TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",

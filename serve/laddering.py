@@ -5,11 +5,13 @@ piece. A client that leaves ends a run of tokens after the token under way; a dr
 written to its end, and thrown away.
 
 With `SIGMA0_ROUTING=1` the engine's answer is kept back until its verdict is known: where its door says escalate, the
-ladder's answer takes its place, and otherwise it is told as it is. So routed streams come in one piece too. A prompt of
-ids is not routed, since rungs may have other tokenizers: there, as with routing switched off, `door` is a hint.
+ladder's answer, which is not drawn, takes its place, and otherwise it is told as it is. So routed streams come in one
+piece too. Not routed are prompts of ids, since rungs may have other tokenizers, and requests for logprobs, which
+ladders do not tell: there, as with routing switched off, `door` is a hint.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +19,17 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
-from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken
+from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.trail import Unit
 from sigma0.savings import Savings
 from sigma0.serve.messages import Job, JobDone, TokenTold
 from sigma0.serve.stopping import StopCut
 from sigma0.settings import ExitConfig
-from sigma0.text import Messages
+from sigma0.text import Messages, check_context, encode
 from sigma0.verdict import explain, objections
 
+logger = logging.getLogger(__name__)
 Event = TokenTold | JobDone
 
 
@@ -95,10 +98,15 @@ class Laddering:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
         if task.unit == "token":
             self._within(task.budget).stream(task.prompt, **self._settings(task))
-        elif sampling.temperature:
+            return
+        if sampling.temperature:
             raise ValueError(
                 f"drafts and answers of a ladder are not drawn: set temperature=0, not {sampling.temperature}"
             )
+        lowest = self._ladder.rungs[0]
+        if isinstance(lowest, LocalRung):
+            read = encode(lowest.tokenizer, task.prompt).shape[1]
+            check_context(lowest.model, read, task.job.max_new_tokens)
 
     async def run(self, task: LadderTask) -> AsyncGenerator[Event, None]:
         """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above."""
@@ -131,9 +139,14 @@ class Laddering:
             for event in kept:
                 yield event
             return
-        async with aclosing(self.run(task)) as events:
-            async for event in events:
-                yield event
+        try:
+            async with aclosing(self.run(task)) as events:
+                kept = [event async for event in events]
+        except ValueError as error:
+            # say a prompt that the lowest rung cannot hold: that costs the ladder's answer, not the one that is there
+            logger.warning("the ladder refused what was routed to it: %s", type(error).__name__)
+        for event in kept:
+            yield event
 
     def close(self) -> None:
         """Begins nothing more."""

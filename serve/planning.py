@@ -133,7 +133,8 @@ class Planner:
                     context=(read, *options.sources),
                 )
                 task = None
-                if unit is not None and text is not None:
+                # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
+                if unit is not None and text is not None and not (routed and job.logprobs is not None):
                     budget = options.limits
                     asked = exit_config if exit_asked else None
                     task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))

@@ -1,5 +1,6 @@
 """Answers of the ladder: asked for, and routed there by the verdict."""
 
+import copy
 import json
 
 import httpx
@@ -123,8 +124,24 @@ def test_routing_hands_up_what_the_verdict_does_not_let_pass(climbing, monkeypat
     assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in pieces] == [0, 0, 0]
     pieces = chunks(climbing)
     assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in pieces] == [0, *[1] * 7, 0]
+    unrouted = post(climbing, messages=LOST, logprobs=True).json()
+    assert "costs" not in unrouted["sigma0"]["choices"][0] and unrouted["choices"][0]["logprobs"]["content"]
     ids = {"model": "pocket", "prompt": [5, 6], "max_tokens": 4}
     assert "costs" not in httpx.post(f"{climbing.url}/v1/completions", json=ids).json()["sigma0"]["choices"][0]
+
+
+def test_what_the_lowest_rung_cannot_hold(pocket, monkeypatch, caplog):
+    short = copy.deepcopy(pocket[0])
+    short.config.max_position_embeddings = 20
+    ladder = FidelityLadder([Rung.local(short, pocket[1], "short"), Rung.local(*pocket, "pocket")], policy=Always())
+    with served(pocket, ladder=ladder) as server:
+        for unit in ("token", "draft", "answer"):
+            refused = post(server, sigma0={"ladder": unit})
+            assert refused.status_code == 400 and "context of 20" in refused.json()["error"]["message"]
+        monkeypatch.setenv("SIGMA0_ROUTING", "1")
+        # nobody asked for the ladder: the engine's answer stands
+        told = post(server, messages=LOST).json()["sigma0"]["choices"][0]
+        assert told["door"] == "escalate" and set(told["rungs"]) == {"pocket"} and "refused" in caplog.text
 
 
 def test_who_leaves_ends_a_run_of_tokens(pocket):
