@@ -82,6 +82,7 @@ def serve(
 def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, listener: socket.socket) -> None:
     """Serves until a signal comes; then takes no more and finishes what was begun."""
     import uvicorn
+
     from sigma0.serve.app import create_app
 
     # the access log has paths; what happens in a request is logged by its number alone

@@ -1,0 +1,170 @@
+"""From a plan to an HTTP answer: jobs are opened, told whole or as they come, and cancelled when the client leaves."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from sigma0.serve.errors import RETRY_AFTER, ApiError, as_api_error, busy
+from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
+from sigma0.serve.laddering import Laddering
+from sigma0.serve.limits import ServerSettings
+from sigma0.serve.messages import Busy, JobDone, Service, TokenTold
+from sigma0.serve.metrics import Metrics
+from sigma0.serve.planning import Plan
+from sigma0.serve.responses import Teller
+
+logger = logging.getLogger(__name__)
+# of the client that left: nobody reads it, but an access log
+GONE = 499
+
+
+class Answerer:
+    """Answers plans.
+
+    Args:
+        service: The engine.
+        settings: Limits.
+        laddering: The server's ladder, if it has one.
+        metrics: Take what happens.
+
+    Attributes:
+        draining: Whether nothing more is taken.
+        open: Requests that are being answered.
+    """
+
+    def __init__(
+        self, service: Service, settings: ServerSettings, laddering: Laddering | None, metrics: Metrics
+    ) -> None:
+        self._service, self._settings, self._laddering, self._metrics = service, settings, laddering, metrics
+        self.draining = False
+        self.open = 0
+
+    def check_room(self) -> None:
+        """Refuses a request where no more are taken.
+
+        Raises:
+            ApiError: 503 where the server is being shut down, 429 where too many are being answered.
+        """
+        if self.draining:
+            raise ApiError(
+                503, "the server is being shut down", code="shutting_down", headers={"Retry-After": RETRY_AFTER}
+            )
+        if self.open >= self._settings.max_concurrent:
+            raise busy(Busy(f"{self.open} requests are being answered already"))
+
+    async def answer(self, request: Request, plan: Plan) -> Response:
+        """The response to a request, or the beginning of its stream.
+
+        Raises:
+            ApiError: For what the engine refuses or fails at.
+        """
+        self.check_room()
+        teller = Teller(plan, self._service.name, self._service.tokenizer, int(self._service.model.num_loops))
+        request_id = str(request.state.request_id)
+        running = await self._start(plan, request_id)
+        if plan.stream:
+            return EventStream(self, running, teller, request_id)
+        try:
+            with self._metrics.latency.time():
+                ends = await unless_gone(request.receive, running.all_done())
+        except ClientGone:
+            self.count(plan, GONE)
+            self._metrics.cancelled.inc()
+            return Response(status_code=GONE)
+        except Exception as error:
+            raise as_api_error(error, request_id) from error
+        finally:
+            await running.close()
+        self.count(plan, 200)
+        return JSONResponse(teller.response(ends))
+
+    def count(self, plan: Plan, status: int) -> None:
+        """Notes that a plan came to its end."""
+        self._metrics.requests.labels(plan.kind, str(status)).inc()
+
+    async def _start(self, plan: Plan, request_id: str) -> RunningJobs:
+        running = RunningJobs(self._settings.request_timeout, self._metrics.watch(), self._over)
+        self.open += 1
+        try:
+            for choice in plan.choices:
+                if self._laddering is not None and choice.task is not None and not choice.routed:
+                    running.add(self._laddering.run(choice.task))
+                    continue
+                engine = self._service.submit(choice.job)
+                if self._laddering is not None and choice.task is not None:
+                    running.add(self._laddering.route(engine, choice.task), engine)
+                else:
+                    running.add(engine)
+        except ValueError as error:
+            await running.close()
+            raise ApiError(400, str(error)) from error
+        except Exception as error:
+            await running.close()
+            raise as_api_error(error, request_id) from error
+        return running
+
+    def _over(self) -> None:
+        self.open -= 1
+
+
+class EventStream(StreamingResponse):
+    """A response in server-sent events; whatever becomes of it, its jobs end with it.
+
+    Args:
+        answerer: Counts it.
+        running: Its jobs.
+        teller: Tells them.
+        request_id: Of the request.
+    """
+
+    def __init__(self, answerer: Answerer, running: RunningJobs, teller: Teller, request_id: str) -> None:
+        self._answerer, self._running, self._teller, self._request_id = answerer, running, teller, request_id
+        self._status = GONE
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(self._events(), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        try:
+            with self._answerer._metrics.latency.time():
+                await super().__call__(scope, receive, send)
+        finally:
+            await self._running.close()
+            self._answerer.count(self._teller.plan, self._status)
+            if self._status == GONE:
+                self._answerer._metrics.cancelled.inc()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        teller = self._teller
+        ends: dict[int, JobDone] = {}
+        try:
+            for chunk in teller.opening():
+                yield _data(chunk)
+            async with aclosing(self._running.events()) as events:
+                async for index, event in events:
+                    if isinstance(event, TokenTold):
+                        yield _data(teller.token(index, event))
+                        continue
+                    ends[index] = event
+                    for chunk in teller.end(index, event):
+                        yield _data(chunk)
+            if teller.plan.include_usage:
+                yield _data(teller.usage([ends[index] for index in sorted(ends)]))
+        except Exception as error:
+            # the status was sent long ago: what went wrong is an event, and ends the stream
+            told = as_api_error(error, self._request_id)
+            self._status = told.status_code
+            yield b"event: error\n" + _data(told.body)
+            return
+        self._status = 200
+        yield b"data: [DONE]\n\n"
+
+
+def _data(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"

@@ -1,0 +1,117 @@
+"""The app: OpenAI's protocol over a service."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.middleware import Middleware
+
+from sigma0.ladder import FidelityLadder
+from sigma0.serve import errors
+from sigma0.serve.answering import Answerer
+from sigma0.serve.errors import as_api_error
+from sigma0.serve.guard import Guard
+from sigma0.serve.information import information, told
+from sigma0.serve.laddering import Laddering
+from sigma0.serve.limits import BodyLimit, KeyCheck, ServerSettings
+from sigma0.serve.messages import Service
+from sigma0.serve.metrics import Metrics
+from sigma0.serve.planning import Plan, Planner
+from sigma0.serve.protocol import ChatRequest, CompletionRequest
+
+_FAILURES = told(400, 401, 404, 413, 429, 500, 503, 504)
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or with stream=true its chunks as server-sent events.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    },
+    **_FAILURES,
+}
+
+
+def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadder | None = None) -> FastAPI:
+    """The server's app, for uvicorn or any other ASGI server.
+
+    Args:
+        service: The engine; it is drained when the app shuts down.
+        settings: Limits, and the key that clients must know.
+        ladder: Answers requests with `sigma0.ladder`, and with `SIGMA0_ROUTING=1` those whose verdict says escalate.
+
+    Returns:
+        The app. `sigma0.serve.app.drain` ends it gently ahead of its shutdown.
+    """
+    metrics = Metrics(service)
+    laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops))
+    planner = Planner(service, settings, laddering)
+    answerer = Answerer(service, settings, laddering, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await drain(app)
+        if laddering is not None:
+            laddering.close()
+
+    middleware = [Middleware(Guard)]
+    if settings.api_key is not None:
+        middleware.append(Middleware(KeyCheck, key=settings.api_key))
+    middleware.append(Middleware(BodyLimit, limit=settings.max_body_bytes))
+    # the documentation pages that FastAPI has load scripts from elsewhere; /openapi.json stays
+    app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
+    app.state.answerer, app.state.service = answerer, service
+    errors.install(app)
+    app.include_router(information(service, planner, laddering, metrics, answerer, int(time.time())))
+
+    async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
+        kind = "chat" if isinstance(body, ChatRequest) else "completion"
+        try:
+            # ahead of the tokenizer, which a flood of requests would keep busy too
+            answerer.check_room()
+            plan: Plan = await asyncio.to_thread(planner.plan, body)
+            return await answerer.answer(request, plan)
+        except Exception as error:
+            found = as_api_error(error, str(request.state.request_id))
+            metrics.requests.labels(kind, str(found.status_code)).inc()
+            raise found from error
+
+    @app.post("/v1/chat/completions", response_model=None, responses=_STREAMED)
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answers a chat."""
+        return await answer(request, body)
+
+    @app.post("/v1/completions", response_model=None, responses=_STREAMED)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continues texts."""
+        return await answer(request, body)
+
+    _describe(app)
+    return app
+
+
+async def drain(app: FastAPI) -> None:
+    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+
+    Args:
+        app: As `create_app` returned it.
+    """
+    answerer: Answerer = app.state.answerer
+    answerer.draining = True
+    service: Service = app.state.service
+    await service.drain()
+
+
+def _describe(app: FastAPI) -> None:
+    """Takes FastAPI's own 422 out of the description: here what is invalid is a 400, as OpenAI has it."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = make()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,117 @@
+"""What a client may take of the server: settings, the key, and the size of a body."""
+
+import hmac
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, SecretStr, field_validator
+from pydantic.dataclasses import dataclass
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sigma0.serve.errors import ApiError
+
+# What may be read without the key: whether the server is up, and the page, which asks for the key itself.
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/health"})
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ServerSettings:
+    """Limits of the protocol; the length of the queue is the service's own.
+
+    Attributes:
+        api_key: What clients must know; None: nothing.
+        max_body_bytes: Of a request.
+        max_prompt_tokens: Of one prompt; None: what the context holds.
+        max_new_tokens: Of one choice, also where a request names no limit.
+        max_n: Choices for each prompt.
+        max_prompts: Prompts of one completion request.
+        max_concurrent: Requests that are being answered at once; more are told to come back.
+        request_timeout: Seconds for one request, waiting included.
+    """
+
+    api_key: SecretStr | None = None
+    max_body_bytes: Count = 2**20
+    max_prompt_tokens: Count | None = None
+    max_new_tokens: Count = 4096
+    max_n: Count = 8
+    max_prompts: Count = 32
+    max_concurrent: Count = 256
+    request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_a_key(cls, value: SecretStr | None) -> SecretStr | None:
+        key = "x" if value is None else value.get_secret_value()
+        if not key or not key.isprintable() or " " in key:
+            raise ValueError("is empty, or holds spaces or signs that no header can (it is not shown here)")
+        return value
+
+
+class KeyCheck:
+    """Lets through who knows the key: `Authorization: Bearer KEY`.
+
+    Args:
+        app: What is asked behind it.
+        key: What must be known.
+    """
+
+    def __init__(self, app: ASGIApp, key: SecretStr) -> None:
+        self._app = app
+        self._expected = b"Bearer " + key.get_secret_value().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            told = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            scheme, _, given = told.partition(b" ")
+            # in constant time, so that nothing is learned from how long a wrong key takes
+            if not hmac.compare_digest(scheme.lower().capitalize() + b" " + given.strip(), self._expected):
+                error = ApiError(
+                    401,
+                    "no API key, or a wrong one: send it as Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies over a size, whether they say so beforehand or not.
+
+    Args:
+        app: What is asked behind it.
+        limit: Bytes at most.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request, or refuses it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        told = Headers(scope=scope).get("content-length", "")
+        # so many digits at most that int() takes them
+        if told.isdecimal() and int(told[:32]) > self._limit:
+            await self._error().response()(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                # FastAPI hands an HTTPException out of the reading of a body on to its handler
+                raise self._error()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _error(self) -> ApiError:
+        return ApiError(413, f"the body is over {self._limit} bytes", code="body_too_large")

@@ -1,0 +1,98 @@
+"""What the server says of itself."""
+
+import httpx
+from openai.types import Model
+from prometheus_client.parser import text_string_to_metric_families
+
+from sigma0.serve.effort import exit_for
+from sigma0.serve.information import PAGE, PAGE_HEADERS
+from sigma0.settings import ExitConfig
+from tests.serve.conftest import served
+from tests.serve.test_chat import post
+
+
+def test_models(plain):
+    (model,) = plain.client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("pocket", "model", "sigma0")
+    assert plain.client.models.retrieve("pocket") == model
+    Model.model_validate(httpx.get(f"{plain.url}/v1/models/pocket").json(), strict=True)
+    missing = httpx.get(f"{plain.url}/v1/models/some/other")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_model_as_a_looped_one(plain, pocket):
+    own = pocket[0].resolve_exit_config(None)
+    assert httpx.get(f"{plain.url}/v1/sigma0").json() == {
+        "model": "pocket",
+        "total_loops": 6,
+        "exit": own.to_dict(),
+        "efforts": {
+            effort: exit_for(effort, own, 6).to_dict() for effort in ("minimal", "low", "medium", "high")
+        },
+        "ladder": None,
+        "context": 2048,
+    }  # fmt: skip
+
+
+def test_efforts_are_ordered_for_every_rule():
+    for own, name in (
+        (ExitConfig(q=0.8), "q"),
+        (ExitConfig(mode="margin", theta=0.8), "theta"),
+        (ExitConfig(mode="fixed", depth=4), "depth"),
+    ):
+        found = [getattr(exit_for(effort, own, 6), name) for effort in ("minimal", "low", "medium")]
+        assert found == sorted(found) and len(set(found)) == 3
+    eager = [exit_for(effort, ExitConfig(mode="accel"), 6).eps for effort in ("minimal", "low", "medium")]
+    assert eager == sorted(eager, reverse=True)
+    full = ExitConfig(mode="full")
+    assert [exit_for(effort, full, 6).stops_at(6) for effort in ("minimal", "low", "medium", "high")] == [3, 5, 6, 6]
+    assert exit_for("high", ExitConfig(mode="fixed", depth=2), 6) == full
+    assert exit_for("minimal", ExitConfig(mode="fixed", depth=1), 6).depth == 1
+
+
+def test_health_and_the_page(plain):
+    assert httpx.get(f"{plain.url}/health").json() == {"status": "ok"}
+    for path, name in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
+        answer = httpx.get(f"{plain.url}{path}")
+        if (PAGE / name).is_file():
+            assert answer.status_code == 200
+            assert {header: answer.headers[header] for header in PAGE_HEADERS} == PAGE_HEADERS
+        else:
+            assert answer.status_code == 404 and "error" in answer.json()
+
+
+def test_the_page_is_what_lies_in_its_folder(pocket, tmp_path, monkeypatch):
+    monkeypatch.setattr("sigma0.serve.information.PAGE", tmp_path)
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "page.js").write_text("0")
+    with served(pocket) as server:
+        page = httpx.get(f"{server.url}/")
+        assert page.text == "<!doctype html>" and page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert page.headers["referrer-policy"] == "no-referrer" and page.headers["x-content-type-options"] == "nosniff"
+        assert httpx.get(f"{server.url}/page.js").headers["content-type"] == "text/javascript; charset=utf-8"
+        assert httpx.get(f"{server.url}/page.css").status_code == 404
+
+
+def test_metrics(pocket):
+    with served(pocket) as server:
+        found = post(server).json()
+        post(server, stream=True)
+        post(server, temperature=9)
+        post(server, n=9)
+        (told,) = found["sigma0"]["choices"]
+        text = httpx.get(f"{server.url}/metrics").text
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+    depth = sum(told["depths"]) / len(told["depths"])
+    assert values["sigma0_tokens_total",] == 14 and values["sigma0_passes_total",] == 2 * told["passes"]
+    assert values["sigma0_mean_depth",] == depth and abs(values["sigma0_depth_saved",] - (1 - depth / 6)) < 1e-9
+    assert values["sigma0_queue",] == values["sigma0_running",] == values["sigma0_hand_ups_total",] == 0
+    assert values["sigma0_pages",] == 8 and values["sigma0_preemptions_total",] == 0
+    assert values["sigma0_requests_total", "chat", "200"] == 2 and values["sigma0_requests_total", "chat", "400"] == 1
+    assert values["sigma0_request_seconds_count",] == values["sigma0_first_token_seconds_count",] == 2
+    assert values["sigma0_between_tokens_seconds_count",] == 12

@@ -1,0 +1,133 @@
+"""A full queue, clients that leave, time that is over, and an end in peace."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import openai
+import pytest
+
+from sigma0.serve.app import drain
+from sigma0.serve.limits import ServerSettings
+from tests.serve.conftest import served
+from tests.serve.test_chat import ASKED, SAID, lines, post
+
+ASKING = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
+
+
+def until(true):
+    """Waits for what a server does in its own time."""
+    for _ in range(4000):
+        if true():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it never came")
+
+
+@pytest.fixture
+def held(pocket):
+    """A server that takes one job and lets one wait, and writes nothing until its gate is open."""
+    with served(pocket, limit=1) as server:
+        server.service.gate.clear()
+        yield server
+        server.service.gate.set()
+
+
+def begin(server, **body):
+    """A request in a thread, and where its answer comes."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(post(server, **body)))
+    known = len(server.service.tickets)
+    thread.start()
+    until(lambda: len(server.service.tickets) > known)
+    return thread, answers
+
+
+def test_a_full_queue_asks_to_come_back(held):
+    first, answers = begin(held)
+    until(lambda: held.service.status().running)
+    second, others = begin(held)
+    refused = post(held)
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "queue_full"
+    with pytest.raises(openai.RateLimitError):
+        held.client.chat.completions.create(**ASKING)
+    # a request of which one choice has no room leaves none of the others behind
+    second_ticket = len(held.service.tickets)
+    held.service.gate.set()
+    first.join()
+    second.join()
+    assert [each.status_code for each in answers + others] == [200, 200]
+    held.service.gate.clear()
+    assert post(held, n=3).status_code == 429
+    until(lambda: all(ticket.cancelled for ticket in held.service.tickets[second_ticket:]))
+    until(lambda: held.app.state.answerer.open == 0)
+
+
+def test_too_many_requests_at_once(pocket):
+    with served(pocket, ServerSettings(max_concurrent=1)) as server:
+        server.service.gate.clear()
+        thread, answers = begin(server)
+        assert post(server).status_code == 429
+        server.service.gate.set()
+        thread.join()
+        assert answers[0].status_code == 200 and post(server).status_code == 200
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_who_leaves_a_stream_frees_the_service(held, running):
+    ahead = None if running else begin(held)
+    with httpx.stream("POST", f"{held.url}/v1/chat/completions", json={**ASKING, "stream": True}) as answer:
+        assert "assistant" in next(answer.iter_lines())
+        until(lambda: len(held.service.tickets) == (1 if running else 2))
+    until(lambda: held.service.tickets[-1].cancelled)
+    held.service.gate.set()
+    if ahead is not None:
+        ahead[0].join()
+    until(lambda: held.service.status().running == held.service.status().waiting == 0)
+    assert post(held).status_code == 200
+    assert "sigma0_cancelled_total 1.0" in httpx.get(f"{held.url}/metrics").text
+
+
+def test_who_leaves_a_whole_answer_frees_the_service(held):
+    held.service.limit = 8
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{held.url}/v1/chat/completions", json={**ASKING, "n": 2}, timeout=httpx.Timeout(5, read=0.5))
+    until(lambda: [each.cancelled for each in held.service.tickets] == [True, True])
+    until(lambda: held.app.state.answerer.open == 0)
+    held.service.gate.set()
+    assert post(held).json()["choices"][0]["message"]["content"] == SAID
+
+
+def test_openais_client_leaves_by_closing(held):
+    held.service.gate.set()
+    with held.client.chat.completions.create(**ASKING, stream=True) as stream:
+        next(iter(stream))
+        held.service.gate.clear()
+    until(lambda: held.service.tickets[0].cancelled or held.service.status().tokens)
+    until(lambda: held.app.state.answerer.open == 0)
+
+
+def test_time_that_is_over(pocket):
+    with served(pocket, ServerSettings(request_timeout=0.2)) as server:
+        server.service.gate.clear()
+        answer = post(server)
+        assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
+        told = post(server, stream=True)
+        assert told.status_code == 200 and json.loads(lines(told.text)[-1])["error"]["code"] == "timeout"
+        until(lambda: [each.cancelled for each in server.service.tickets] == [True, True])
+
+
+def test_an_end_in_peace(held):
+    thread, answers = begin(held, stream=True)
+    ending = threading.Thread(target=lambda: asyncio.run(drain(held.app)))
+    ending.start()
+    until(lambda: held.app.state.answerer.draining)
+    refused = post(held)
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    assert httpx.get(f"{held.url}/health").status_code == 503
+    held.service.gate.set()
+    ending.join()
+    thread.join()
+    assert lines(answers[0].text)[-1] == "[DONE]"

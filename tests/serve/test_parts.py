@@ -1,0 +1,226 @@
+"""The parts by themselves: stop strings, bytes of tokens, jobs of one request."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi")
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.ladder import FidelityLadder, Rung
+from sigma0.savings import Savings
+from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
+from sigma0.serve.laddering import Laddering, LadderTask
+from sigma0.serve.logprobs import LEAST, finite, token_text
+from sigma0.serve.messages import Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.stopping import StopCut
+from sigma0.settings import ExitConfig
+
+TOKEN = TokenTold(5, "a", 1, "threshold_met", None, 0.0, 1.0, 0.0, None, (), "m")
+DONE = JobDone("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, None, None), None, "escalate", None)
+TEXTS = st.text("ab", max_size=12)
+
+
+@given(st.lists(TEXTS, max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_a_cut_lets_pass_what_comes_before_the_first_stop_string(pieces, stop):
+    cut = StopCut(stop)
+    shown = ""
+    for piece in pieces:
+        shown += cut.feed(piece)
+        assert not any(string in shown for string in stop) and cut.passed == shown
+    shown += cut.flush()
+    whole, text = "".join(pieces), ""
+    # the first end of a stop string that is reached is the one that counts
+    while len(text) < len(whole) and not any(string in text for string in stop):
+        text = whole[: len(text) + 1]
+    ends = [text.find(string) for string in stop if string in text]
+    assert cut.found == bool(ends)
+    if not ends:
+        assert shown == whole
+    else:
+        assert whole.startswith(shown) and len(shown) <= max(ends)
+
+
+def test_bytes_of_tokens_make_the_text(pocket):
+    tokenizer = pocket[1]
+    text = "Sara: naïve 🙂 <|im_end|>"
+    told = [token_text(tokenizer, token) for token in tokenizer(text)["input_ids"]]
+    assert bytes(byte for _, some in told for byte in some).decode() == text
+    assert any("\ufffd" in piece for piece, _ in told)
+    assert token_text(tokenizer, len(tokenizer) + 5) == ("", None)
+
+
+def test_bytes_of_tokens_of_another_kind():
+    words = Tokenizer(WordLevel({"naïve": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    assert token_text(tokenizer, 0) == ("naïve", list("naïve".encode()))
+
+
+def test_logprobs_are_numbers_that_json_can_hold():
+    assert [finite(each) for each in (-1.5, float("-inf"), float("nan"), None, -1e9)] == [-1.5, *[LEAST] * 4]
+
+
+class Source:
+    """Events, and whether it was closed; an async generator like an engine's."""
+
+    def __init__(self, *events, stays=False):
+        self.events, self.stays, self.closed = events, stays, 0
+
+    async def begin(self):
+        try:
+            for event in self.events:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+            if self.stays:
+                await asyncio.Event().wait()
+        finally:
+            self.closed += 1
+
+
+class Iterator:
+    """Events without end, of a class: it knows of being closed before it has begun."""
+
+    closed = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await asyncio.Event().wait()
+
+    async def aclose(self):
+        self.closed = True
+
+
+def run(body):
+    return asyncio.run(asyncio.wait_for(body, 20))
+
+
+def running(*sources, seconds=20.0):
+    over = []
+    found = RunningJobs(seconds, lambda *_: None, lambda: over.append(True))
+    for source in sources:
+        found.add(source)
+    return found, over
+
+
+def test_ends_come_in_the_order_of_the_jobs():
+    async def body():
+        other = JobDone(**{**vars(DONE), "text": "b"})
+        found, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
+        assert [done.text for done in await found.all_done()] == ["a", "b"]
+        await found.close()
+        await found.close()
+        assert over == [True]
+
+    run(body())
+
+
+def test_closing_cancels_what_has_begun_and_what_has_not():
+    async def body():
+        first, last = Source(TOKEN, stays=True), Iterator()
+        found, over = running(first.begin(), Iterator())
+        assert [event async for event in _first(found)] == [(0, TOKEN)]
+        found.add(last)  # its task had no step yet
+        await found.close()
+        assert first.closed == 1 and last.closed and over == [True]
+
+    run(body())
+
+
+async def _first(found):
+    async for event in found.events():
+        yield event
+        return
+
+
+@pytest.mark.parametrize(
+    "source, kind, seconds",
+    [
+        (Source(TOKEN, JobFailed("x")), JobFailed, 20.0),
+        (Source(TOKEN, KeyError("x")), KeyError, 20.0),
+        (Source(TOKEN), JobFailed, 20.0),
+        (Source(TOKEN, stays=True), (TimeoutError, asyncio.TimeoutError), 0.05),
+    ],
+)
+def test_failures_come_out_where_the_request_waits(source, kind, seconds):
+    async def body():
+        found, over = running(source.begin(), seconds=seconds)
+        with pytest.raises(kind):
+            await found.all_done()
+        await found.close()
+        assert source.closed == 1 and over == [True]
+
+    run(body())
+
+
+def test_closing_goes_on_though_its_caller_is_cancelled():
+    async def body():
+        source = Source(TOKEN, stays=True)
+        found, over = running(source.begin())
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(found.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        while not over:
+            await asyncio.sleep(0)
+        assert source.closed == 1
+
+    run(body())
+
+
+def test_who_leaves_cancels_what_is_waited_for():
+    async def body():
+        async def leaves():
+            return {"type": "http.disconnect"}
+
+        async def stays():
+            await asyncio.Event().wait()
+
+        assert await unless_gone(stays, asyncio.sleep(0, "done")) == "done"
+        waiting = asyncio.ensure_future(asyncio.Event().wait())
+        with pytest.raises(ClientGone):
+            await unless_gone(leaves, waiting)
+        await asyncio.sleep(0)
+        assert waiting.cancelled()
+
+    run(body())
+
+
+def test_closing_a_route_closes_the_engine_behind_it(pocket):
+    laddering = Laddering(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+    task = LadderTask(Job((5,), 2, ExitConfig()), "Once upon", "answer")
+
+    async def body():
+        engine = Source(TOKEN, stays=True)
+        found, _ = running(laddering.route(engine.begin(), task))
+        await asyncio.sleep(0.01)
+        await found.close()
+        assert engine.closed == 1
+        behind = Iterator()
+        fresh = RunningJobs(20.0, lambda *_: None, lambda: None)
+        fresh.add(laddering.route(behind, task), behind)
+        await fresh.close()
+        assert behind.closed
+
+    run(body())
+    laddering.close()
+
+
+def test_a_ladder_that_fails_says_so(pocket):
+    laddering = Laddering(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+    task = LadderTask(Job((5,), 2, ExitConfig()), "", "answer")
+
+    async def body():
+        with pytest.raises(ValueError, match="empty"):
+            async for _ in laddering.run(task):
+                pass
+
+    run(body())
+    laddering.close()
