@@ -8,13 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
+from starlette.staticfiles import StaticFiles
 
 from sigma0.ladder import FidelityLadder
 from sigma0.serve import errors
 from sigma0.serve.answering import Answerer
 from sigma0.serve.errors import as_api_error
 from sigma0.serve.guard import Guard
-from sigma0.serve.information import information, told
+from sigma0.serve.information import PAGE, information, told
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.limits import BodyLimit, KeyCheck, ServerSettings
 from sigma0.serve.messages import Service
@@ -63,6 +64,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
     app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
     app.state.answerer, app.state.service = answerer, service
     errors.install(app)
+    app.mount("/page", StaticFiles(directory=PAGE))
     app.include_router(information(service, planner, laddering, metrics, answerer, int(time.time())))
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
 from sigma0.serve.answering import Answerer
@@ -15,17 +16,11 @@ from sigma0.serve.metrics import CONTENT_TYPE, Metrics
 from sigma0.serve.planning import Planner
 
 PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-}
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
@@ -151,15 +146,9 @@ def information(
         """What Prometheus reads."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    for path, (name, media_type) in PAGE_FILES.items():
-        router.add_api_route(path, _page(PAGE / name, media_type), include_in_schema=False)
-    return router
-
-
-def _page(file: Path, media_type: str) -> Any:
+    @router.get("/", include_in_schema=False)
     async def page() -> Response:
-        if not file.is_file():
-            raise ApiError(404, "this server has no page")
-        return Response(file.read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
+        """The page; its scripts and styles lie under `/page`."""
+        return HTMLResponse((PAGE / "index.html").read_bytes(), headers=PAGE_HEADERS)
 
-    return page
+    return router

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.serve.errors import ApiError
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
-OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/health"})
+OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_FOLDER = "/page/"
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -62,7 +63,8 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or refuses it."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
             told = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, given = told.partition(b" ")
             # in constant time, so that nothing is learned from how long a wrong key takes
