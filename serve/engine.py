@@ -11,7 +11,6 @@ columns are then read anew, each to where it was (under `drop` to where it had s
 of them are: what it writes does not depend on whether it was put back.
 """
 
-import logging
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -35,7 +34,6 @@ from sigma0.settings import switches
 from sigma0.transfer import to_host
 from sigma0.wave import Exits, Readings
 
-_LOG = logging.getLogger(__name__)
 Event = tuple[int, TokenTold | JobDone | JobFailed]
 
 
@@ -224,8 +222,10 @@ class Engine:
             try:
                 settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
             except Exception as error:
-                _LOG.exception("request %d failed", running.entry.key)
-                events.append((running.entry.key, JobFailed(f"{type(error).__name__} inside of this request")))
+                # what it says may quote a prompt: whoever asked logs what it was and where, and the others go on
+                failed = JobFailed(f"{type(error).__name__} inside of this request")
+                failed.__cause__ = error
+                events.append((running.entry.key, failed))
                 self._forget(running)
         for each, token in zip(settled, self._teller.tell(settled), strict=True):
             events += self._tell(each.running, token, each.is_last)

@@ -84,8 +84,8 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue takes no more."""
-        return len(self.waiting) >= self.max_waiting
+        """Whether the queue takes no more; those that can begin at once do not count as waiting."""
+        return len(self.waiting) >= self.max_waiting + len(self._slots)
 
     def add(self, entry: Entry) -> None:
         """Queues a text."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -96,9 +97,10 @@ class EngineService:
         with self._wake:
             if self._is_draining or self._is_closed:
                 raise Busy("the server is being shut down")
-            # jobs that the engine has not seen yet count as well
+            # jobs that the engine has not seen yet count as well, and those that can begin at once do not
             waiting = self._status.waiting + sum(job is not None for job, _ in self._inbox)
-            if waiting >= self._engine.limits.max_waiting:
+            limits = self._engine.limits
+            if waiting >= limits.max_waiting + limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
             events = Events(asyncio.get_running_loop(), self._cancel)
             self._inbox.append((job, events))
@@ -139,7 +141,9 @@ class EngineService:
                 events = self._engine.step()
             except Exception as error:
                 # a pass that breaks leaves no request in a known state
-                _LOG.exception("a pass failed; all requests under way end")
+                # without what it says, which may quote a prompt
+                frames = "".join(traceback.format_tb(error.__traceback__))
+                _LOG.error("a pass failed: %s; all requests under way end\n%s", type(error).__name__, frames)
                 self._fail_all(f"{type(error).__name__} in the engine")
                 continue
             self._status = self._engine.status()

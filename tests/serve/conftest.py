@@ -17,7 +17,7 @@ from sigma0.ladder import Always, FidelityLadder, Rung
 from sigma0.serve.app import create_app
 from sigma0.serve.limits import ServerSettings
 from tests.serve.page_server import PageServer
-from tests.serve.stream_service import StreamService
+from tests.serve.spied_service import SpiedService
 
 
 @contextmanager
@@ -47,10 +47,13 @@ class Served:
 
 @contextmanager
 def served(pocket, settings=None, ladder=None, **service_settings):
-    service = StreamService(*pocket, **service_settings)
+    service = SpiedService(*pocket, **service_settings)
     app = create_app(service, settings or ServerSettings(), ladder)
-    with serving(app) as url:
-        yield Served(service, url, app)
+    try:
+        with serving(app) as url:
+            yield Served(service, url, app)
+    finally:
+        service.close()
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +71,9 @@ def climbing(pocket):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    # no longer than its tests: while it is open, no other event loop can run in this thread
     playwright = pytest.importorskip("playwright.sync_api")
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if not found:

@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import sigma0
 from sigma0.settings import ExitConfig
+from tests.serve.conftest import served
 
 STORY = "Sara went to the bedroom. John went to the park. Where is Sara?"
 ASKED = [{"role": "user", "content": STORY}]
@@ -215,9 +216,10 @@ def test_roles_and_parts(plain):
     assert said == " in the bedroom."
 
 
-def test_verdicts_can_be_switched_off(plain, monkeypatch):
+def test_verdicts_can_be_switched_off(pocket, monkeypatch):
     monkeypatch.setenv("SIGMA0_VERDICT", "0")
-    (choice,) = post(plain).json()["sigma0"]["choices"]
+    with served(pocket) as server:
+        (choice,) = post(server).json()["sigma0"]["choices"]
     assert choice["verdict"] is choice["door"] is choice["door_text"] is None
 
 

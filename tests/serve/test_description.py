@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 
 from sigma0.serve.app import create_app
 from sigma0.serve.limits import ServerSettings
-from tests.serve.stream_service import StreamService
+from tests.serve.spied_service import SpiedService
 
 PATHS = (
     "/v1/chat/completions",
@@ -40,7 +40,7 @@ def lasting(app):
 
 @pytest.fixture(scope="module")
 def description(pocket):
-    app = create_app(StreamService(*pocket), ServerSettings(max_new_tokens=3, max_n=2))
+    app = create_app(SpiedService(*pocket), ServerSettings(max_new_tokens=3, max_n=2))
     return schemathesis.openapi.from_asgi("/openapi.json", lasting(app))
 
 

@@ -270,8 +270,9 @@ def test_what_cannot_run_is_refused(model, pocket):
         engine.submit(Job((), 4, ExitConfig()))
     with pytest.raises(ValueError, match="depth=9 exceeds the model's 4 loops"):
         engine.submit(job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)))
-    engine.submit(job(2, 2))
-    with pytest.raises(Busy, match="1 requests are waiting already"):
+    for _ in range(2):
+        engine.submit(job(2, 2))
+    with pytest.raises(Busy, match="2 requests are waiting already"):
         engine.submit(job(2, 2))
     with pytest.raises(ValueError, match="hold no page"):
         Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=100))

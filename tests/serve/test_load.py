@@ -91,7 +91,6 @@ def test_who_leaves_a_stream_frees_the_service(held, running):
 
 
 def test_who_leaves_a_whole_answer_frees_the_service(held):
-    held.service.limit = 8
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{held.url}/v1/chat/completions", json={**ASKING, "n": 2}, timeout=httpx.Timeout(5, read=0.5))
     until(lambda: [each.cancelled for each in held.service.tickets] == [True, True])

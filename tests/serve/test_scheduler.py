@@ -40,10 +40,13 @@ def test_slots_are_handed_out_once():
 
 
 def test_a_full_queue_says_so():
-    plan = scheduler(waiting=2)
-    plan.add(entry(0, 2))
-    assert not plan.is_full
-    plan.add(entry(1, 2))
+    plan = scheduler(waiting=2, running=1)
+    for key in range(2):
+        plan.add(entry(key, 2))
+    assert not plan.is_full, "one of them can begin at once"
+    plan.add(entry(2, 2))
+    assert plan.is_full
+    plan.admit()
     assert plan.is_full
 
 
