@@ -122,7 +122,7 @@ function showVerdict(outcome) {
   line.querySelector(".door-icon").textContent = icon;
   line.querySelector(".door-word").textContent = means ? `${word}: ${means}` : word;
   // the door's name stands above already
-  let text = (outcome?.door_text ?? "").replace(`${door}: `, "").replace(/^./u, (first) => first.toUpperCase());
+  let text = words.doorInWords((outcome?.door_text ?? "").replace(`${door}: `, ""));
   if (!text) text = outcome ? "Verdicts are switched off on this server." : "Told when the answer is over.";
   byId("verdict-text").textContent = text;
 }

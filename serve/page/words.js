@@ -34,6 +34,12 @@ export function reasonInWords(reason) {
   return reason ? (REASONS[reason] ?? reason) : "not known";
 }
 
+/** What the server says of a door, with names of reasons put into words. */
+export function doorInWords(text) {
+  for (const [name, words] of Object.entries(REASONS)) text = text.replaceAll(new RegExp(`\\b${name}\\b`, "gu"), words);
+  return text.replace(/^./u, (first) => first.toUpperCase());
+}
+
 export function fateInWords(fate) {
   return fate ? (FATES[fate] ?? fate) : "not known";
 }

@@ -33,20 +33,30 @@ class Ticket:
 
 
 class HeldEngine(Engine):
-    """Runs no pass while its gate is shut, but takes requests in and forgets them."""
+    """Runs no pass while its gate is shut, but takes requests in and forgets them.
+
+    Attributes:
+        gate: Passes are run while it is set.
+        tokens: Where it is not None, each token waits for a permit.
+        fails: What the next job raises, if anything.
+    """
 
     def __init__(self, *args, **settings) -> None:
         super().__init__(*args, **settings)
         self.gate = threading.Event()
         self.gate.set()
         self.fails: Exception | None = None
+        self.tokens: threading.Semaphore | None = None
 
     def step(self):
-        if not self.gate.is_set():
+        if not self.gate.is_set() or (self.tokens is not None and not self.tokens.acquire(blocking=False)):
             self._schedule()
             sleep(0.002)
             return []
-        return super().step()
+        events = super().step()
+        while self.tokens is not None and not events:
+            events = super().step()
+        return events
 
     def submit(self, job):
         key = super().submit(job)

@@ -1,0 +1,113 @@
+"""The page in a real browser on the real server and the real model: a question typed, tokens watched as they come."""
+
+import threading
+
+import pytest
+
+from sigma0.ladder import Entropy, FidelityLadder, Rung
+from tests.serve.conftest import served
+
+expect = pytest.importorskip("playwright.sync_api").expect
+
+QUESTION = "Mary went to the kitchen. John went to the garden. The cup was taken by Mary. Where is the cup?"
+
+
+@pytest.fixture(scope="module")
+def live(pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    with served(pocket, ladder=FidelityLadder(rungs, policy=Entropy(above=0.0))) as server:
+        yield server
+
+
+@pytest.fixture
+def opened(browser, live):
+    """The page of the live server, in a scheme; whatever its console complains of fails the test."""
+    complaints = []
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+
+    def opens(scheme):
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.emulate_media(color_scheme=scheme)
+        page.goto(live.url)
+        expect(page.locator("#model-line")).to_contain_text("pocket")
+        return page
+
+    yield opens
+    context.close()
+    assert complaints == []
+
+
+def ask(page):
+    page.get_by_role("textbox", name="Question").fill(QUESTION)
+    page.get_by_role("button", name="Send").click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
+    page = opened(scheme)
+    tokens, compute = page.locator("#conversation .token"), page.locator("#compute")
+    live.service.held.tokens = threading.Semaphore(0)
+    try:
+        ask(page)
+        told = []
+        for count in (1, 2, 3):
+            live.service.held.tokens.release()
+            expect(tokens).to_have_count(count)
+            expect(page.locator("#compute-text")).to_contain_text(f"of {6 * count} passes")
+            told.append(compute.get_attribute("aria-valuetext"))
+        assert len(set(told)) == 3, "the meter moves with every token"
+        expect(page.locator("#verdict")).to_be_hidden()
+    finally:
+        waiting, live.service.held.tokens = live.service.held.tokens, None
+        waiting.release(100)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    expect(page.locator("#verdict")).to_be_visible()
+    answer = live.client.chat.completions.create(
+        model="pocket", messages=[{"role": "user", "content": QUESTION}], max_tokens=256
+    )
+    said = answer.choices[0].message.content
+    # white space stands beside the tokens
+    assert "".join(tokens.all_text_contents()) == said.replace(" ", "")
+    assert said.strip() in page.locator("#conversation").inner_text()
+    choice = answer.model_extra["sigma0"]["choices"][0]
+    depths = [int(each.get_attribute("data-depth")) for each in tokens.all()]
+    assert depths == choice["depths"][: len(depths)]
+    assert choice["door_text"].startswith("converge: threshold_met, contracting")
+    expect(page.locator("#verdict-text")).to_contain_text("Exit probability reached the threshold, contracting")
+    colours = {depth: token.evaluate("it => getComputedStyle(it).backgroundColor") for depth, token in zip(
+        depths, tokens.all(), strict=True)}  # fmt: skip
+    assert len(set(colours.values())) == len(colours) > 1, "one colour for each depth"
+    ground = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    light = sum(int(part) for part in ground[ground.index("(") + 1 : -1].split(",")[:3]) > 3 * 128
+    assert light == (scheme == "light")
+
+
+def test_hand_ups_are_counted_and_marked(opened):
+    page = opened("light")
+    page.get_by_label("Hand up").check()
+    ask(page)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    marked = page.locator("#conversation .token.handed-up")
+    assert marked.count() > 0
+    expect(page.locator("#hand-ups-text")).to_contain_text(str(marked.count()))
+
+
+def test_an_answer_can_be_stopped(opened, live):
+    page = opened("light")
+    live.service.held.tokens = threading.Semaphore(0)
+    try:
+        ask(page)
+        live.service.held.tokens.release()
+        expect(page.locator("#conversation .token")).to_have_count(1)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        for _ in range(2000):
+            if live.service.tickets[-1].cancelled:
+                break
+            threading.Event().wait(0.005)
+        assert live.service.tickets[-1].cancelled, "the server was told"
+    finally:
+        live.service.held.tokens = None
