@@ -15,6 +15,7 @@ from sigma0.bench.lossless_command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
 from sigma0.bench.serving.command import serve
+from sigma0.bench.serving.soak_command import soak_server
 from sigma0.bench.speed.command import speed
 from sigma0.bench.stability_command import stability
 from sigma0.bench.verdicts_command import verdict
@@ -42,6 +43,7 @@ app.command()(verdict)
 app.command()(speed)
 app.command()(ladder)
 app.command()(serve)
+app.command("soak")(soak_server)
 
 
 @app.command()

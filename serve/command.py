@@ -1,6 +1,7 @@
 """`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
 
 import logging
+import signal
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -89,6 +90,8 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
     config = uvicorn.Config(
         create_app(service, settings, ladder), log_level="warning", access_log=False, server_header=False
     )
+    # uvicorn sends itself the signal again once it has ended: an end that was asked for is no failure
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     finally:

@@ -116,6 +116,27 @@ class Engine:
             preemptions=self._preemptions,
         )
 
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together: as many as the model's positions and the K/V hold."""
+        return min(int(self.model.config.max_position_embeddings), self.pool.total * self.pool.size)
+
+    def check(self, job: Job) -> None:
+        """Refuses what can never run; may be called from any thread.
+
+        Raises:
+            ValueError: Naming what does not fit.
+        """
+        columns = len(job.prompt_ids) + job.max_new_tokens
+        if not job.prompt_ids or job.max_new_tokens < 1:
+            raise ValueError("a request needs at least one prompt id and one new token")
+        limit = self.model.config.max_position_embeddings
+        if columns > limit:
+            raise ValueError(f"{columns} tokens exceed the model's context of {limit}")
+        if columns > self.context:
+            raise ValueError(f"{columns} tokens exceed the {self.context} that this engine's K/V hold")
+        self.model.exit_rule(job.exit_config)
+
     def submit(self, job: Job) -> int:
         """Queues a request; returns its number.
 
@@ -123,15 +144,8 @@ class Engine:
             ValueError: For one that can never run.
             Busy: If the queue is full.
         """
-        goal = len(job.prompt_ids)
-        columns, limit = goal + job.max_new_tokens, self.model.config.max_position_embeddings
-        if not goal or job.max_new_tokens < 1:
-            raise ValueError("a request needs at least one prompt id and one new token")
-        if columns > limit:
-            raise ValueError(f"{columns} tokens exceed the model's context of {limit}")
-        if self.pool.pages_for(columns) > self.pool.total:
-            raise ValueError(f"{columns} tokens exceed the {self.pool.total * self.pool.size} that the K/V hold")
-        rule = self.model.exit_rule(job.exit_config)
+        self.check(job)
+        goal, rule = len(job.prompt_ids), self.model.exit_rule(job.exit_config)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1)

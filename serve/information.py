@@ -62,7 +62,7 @@ class Sigma0Told(BaseModel):
         exit: Its own exit setting.
         efforts: The exit setting of each `reasoning_effort`.
         ladder: Names of the ladder's rungs, the lowest first; None where there is no ladder.
-        context: Tokens that prompt and answer may have together; None where the model sets no limit.
+        context: Tokens that prompt and answer may have together.
     """
 
     model: str
@@ -70,7 +70,7 @@ class Sigma0Told(BaseModel):
     exit: dict[str, Any]
     efforts: dict[str, dict[str, Any]]
     ladder: list[str] | None
-    context: int | None
+    context: int
 
 
 class Health(BaseModel):

@@ -193,7 +193,6 @@ class JobEvents(Protocol):
         """The next one.
 
         Raises:
-            ValueError: For a job that can never run.
             JobFailed: If something broke.
         """
 
@@ -208,17 +207,20 @@ class Service(Protocol):
         name: Of the model.
         model: The looped model.
         tokenizer: Its tokenizer.
+        context: Tokens that prompt and answer may have together.
     """
 
     name: str
     model: Any
     tokenizer: Any
+    context: int
 
     def submit(self, job: Job) -> JobEvents:
         """Queues a job at once.
 
         Raises:
-            Busy: At once, where no more jobs are taken.
+            ValueError: For a job that can never run.
+            Busy: Where no more jobs are taken.
         """
 
     def status(self) -> ServiceStatus:

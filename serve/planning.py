@@ -74,7 +74,7 @@ class Planner:
         self._service, self._settings, self._laddering = service, settings, laddering
         self.total_loops = int(service.model.num_loops)
         self.own: ExitConfig = service.model.resolve_exit_config(None)
-        self.context: int | None = getattr(service.model.config, "max_position_embeddings", None)
+        self.context = service.context
 
     def plan(self, body: ChatRequest | CompletionRequest) -> Plan:
         """What a request comes to.
@@ -196,7 +196,7 @@ class Planner:
         asked = body.max_completion_tokens or body.max_tokens
         if asked is not None and asked > limit:
             raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {asked}", name)
-        left = limit if self.context is None else max(1, min(limit, self.context - prompt_tokens))
+        left = max(1, min(limit, self.context - prompt_tokens))
         new = asked or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
         try:
             check_context(self._service.model, prompt_tokens, new)

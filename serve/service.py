@@ -28,10 +28,10 @@ class Events:
     def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["Events"], None]) -> None:
         self._loop = loop
         self._cancel = cancel
-        self._events: asyncio.Queue[_Told | ValueError] = asyncio.Queue()
+        self._events: asyncio.Queue[_Told] = asyncio.Queue()
         self._is_over = False
 
-    def hear(self, event: _Told | ValueError) -> None:
+    def hear(self, event: _Told) -> None:
         """Called from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
@@ -47,7 +47,7 @@ class Events:
             raise StopAsyncIteration
         event = await self._events.get()
         self._is_over = not isinstance(event, TokenTold)
-        if isinstance(event, JobFailed | ValueError):
+        if isinstance(event, JobFailed):
             raise event
         return event
 
@@ -70,12 +70,14 @@ class EngineService:
         name: Of the model.
         model: The looped model.
         tokenizer: Its tokenizer.
+        context: Tokens that prompt and answer may have together.
     """
 
     def __init__(self, engine: Engine, name: str, threads: int | None = None) -> None:
         self.name = name
         self.model: Any = engine.model
         self.tokenizer: Any = engine.tokenizer
+        self.context = engine.context
         self._engine = engine
         self._threads = threads
         self._listeners: dict[int, Events] = {}
@@ -92,8 +94,10 @@ class EngineService:
         """Queues a job at once. Must be called on an event loop.
 
         Raises:
-            Busy: At once, where no more jobs are taken.
+            ValueError: For a job that can never run.
+            Busy: Where no more jobs are taken.
         """
+        self._engine.check(job)
         with self._wake:
             if self._is_draining or self._is_closed:
                 raise Busy("the server is being shut down")
@@ -174,10 +178,11 @@ class EngineService:
     def _begin(self, job: Job, events: Events) -> None:
         try:
             key = self._engine.submit(job)
-        except ValueError as error:
-            events.hear(error)
-        except Busy as error:
-            events.hear(JobFailed(str(error)))
+        except (ValueError, Busy) as error:
+            # checked when it was taken, and there was room then: whoever asked is told all the same
+            failed = JobFailed("the job could not be queued")
+            failed.__cause__ = error
+            events.hear(failed)
         else:
             self._listeners[key], self._keys[events] = events, key
 

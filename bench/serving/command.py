@@ -17,7 +17,7 @@ from sigma0.bench.conditions import describe
 from sigma0.bench.ledger import LEDGER, Conditions, Figure, ServeRow, append_row
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.load import Ask, Load, closed_loop, open_loop
-from sigma0.bench.serving.servers import counts, endless_copy, our_server, transformers_server
+from sigma0.bench.serving.servers import counts, endless_copy, serving_process, transformers_server
 from sigma0.loading import load
 from sigma0.prompts import Prompt, encode_prompts
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
@@ -106,7 +106,7 @@ def serve(
         folder = stack.enter_context(endless_copy(model))
         most = str(max(64, *(int(amount) for _, amount in loads)))
         arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "16", "--max-waiting", most]
-        url = stack.enter_context(our_server(folder, arguments))
+        _, url = stack.enter_context(serving_process(str(folder), arguments))
         ways = our_ways(looped.resolve_exit_config(None), url, folder.name)
         if compare:
             ways += _theirs(stack, folder)

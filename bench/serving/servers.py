@@ -40,12 +40,12 @@ def endless_copy(model: str) -> Iterator[Path]:
 
 
 @contextmanager
-def our_server(folder: Path, arguments: list[str]) -> Iterator[str]:
-    """`sigma0 serve` on a free port; yields its address."""
+def serving_process(model: str, arguments: list[str]) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    """`sigma0 serve` on a free port; yields its process and its address."""
     port = _free_port()
-    command = [sys.executable, "-m", "sigma0.cli", "serve", str(folder), "--port", str(port), *arguments]
-    with _running(command, f"http://127.0.0.1:{port}", "/health") as url:
-        yield url
+    command = [sys.executable, "-m", "sigma0.cli", "serve", model, "--port", str(port), *arguments]
+    with _running(command, f"http://127.0.0.1:{port}", "/health") as running:
+        yield running
 
 
 @contextmanager
@@ -63,12 +63,12 @@ def transformers_server(folder: Path) -> Iterator[str]:
             *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(target)),
             *("--port", str(port), "--device", "cpu", "--dtype", "float32", "--trust-remote-code"),
         ]
-        with _running(command, f"http://127.0.0.1:{port}", "/health") as url:
+        with _running(command, f"http://127.0.0.1:{port}", "/health") as (_, url):
             yield url
 
 
 @contextmanager
-def _running(command: list[str], url: str, path: str) -> Iterator[str]:
+def _running(command: list[str], url: str, path: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with (
         tempfile.TemporaryFile() as log,
@@ -76,7 +76,7 @@ def _running(command: list[str], url: str, path: str) -> Iterator[str]:
     ):
         try:
             _await(process, f"{url}{path}", log)
-            yield url
+            yield process, url
         finally:
             process.terminate()
             try:

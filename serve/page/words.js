@@ -36,7 +36,8 @@ export function reasonInWords(reason) {
 
 /** What the server says of a door, with names of reasons put into words. */
 export function doorInWords(text) {
-  for (const [name, words] of Object.entries(REASONS)) text = text.replaceAll(new RegExp(`\\b${name}\\b`, "gu"), words);
+  // only where a reason stands: "collapse" is also what a proximity is to
+  text = text.replace(/(^|its reason is )([a-z_]+)/gu, (all, before, name) => before + (REASONS[name] ?? name));
   return text.replace(/^./u, (first) => first.toUpperCase());
 }
 

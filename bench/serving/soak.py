@@ -1,0 +1,273 @@
+"""A long mixed load: clients of all kinds, some of which leave in the middle, and a server that must not mind.
+
+Every request has a known answer: the first whole one that its question got under its settings. Each request that nobody
+left must be answered once, with that; what is left behind is counted on the server.
+"""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"mode": "full"},
+    {"mode": "qexit", "q": 0.6},
+    {"mode": "qexit", "q": 0.6, "after_exit": "drop"},
+    {"mode": "qexit", "q": 0.6, "after_exit": "verify"},
+    {"mode": "margin", "theta": 0.9},
+    {"mode": "fixed", "depth": 2},
+)
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0, "stop": ["kitchen", ". "]},
+    {"temperature": 0, "frequency_penalty": 0.5, "logprobs": True, "top_logprobs": 2},
+    {"temperature": 0.8, "seed": 7},
+)
+LEAVES = 0.1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How the server stood at a moment.
+
+    Attributes:
+        seconds: Since the load began.
+        memory_mb: Of the process.
+        pages_used: Pages of K/V that requests held.
+        running: Requests.
+        waiting: Requests.
+    """
+
+    seconds: float
+    memory_mb: float
+    pages_used: int
+    running: int
+    waiting: int
+
+
+@dataclass
+class Soak:
+    """What came of a load.
+
+    Attributes:
+        seconds: How long it was.
+        clients: How many asked at once.
+        asked: Requests that were sent.
+        answered: Of those, whole answers.
+        left: Requests whose client left in the middle.
+        refused: Requests that the full queue refused.
+        wrong: Answers that were not what the same request got before.
+        broken: Answers that ended otherwise, by what happened.
+        answered_twice: Streams that told more than one end for a choice.
+        preemptions: Of the engine.
+        tokens: Of the engine.
+        samples: Of the server, at even distances; the last one once nobody asked any more.
+        finished_after_term: Requests under way at SIGTERM that were answered whole.
+        lost_after_term: Those that were not.
+        exit_code: Of the server then.
+    """
+
+    seconds: float
+    clients: int
+    asked: int = 0
+    answered: int = 0
+    left: int = 0
+    refused: int = 0
+    wrong: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    answered_twice: int = 0
+    preemptions: int = 0
+    tokens: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    finished_after_term: int = 0
+    lost_after_term: int = 0
+    exit_code: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+class _Asker:
+    """Clients that share what is known of right answers.
+
+    Args:
+        url: Of the server.
+        model: Its name there.
+        prompts: Questions.
+        max_tokens: Of an answer.
+        found: Takes the counts.
+    """
+
+    def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
+        self._url, self._model, self._prompts, self._most = url, model, prompts, max_tokens
+        self._found = found
+        self._known: dict[str, list[str]] = {}
+
+    async def one(self, connection: httpx.AsyncClient, rng: random.Random) -> bool:
+        """One request of any kind; whether it was answered whole."""
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": rng.choice(self._prompts)}],
+            "max_tokens": rng.choice([1, 8, self._most]),
+            "n": rng.choice([1, 1, 1, 2]),
+            "stream": rng.random() < 0.7,
+            "sigma0": {"exit": rng.choice(WAYS)},
+            **rng.choice(SAMPLINGS),
+        }
+        leaves = rng.random() < LEAVES
+        self._found.asked += 1
+        try:
+            texts = await self._answer(connection, body, rng.randint(0, 6) if leaves else None)
+        except httpx.HTTPError as error:
+            self._found.broken[type(error).__name__] += 1
+            return False
+        if texts is not None:
+            self._check(body, texts)
+        return texts is not None
+
+    async def _answer(
+        self, connection: httpx.AsyncClient, body: dict[str, Any], leaves: int | None
+    ) -> list[str] | None:
+        """Texts of the choices; None where the client left or was refused."""
+        async with connection.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
+            if response.status_code == 429:
+                self._found.refused += 1
+                return None
+            if response.status_code != 200:
+                self._found.broken[f"status {response.status_code}"] += 1
+                return None
+            if leaves is not None and (not body["stream"] or not leaves):
+                self._found.left += 1
+                return None
+            if not body["stream"]:
+                told = json.loads(await response.aread())
+                return [choice["message"]["content"] for choice in told["choices"]]
+            return await self._streamed(response, body["n"], leaves)
+
+    async def _streamed(self, response: httpx.Response, choices: int, leaves: int | None) -> list[str] | None:
+        texts, ends, chunks = [""] * choices, [0] * choices, 0
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunks += 1
+            if leaves is not None and chunks > leaves:
+                self._found.left += 1
+                return None
+            told = json.loads(line[6:])
+            if "error" in told:
+                self._found.broken[str(told["error"]["code"])] += 1
+                return None
+            for choice in told["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+                ends[choice["index"]] += choice["finish_reason"] is not None
+        if leaves is not None:
+            # it was over before the client could leave
+            return texts if ends == [1] * choices else None
+        self._found.answered_twice += any(end > 1 for end in ends)
+        if min(ends) < 1:
+            self._found.broken["a stream without an end"] += 1
+            return None
+        return texts
+
+    def _check(self, body: dict[str, Any], texts: list[str]) -> None:
+        self._found.answered += 1
+        key = json.dumps({name: value for name, value in body.items() if name not in ("stream", "n")}, sort_keys=True)
+        known = self._known.setdefault(key, [])
+        for place, text in enumerate(texts):
+            if place >= len(known):
+                known.append(text)
+            self._found.wrong += known[place] != text
+
+
+async def soak(
+    process: "subprocess.Popen[bytes]",
+    url: str,
+    model: str,
+    prompts: list[str],
+    seconds: float,
+    clients: int,
+    max_tokens: int,
+    on_second: Callable[[int], None] = lambda done: None,
+) -> Soak:
+    """Loads a server, lets it come to rest, loads it again and ends it under load.
+
+    Args:
+        process: Of the server.
+        url: Its address.
+        model: Its name there.
+        prompts: Questions.
+        seconds: How long.
+        clients: How many ask at once.
+        max_tokens: Of the longest answers.
+        on_second: Told how many are over.
+    """
+    found = Soak(seconds, clients)
+    asker = _Asker(url, model, prompts, max_tokens, found)
+    began, going = monotonic(), True
+
+    async def client(number: int) -> None:
+        rng = random.Random(number)
+        while going:
+            # a client that leaves takes its connection with it
+            async with httpx.AsyncClient(timeout=600) as connection:
+                for _ in range(20):
+                    if going:
+                        await asker.one(connection, rng)
+
+    async def watch() -> None:
+        every = max(1.0, seconds / 60)
+        while going:
+            await asyncio.sleep(every)
+            found.samples.append(await _sample(process, url, began))
+            on_second(min(int(monotonic() - began), int(seconds)))
+
+    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(seconds)
+    going = False
+    await asyncio.gather(*tasks, watching)
+    await asyncio.sleep(1)
+    found.samples.append(await _sample(process, url, began))
+    told = await _metrics(url)
+    found.preemptions, found.tokens = int(told["sigma0_preemptions_total"]), int(told["sigma0_tokens_total"])
+    await _term(process, asker, clients, found)
+    return found
+
+
+async def _term(process: "subprocess.Popen[bytes]", asker: _Asker, clients: int, found: Soak) -> None:
+    """SIGTERM while requests are under way: all of them are to be answered."""
+    async with httpx.AsyncClient(timeout=600) as connection:
+        rngs = [random.Random(-1 - number) for number in range(clients)]
+        before = found.left + found.refused
+        asked = [asyncio.create_task(asker.one(connection, rng)) for rng in rngs]
+        await asyncio.sleep(0.15)
+        process.send_signal(signal.SIGTERM)
+        whole = sum(await asyncio.gather(*asked))
+    found.finished_after_term = whole
+    found.lost_after_term = clients - whole - (found.left + found.refused - before)
+    found.exit_code = await asyncio.to_thread(process.wait, 60)
+
+
+async def _metrics(url: str) -> dict[str, float]:
+    async with httpx.AsyncClient(timeout=60) as connection:
+        text = (await connection.get(f"{url}/metrics")).text
+    families = text_string_to_metric_families(text)
+    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+
+
+async def _sample(process: "subprocess.Popen[bytes]", url: str, began: float) -> Sample:
+    told = await _metrics(url)
+    memory = psutil.Process(process.pid).memory_info().rss / 2**20
+    counts = (int(told[f"sigma0_{name}"]) for name in ("pages_used", "running", "queue"))
+    return Sample(monotonic() - began, memory, *counts)

@@ -1,0 +1,68 @@
+"""`python -m sigma0.bench soak`: half an hour of everything at once, and what is left of it."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigma0.bench.conditions import git_commit
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.serving.servers import serving_process
+from sigma0.bench.serving.soak import Soak, soak
+from sigma0.rendering import one_line_errors, progress_bar
+
+
+def soak_server(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 30.0,
+    clients: Annotated[int, typer.Option(min=1, help="How many ask at once.")] = 12,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of the longest answers.")] = 48,
+    kv_memory: Annotated[str, typer.Option(help="K/V of the server; little, so that requests are put back.")] = "2560KiB",
+    out: Annotated[Path | None, typer.Option(help="Where to write the result as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load."""
+    with one_line_errors(), ExitStack() as stack:
+        prompts = [str(prompt.content) for prompt in micro_world(60) if isinstance(prompt.content, str)]
+        arguments = ["--dtype", "float32", "--threads", "1", "--kv-memory", kv_memory, "--max-running", "8"]
+        process, url = stack.enter_context(serving_process(model, arguments))
+        advance = stack.enter_context(progress_bar("seconds", int(60 * minutes), hidden=as_json))
+        found = asyncio.run(soak(process, url, Path(model).name, prompts, 60 * minutes, clients, max_tokens, advance))
+    told = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **found.to_dict()}
+    if out is not None:
+        out.write_text(json.dumps(told, indent=1) + "\n")
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        for line in lines_of(found):
+            typer.echo(line)
+    if not is_sound(found):
+        raise typer.Exit(1)
+
+
+def is_sound(found: Soak) -> bool:
+    """Whether every request was answered once and rightly, and nothing was left on the server."""
+    last = found.samples[-1]
+    left = last.pages_used + last.running + last.waiting
+    faults = found.wrong + found.answered_twice + sum(found.broken.values()) + found.lost_after_term
+    return not left and not faults and found.exit_code == 0
+
+
+def lines_of(found: Soak) -> list[str]:
+    """The result in words."""
+    memory = [sample.memory_mb for sample in found.samples]
+    tenth = max(1, len(memory) // 10)
+    early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
+    return [
+        f"{found.asked} requests in {found.seconds:g} s from {found.clients} clients: {found.answered} answered, "
+        f"{found.left} left by their clients, {found.refused} refused by the full queue",
+        f"wrong {found.wrong}, answered twice {found.answered_twice}, broken {dict(found.broken)}",
+        f"{found.tokens} tokens, {found.preemptions} requests put back; "
+        f"{found.samples[-1].pages_used} pages held at rest",
+        f"memory {sum(early) / len(early):.1f} MB in the second tenth, {sum(late) / len(late):.1f} MB in the last",
+        f"SIGTERM under load: {found.finished_after_term} finished, {found.lost_after_term} lost, "
+        f"exit code {found.exit_code}",
+    ]
