@@ -60,7 +60,7 @@ def transformers_server(folder: Path) -> Iterator[str]:
         target = Path(exported) / folder.name
         export(*load(str(folder), device="cpu"), target)
         command = [
-            *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(target)),
+            *(sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(target)),
             *("--port", str(port), "--device", "cpu", "--dtype", "float32", "--trust-remote-code"),
         ]
         with _running(command, f"http://127.0.0.1:{port}", "/health") as (_, url):

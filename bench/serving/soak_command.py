@@ -20,7 +20,9 @@ def soak_server(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 30.0,
     clients: Annotated[int, typer.Option(min=1, help="How many ask at once.")] = 12,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of the longest answers.")] = 48,
-    kv_memory: Annotated[str, typer.Option(help="K/V of the server; little, so that requests are put back.")] = "2560KiB",
+    kv_memory: Annotated[
+        str, typer.Option(help="K/V of the server; little, so that requests are put back.")
+    ] = "2560KiB",
     out: Annotated[Path | None, typer.Option(help="Where to write the result as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:

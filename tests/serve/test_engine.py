@@ -262,7 +262,7 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
 
 def test_what_cannot_run_is_refused(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, PAGE * 4 * 4), watch=True)
-    with pytest.raises(ValueError, match="17 tokens exceed the 16 that the K/V hold"):
+    with pytest.raises(ValueError, match="17 tokens exceed the 16 that this engine's K/V hold"):
         engine.submit(job(10, 7))
     with pytest.raises(ValueError, match="exceed the model's context of 256"):
         engine.submit(job(10, 250))

@@ -1,0 +1,91 @@
+"""Clients of the load benches against a real server, and what is made of what they saw."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from sigma0 import ExitConfig
+from sigma0.bench.ledger import ServeRow
+from sigma0.bench.serving.command import Bench, Measured, Way, our_ways, rows_of, spread
+from sigma0.bench.serving.load import Answer, Ask, Load, closed_loop, open_loop, percentiles
+from sigma0.bench.serving.servers import counts
+from tests.bench.test_ledger import CONDITIONS
+from tests.serve.conftest import plain  # noqa: F401
+
+QUESTIONS = ["Mary went to the kitchen. Where is Mary?", "Leo went to the barn. Where is Leo?"]
+
+
+def ask(server, **extra):
+    return Ask(server.url, "pocket", QUESTIONS, 5, extra)
+
+
+def test_a_closed_loop_answers_every_request(plain):  # noqa: F811
+    before = counts(plain.url)
+    load = asyncio.run(closed_loop(ask(plain, sigma0={"exit": {"mode": "full"}}), 3, 7))
+    after = counts(plain.url)
+    assert len(load.answers) == 7 and load.failed == 0
+    assert {answer.tokens for answer in load.answers} == {5}
+    assert after["tokens"] - before["tokens"] == 35 and after["rows"] > before["rows"]
+    for answer in load.answers:
+        assert (
+            len(answer.arrivals) == 5
+            and answer.began < answer.arrivals[0]
+            and answer.arrivals == sorted(answer.arrivals)
+        )
+    assert load.tokens_per_second == pytest.approx(35 / load.seconds)
+    assert 0 < load.first_token.p50 <= load.first_token.p99
+
+
+def test_an_open_loop_lets_requests_come_when_they_come(plain):  # noqa: F811
+    load = asyncio.run(open_loop(ask(plain), 50.0, 6, seed=2))
+    began = np.sort([answer.began for answer in load.answers])
+    expected = np.cumsum(np.random.default_rng(2).exponential(1 / 50, 6))
+    # never ahead of their time
+    assert load.failed == 0 and (began - began[0] - (expected - expected[0]) > -0.05).all()
+
+
+def test_refusals_are_failures(plain):  # noqa: F811
+    load = asyncio.run(closed_loop(ask(plain, temperature=9), 1, 2))
+    assert load.failed == 2 and load.answers[0].failure.startswith("400: ")
+    nobody = asyncio.run(closed_loop(Ask("http://127.0.0.1:9", "pocket", QUESTIONS, 5, {}), 1, 1))
+    assert nobody.failed == 1 and "ConnectError" in nobody.answers[0].failure
+
+
+def test_times_become_percentiles():
+    told = percentiles([0.1, 0.2, 0.3])
+    assert told.p50 == pytest.approx(200) and told.p99 == pytest.approx(298)
+    assert percentiles([]).p50 == 0
+    load = Load(2.0, (Answer(0.0, [0.5, 0.6, 0.8], 3), Answer(0.0, [], 0, "broke")))
+    assert load.first_token.p50 == pytest.approx(500) and load.between_tokens.p50 == pytest.approx(150)
+
+
+def test_ratios_are_taken_round_by_round():
+    def measured(tokens, rows):
+        return Measured(Load(2.0, (Answer(0.0, [0.5], tokens),)), {"rows": rows, "passes": 4.0} if rows else {})
+
+    ways = [Way("full", ExitConfig(mode="full"), "", ""), Way("transformers", None, "", "")]
+    found = {"full": [measured(10, 20), measured(20, 40)], "transformers": [measured(5, 0), measured(40, 0)]}
+    bench = Bench(QUESTIONS, 5, {("closed", 4.0): found})
+    full, theirs = rows_of(bench, ways, ServeRowConditions(), 1)
+    assert full.speed_ratio.value == 1 and full.rows_per_second == 15 and full.passes_per_second == 2
+    assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
+    assert theirs.rows_per_second is None and theirs.exit_config is None
+    assert ServeRow.model_validate_json(theirs.model_dump_json()) == theirs
+    assert spread([3.0, 1.0, 2.0]).value == 2
+
+
+class ServeRowConditions:
+    """Conditions of a run that never was."""
+
+    def model_dump(self):
+        return CONDITIONS
+
+
+def test_all_ways_are_asked_for_by_their_settings():
+    ways = {way.name: way.exit_config for way in our_ways(ExitConfig(q=0.6), "", "")}
+    assert ways["full"].mode == "full" and ways["never"].q == 1.0
+    assert [ways[name].after_exit for name in ("finish", "drop", "verify")] == ["finish", "drop", "verify"]
+    assert {ways[name].q for name in ("finish", "drop", "verify")} == {0.6}

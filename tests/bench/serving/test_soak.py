@@ -1,0 +1,51 @@
+"""The soak: what it counts as sound, and a short one of a real server."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("fastapi")
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.serving.soak import Sample, Soak
+from sigma0.bench.serving.soak_command import is_sound, lines_of
+
+GOOD = Soak(10, 2, asked=9, answered=8, left=1, samples=[Sample(1, 100.0, 4, 2, 0), Sample(2, 101.0, 0, 0, 0)])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"wrong": 1},
+        {"answered_twice": 1},
+        {"broken": Counter({"ReadError": 1})},
+        {"lost_after_term": 1},
+        {"exit_code": -9},
+        {"samples": [Sample(1, 100.0, 1, 0, 0)]},
+        {"samples": [Sample(1, 100.0, 0, 1, 0)]},
+        {"samples": [Sample(1, 100.0, 0, 0, 1)]},
+    ],
+    ids=str,
+)
+def test_every_fault_counts(fault):
+    assert is_sound(replace(GOOD, exit_code=0))
+    assert not is_sound(replace(GOOD, **{"exit_code": 0, **fault}))
+
+
+def test_it_is_told_in_words():
+    text = "\n".join(lines_of(replace(GOOD, exit_code=0)))
+    assert "9 requests" in text and "8 answered, 1 left" in text and "0 pages held at rest" in text
+
+
+@pytest.mark.slow
+def test_a_short_one(tmp_path):
+    out = tmp_path / "soak.json"
+    result = CliRunner().invoke(app, ["soak", "--minutes", "0.1", "--clients", "6", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    told = json.loads(out.read_text())
+    assert told["answered"] > 10 and told["asked"] >= told["answered"] + told["left"]
+    assert told["wrong"] == told["answered_twice"] == told["lost_after_term"] == 0 and told["broken"] == {}
+    assert told["samples"][-1]["pages_used"] == 0 and told["exit_code"] == 0
