@@ -105,7 +105,7 @@ def _switches() -> tuple[Finding, ...]:
         "verdict": "every generation has a verdict",
         "inner_break": "a token whose loop diverges stops",
         "ladder": "what a verdict sends up goes up, where generate is given a ladder",
-        "routing": "a server routes by verdicts (no part of this version asks yet)",
+        "routing": "a server with a ladder hands up the answers whose verdict says escalate",
     }
     values = switches().model_dump()
     return tuple(
