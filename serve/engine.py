@@ -175,31 +175,36 @@ class Engine:
             self._flight.by_slot[entry.slot] = running
             self._teller.begin(running)
         self._flight.go_on()
+        entering: list[tuple[Running, Ints]] = []
         for key in list(self.scheduler.running):
             # one that was put back in this loop runs no more
             if key in self.scheduler.running:
-                self._enter_waiting(self._jobs[key])
-        for stretch in self.scheduler.stretches(len(self._flight)):
-            self._enter(self._jobs[stretch.entry.key], np.arange(stretch.start, stretch.stop))
+                running = self._jobs[key]
+                fed = self._fed_back(running)
+                if fed:
+                    # whoever is put back later in this loop was admitted later, and is not among these
+                    entering.append((running, np.array(fed)))
+        rows = len(self._flight) + sum(len(columns) for _, columns in entering)
+        for stretch in self.scheduler.stretches(rows):
+            entering.append((self._jobs[stretch.entry.key], np.arange(stretch.start, stretch.stop)))
+        for running, own in entering:
+            self._teller.enter(running, own)
+        self._flight.enter(entering)
 
-    def _enter_waiting(self, running: Running) -> None:
-        """Tokens that are fed back, once all before them have entered."""
+    def _fed_back(self, running: Running) -> list[int]:
+        """Columns of tokens that are fed back, once all before them have entered; none if it was put back for them."""
         entry = running.entry
-        if entry.read < entry.goal or running.is_replaying:
-            return
-        while running.waiting:
-            slots = {each.key: each.slot for each in self.scheduler.running.values()}
-            for other in self.scheduler.make_room(entry, running.waiting[0] + 1):
-                self._put_back(self._jobs[other.key], slots[other.key])
-            if entry.key not in self.scheduler.running:
-                return
-            column = running.waiting.popleft()
-            self._enter(running, np.array([column]))
-            entry.goal = entry.read = column + 1
-
-    def _enter(self, running: Running, columns: Ints) -> None:
-        self._flight.enter(running, columns)
-        self._teller.enter(running, columns)
+        if not running.waiting or entry.read < entry.goal or running.is_replaying:
+            return []
+        slots = {each.key: each.slot for each in self.scheduler.running.values()}
+        for other in self.scheduler.make_room(entry, running.waiting[-1] + 1):
+            self._put_back(self._jobs[other.key], slots[other.key])
+        if entry.key not in self.scheduler.running:
+            return []
+        columns = list(running.waiting)
+        running.waiting.clear()
+        entry.goal = entry.read = columns[-1] + 1
+        return columns
 
     def _put_back(self, running: Running, slot: int) -> None:
         self._teller.save(running, slot)

@@ -1,5 +1,6 @@
 """The rows in flight, whose they are, and how they enter, wait and leave."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from sigma0.frontier import Ints
 from sigma0.serve.passes import Passed, Passes, Ruled
 from sigma0.serve.planes import PagedPlanes
-from sigma0.serve.rows import FOLLOWER, PASSIVE, Rows, fresh, join
+from sigma0.serve.rows import FOLLOWER, PASSIVE, Rows, join
 from sigma0.serve.running import Running
 from sigma0.serve.scheduler import Scheduler
 from sigma0.transfer import to_device
@@ -53,19 +54,33 @@ class Flight:
         assert running is not None, f"a row of slot {slot}, which nobody has"
         return running
 
-    def enter(self, running: Running, columns: Ints) -> None:
-        """Puts columns of a request before loop 1."""
-        wanted = columns.tolist()
-        ids = to_device(np.array([running.ids[column] for column in wanted]), self._model.device)
+    def enter(self, entering: Sequence[tuple[Running, Ints]]) -> None:
+        """Puts columns of some requests before loop 1.
+
+        Args:
+            entering: Requests with their columns, those of one side by side and in order.
+        """
+        if not entering:
+            return
+        each = [(running, column) for running, columns in entering for column in columns.tolist()]
+        ids = to_device(np.array([running.ids[column] for running, column in each]), self._model.device)
         with torch.no_grad():
             hidden = self._model.embed(ids)
-        slots = np.full(len(columns), -1)
-        asked = np.flatnonzero(columns >= running.prompt - 1)
+        columns = np.concatenate([columns for _, columns in entering])
+        slots = np.full(len(each), -1)
+        asked = np.flatnonzero([column >= running.prompt - 1 for running, column in each])
         if len(asked):
             slots[asked] = self._block.trajectories.take(len(asked), self._used(), hidden)
-        roles = np.array([running.role(column) for column in wanted])
-        targets = np.array([running.target(column) for column in wanted])
-        self._add(fresh(hidden, running.entry.slot, columns, targets, roles, slots))
+        rows = Rows(
+            hidden,
+            np.array([running.entry.slot for running, _ in each]),
+            columns,
+            np.zeros(len(each), dtype=np.int64),
+            np.array([running.target(column) for running, column in each]),
+            np.array([running.role(column) for running, column in each]),
+            slots,
+        )
+        self._add(rows)
 
     def run(self) -> Passed:
         """A pass of all rows."""

@@ -73,9 +73,3 @@ def join(parts: Sequence[Rows]) -> Rows:
         np.concatenate([part.roles for part in parts]),
         np.concatenate([part.slots for part in parts]),
     )
-
-
-def fresh(hidden: Tensor, text: int, columns: Ints, targets: Ints, roles: Ints, slots: Ints) -> Rows:
-    """Rows of one request before loop 1."""
-    count = len(columns)
-    return Rows(hidden, np.full(count, text), columns, np.zeros(count, dtype=np.int64), targets, roles, slots)
