@@ -167,6 +167,9 @@ class Engine:
                 self._enter_waiting(self._jobs[key])
         for stretch in self.scheduler.stretches(len(self._flight)):
             self._enter(self._jobs[stretch.entry.key], np.arange(stretch.start, stretch.stop))
+        if taken := self.pool.taken():
+            # what is no number must not be seen by whoever has the page next, not even with weight 0
+            self._planes.wipe(taken)
 
     def _enter_waiting(self, running: Running) -> None:
         """Tokens that are fed back, once all before them have entered."""
@@ -194,13 +197,10 @@ class Engine:
 
     def _forget(self, running: Running) -> None:
         """Ends a request, whatever it was at."""
-        slot, pages = running.entry.slot, list(running.entry.pages)
+        slot = running.entry.slot
         self.scheduler.remove(running.entry)
         if slot >= 0:
             self._flight.clear(slot)
-        if running.is_broken:
-            # what is no number must not be seen by whoever has the page next, not even with weight 0
-            self._planes.wipe(pages)
         del self._jobs[running.entry.key]
 
     def _emit(self, passed: Passed) -> list[Event]:
@@ -253,7 +253,6 @@ class Engine:
     ) -> list[Read]:
         """The tokens of one request that a pass settles, one at most."""
         if not likeliest[1, own].all():
-            running.is_broken = True
             raise FloatingPointError("the model's logits are no numbers")
         rows = passed.rows
         if not isinstance(running, Verified):

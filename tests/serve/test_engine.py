@@ -1,5 +1,7 @@
 """The engine: whatever runs beside a request, it is told what it would be told alone."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -245,6 +247,64 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
             weights[60] = kept
     assert isinstance(found[bad][-1], JobFailed) and len(found[bad]) == 1
     assert told(found[good]) == told(alone(model, tokenizer, job(9, 8))) == told(afterwards)
+
+
+@contextmanager
+def poisoned(model, token_id):
+    """An id whose states are no numbers."""
+    weights = model.get_input_embeddings().weight
+    kept = weights[token_id].clone()
+    with torch.no_grad():
+        weights[token_id] = torch.nan
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weights[token_id] = kept
+
+
+FULL = ExitConfig(mode="full")
+
+
+def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
+    """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4), watch=True)
+    with poisoned(model, 60):
+        bad = engine.submit(Job((5, 60, 7, 8, 9), 8, FULL))
+        long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
+        found = drain(engine)
+    assert isinstance(found[bad][-1], JobFailed)
+    assert told(found[long]) == told(alone(model, pocket[1], job(9, 12)))
+    assert told(found[short]) == told(alone(model, pocket[1], job(2, 12, 2)))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, PAGE * 4 * 3), watch=True)
+    with poisoned(model, 60):
+        bad = engine.submit(Job((5, 7, 8, 60, 60, 60), 2, FULL))
+        for _ in range(passes):
+            engine.step()
+        engine.cancel(bad)
+        asked = job(1, 7, 4)
+        key = engine.submit(asked)
+        found = drain(engine)
+    assert told(found[key]) == told(alone(model, pocket[1], asked))
+
+
+def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
+    good = Job((*shared, 7, 8, 9), 16, FULL)
+    with poisoned(model, 60):
+        key = engine.submit(good)
+        found = [event for _ in range(8) for _, event in engine.step()]
+        bad = engine.submit(Job((*shared, 60), 4, FULL))
+        rest = drain(engine)
+    assert isinstance(rest[bad][-1], JobFailed)
+    again = engine.submit(good)
+    expected = told(alone(model, pocket[1], good))
+    assert told([*found, *rest[key]]) == told(drain(engine)[again]) == expected
 
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
