@@ -15,6 +15,8 @@ MAX_STOPS = 4
 COMPLETION_TOKENS = 16
 _NAMES_LOGGED = 16
 _MAX_SETTING = 10**6
+# of an object that takes no others than its own: each of the others is a complaint
+_MAX_NAMES = 64
 
 
 def _is_text(value: str) -> str:
@@ -29,19 +31,33 @@ Text = Annotated[str, AfterValidator(_is_text)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Settings = Annotated[dict[str, Any], Field(max_length=_MAX_NAMES)]
 # strict: "1" is no number and 1 no truth value, as OpenAI has it
 _STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+# one complaint is told; one for each of a million members would fill the memory
+_FIRST_ERROR, _FILLED = Field(fail_fast=True), Field(min_length=1, fail_fast=True)
 
 
-class TextPart(BaseModel):
+class _Closed(BaseModel):
+    """An object that takes no fields but its own."""
+
+    model_config = _STRICT | ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_NAMES:
+            raise ValueError(f"holds over {_MAX_NAMES} fields")
+        return value
+
+
+class TextPart(_Closed):
     """A part of a message.
 
     Attributes:
         type: Only text can be read.
         text: It.
     """
-
-    model_config = _STRICT | ConfigDict(extra="forbid")
 
     type: Literal["text"]
     text: Text
@@ -58,7 +74,7 @@ class ChatMessage(BaseModel):
     model_config = _STRICT | ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], _FIRST_ERROR]
 
     def to_dict(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -78,7 +94,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Sigma0Options(BaseModel):
+class Sigma0Options(_Closed):
     """What this server can beyond OpenAI's protocol.
 
     Attributes:
@@ -89,13 +105,11 @@ class Sigma0Options(BaseModel):
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    model_config = _STRICT | ConfigDict(extra="forbid")
-
-    exit: dict[str, Any] | None = None
+    exit: Settings | None = None
     ladder: bool | Literal["token", "draft", "answer"] = False
-    budget: dict[str, Any] | None = None
+    budget: Settings | None = None
     trail: bool = False
-    sources: list[Text] = Field(default_factory=list)
+    sources: Annotated[list[Text], _FIRST_ERROR] = Field(default_factory=list)
 
     @field_validator("exit")
     @classmethod
@@ -196,7 +210,7 @@ class ChatRequest(Request):
         top_logprobs: Alternatives beside each; needs `logprobs`.
     """
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], _FILLED]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -224,9 +238,9 @@ class CompletionRequest(Request):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[Text], _FILLED]
+        | Annotated[list[Id], _FILLED]
+        | Annotated[list[Annotated[list[Id], _FILLED]], _FILLED]
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None

@@ -8,6 +8,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sigma0.serve.limits import ServerSettings
+from sigma0.serve.protocol import ChatRequest, CompletionRequest
 from tests.serve.conftest import served
 from tests.serve.test_chat import ASKED, STORY, lines, post
 
@@ -197,6 +198,33 @@ def test_the_size_of_a_body(pocket):
         error_of(httpx.post(address, content=iter([body[:600], body[600:]]), headers=headers), 413)
         small = json.dumps({"model": "pocket", "prompt": STORY}).encode()
         assert httpx.post(address, content=iter([small]), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{}] * 1000},
+        {"messages": [{"role": "user", "content": [{}] * 1000}]},
+        {"messages": [{"role": "user", "content": [dict.fromkeys(map(str, range(1000)), 1)]}]},
+        {"prompt": [{}] * 1000},
+        {"prompt": [[{}] * 1000]},
+        {"prompt": [[{}]] * 1000},
+        {"prompt": [5] * 1000 + [{}] * 1000},
+        {"sigma0": {"sources": [1] * 1000}},
+        {"sigma0": dict.fromkeys(map(str, range(1000)), 1)},
+        {"sigma0": {"exit": dict.fromkeys(map(str, range(1000)), 1)}},
+        {"sigma0": {"budget": dict.fromkeys(map(str, range(1000)), 1)}},
+        {"stop": [1] * 1000},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+def test_a_body_that_is_wrong_a_thousand_times_is_told_of_once(body):
+    """Each complaint takes a kilobyte: one for each member of a list would fill the memory."""
+    kind = CompletionRequest if "prompt" in body else ChatRequest
+    rest = {"prompt": "a"} if kind is CompletionRequest else {"messages": ASKED}
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate({"model": "pocket", **rest, **body})
+    assert found.value.error_count() < 10
 
 
 def test_limits_of_a_prompt(pocket):
