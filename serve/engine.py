@@ -222,14 +222,21 @@ class Engine:
             try:
                 settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
             except Exception as error:
-                # what it says may quote a prompt: whoever asked logs what it was and where, and the others go on
-                failed = JobFailed(f"{type(error).__name__} inside of this request")
-                failed.__cause__ = error
-                events.append((running.entry.key, failed))
-                self._forget(running)
+                events.append(self._failed(running, error))
         for each, token in zip(settled, self._teller.tell(settled), strict=True):
-            events += self._tell(each.running, token, each.is_last)
+            try:
+                events += self._tell(each.running, token, each.is_last)
+            except Exception as error:
+                events.append(self._failed(each.running, error))
         return events
+
+    def _failed(self, running: Running, error: Exception) -> Event:
+        """Ends a request in which something broke; the others go on."""
+        # what it says may quote a prompt: whoever asked logs what it was and where
+        failed = JobFailed(f"{type(error).__name__} inside of this request")
+        failed.__cause__ = error
+        self._forget(running)
+        return running.entry.key, failed
 
     def _checked(self, passed: Passed) -> Ints:
         """Rows whose tokens were proposed in an earlier pass and are read again."""

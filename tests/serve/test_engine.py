@@ -320,6 +320,20 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     assert isinstance(found[good][-1], JobDone) and engine.pool.used == 0
 
 
+@pytest.mark.parametrize("where", ["add", "end"])
+def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, monkeypatch, where):
+    engine = Engine(model, pocket[1], "tiny", watch=True)
+    bad, good = engine.submit(job(5, 6)), engine.submit(job(5, 6))
+
+    def broken(*args):
+        raise RuntimeError("a decoder broke")
+
+    monkeypatch.setattr(engine._jobs[bad].feed, where, broken)
+    found = drain(engine)
+    assert isinstance(found[bad][-1], JobFailed) and isinstance(found[good][-1], JobDone)
+    assert engine.pool.used == 0 and not engine.scheduler.running
+
+
 def test_what_cannot_run_is_refused(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, PAGE * 4 * 4), watch=True)
     with pytest.raises(ValueError, match="17 tokens exceed the 16 that the K/V hold"):
