@@ -157,7 +157,9 @@ class Engine:
     def _schedule(self) -> None:
         for entry in self.scheduler.admit():
             running = self._jobs[entry.key]
-            running.cached = running.cached or entry.cached
+            if not entry.preemptions:
+                # later it finds what it has written itself
+                running.cached = entry.cached
             self._flight.by_slot[entry.slot] = running
             self._teller.begin(running)
         self._flight.go_on()

@@ -211,6 +211,7 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
     assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
     for key, each in zip(keys, asked, strict=True):
         assert told(found[key]) == told(alone(model, tokenizer, each))
+        assert found[key][-1].cached_tokens == 0, "its own columns, found again, are no prompt's"
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
