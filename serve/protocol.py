@@ -15,6 +15,8 @@ MAX_STOPS = 4
 COMPLETION_TOKENS = 16
 _NAMES_LOGGED = 16
 _MAX_SETTING = 10**6
+# below it logits may be divided up to infinity, of which nothing can be drawn; a device that tries is lost to all
+_LEAST_TEMPERATURE = 1e-6
 # of an object that takes no others than its own: each of the others is a complaint
 _MAX_NAMES = 64
 
@@ -25,6 +27,10 @@ def _is_text(value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError("holds half of a surrogate pair, which is no character") from error
     return value
+
+
+def _likeliest(value: float) -> float:
+    return value if value >= _LEAST_TEMPERATURE else 0.0
 
 
 Text = Annotated[str, AfterValidator(_is_text)]
@@ -146,7 +152,8 @@ class Request(BaseModel):
         stop: Strings that end the text, which does not hold them.
         n: Choices for each prompt.
         seed: Of the draws; choice i has `seed` + i.
-        temperature: 0 takes the likeliest; None: as the checkpoint says, and 0 where it says nothing.
+        temperature: 0, and what is under a millionth, takes the likeliest; None: as the checkpoint says, and 0 where it
+            says nothing.
         top_p: None: as the checkpoint says, as are the next three.
         top_k: 0 for none.
         min_p: 0 for none.
@@ -168,11 +175,11 @@ class Request(BaseModel):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     n: Count | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_likeliest)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
