@@ -239,6 +239,11 @@ def test_limits_of_a_prompt(pocket):
             error_of(httpx.post(address, json={"model": "pocket", "prompt": [5], **body}), 400)
 
 
+def test_sources_of_any_length_are_not_read(plain):
+    error = error_of(post(plain, sigma0={"sources": ["a " * 10_000, "b " * 10_000]}), 400)
+    assert error["param"] == "sigma0.sources" and "at most 32768 characters in all, got 40000" in error["message"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
