@@ -1,9 +1,10 @@
 """From a plan to an HTTP answer: jobs are opened, told whole or as they come, and cancelled when the client leaves."""
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -20,6 +21,8 @@ from sigma0.serve.planning import Plan
 from sigma0.serve.responses import Teller
 
 logger = logging.getLogger(__name__)
+# seconds beyond those of the request in which a client is to read what was written
+SENDING = 5.0
 # of the client that left: nobody reads it, but an access log
 GONE = 499
 
@@ -57,6 +60,20 @@ class Answerer:
             )
         if self.open >= self._settings.max_concurrent:
             raise busy(Busy(f"{self.open} requests are being answered already"))
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Counts a request that is being taken apart among those that are being answered.
+
+        Raises:
+            ApiError: Where no more are taken.
+        """
+        self.check_room()
+        self.open += 1
+        try:
+            yield
+        finally:
+            self._over()
 
     async def answer(self, request: Request, plan: Plan) -> Response:
         """The response to a request, or the beginning of its stream.
@@ -133,7 +150,8 @@ class EventStream(StreamingResponse):
         """Sends it."""
         try:
             with self._answerer._metrics.latency.time():
-                await super().__call__(scope, receive, send)
+                # a client that stays and does not read would hold its place for ever
+                await asyncio.wait_for(super().__call__(scope, receive, send), self._running.left + SENDING)
         finally:
             await self._running.close()
             self._answerer.count(self._teller.plan, self._status)

@@ -71,8 +71,8 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
         kind = "chat" if isinstance(body, ChatRequest) else "completion"
         try:
             # ahead of the tokenizer, which a flood of requests would keep busy too
-            answerer.check_room()
-            plan: Plan = await asyncio.to_thread(planner.plan, body)
+            with answerer.room():
+                plan: Plan = await asyncio.to_thread(planner.plan, body)
             return await answerer.answer(request, plan)
         except Exception as error:
             found = as_api_error(error, str(request.state.request_id))

@@ -1,6 +1,7 @@
 """`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
 
 import logging
+import math
 import signal
 import socket
 from ipaddress import ip_address
@@ -84,11 +85,17 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
     """Serves until a signal comes; then takes no more and finishes what was begun."""
     import uvicorn
 
+    from sigma0.serve.answering import SENDING
     from sigma0.serve.app import create_app
 
     # the access log has paths; what happens in a request is logged by its number alone
     config = uvicorn.Config(
-        create_app(service, settings, ladder), log_level="warning", access_log=False, server_header=False
+        create_app(service, settings, ladder),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # clients that stay and do not read must not keep the server from its end
+        timeout_graceful_shutdown=math.ceil(settings.request_timeout + 2 * SENDING),
     )
     # uvicorn sends itself the signal again once it has ended: an end that was asked for is no failure
     signal.signal(signal.SIGTERM, lambda *_: None)

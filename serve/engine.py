@@ -171,7 +171,9 @@ class Engine:
     def _schedule(self) -> None:
         for entry in self.scheduler.admit():
             running = self._jobs[entry.key]
-            running.cached = running.cached or entry.cached
+            if not entry.preemptions:
+                # later it finds what it has written itself
+                running.cached = entry.cached
             self._flight.by_slot[entry.slot] = running
             self._teller.begin(running)
         self._flight.go_on()
@@ -190,6 +192,9 @@ class Engine:
         for running, own in entering:
             self._teller.enter(running, own)
         self._flight.enter(entering)
+        if taken := self.pool.taken():
+            # what is no number must not be seen by whoever has the page next, not even with weight 0
+            self._planes.wipe(taken)
 
     def _fed_back(self, running: Running) -> list[int]:
         """Columns of tokens that are fed back, once all before them have entered; none if it was put back for them."""
@@ -213,13 +218,10 @@ class Engine:
 
     def _forget(self, running: Running) -> None:
         """Ends a request, whatever it was at."""
-        slot, pages = running.entry.slot, list(running.entry.pages)
+        slot = running.entry.slot
         self.scheduler.remove(running.entry)
         if slot >= 0:
             self._flight.clear(slot)
-        if running.is_broken:
-            # what is no number must not be seen by whoever has the page next, not even with weight 0
-            self._planes.wipe(pages)
         del self._jobs[running.entry.key]
 
     def _emit(self, passed: Passed) -> list[Event]:
@@ -241,14 +243,21 @@ class Engine:
             try:
                 settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
             except Exception as error:
-                # what it says may quote a prompt: whoever asked logs what it was and where, and the others go on
-                failed = JobFailed(f"{type(error).__name__} inside of this request")
-                failed.__cause__ = error
-                events.append((running.entry.key, failed))
-                self._forget(running)
+                events.append(self._failed(running, error))
         for each, token in zip(settled, self._teller.tell(settled), strict=True):
-            events += self._tell(each.running, token, each.is_last)
+            try:
+                events += self._tell(each.running, token, each.is_last)
+            except Exception as error:
+                events.append(self._failed(each.running, error))
         return events
+
+    def _failed(self, running: Running, error: Exception) -> Event:
+        """Ends a request in which something broke; the others go on."""
+        # what it says may quote a prompt: whoever asked logs what it was and where
+        failed = JobFailed(f"{type(error).__name__} inside of this request")
+        failed.__cause__ = error
+        self._forget(running)
+        return running.entry.key, failed
 
     def _checked(self, passed: Passed) -> Ints:
         """Rows whose tokens were proposed in an earlier pass and are read again."""
@@ -272,7 +281,6 @@ class Engine:
     ) -> list[Read]:
         """The tokens of one request that a pass settles, one at most."""
         if not likeliest[1, own].all():
-            running.is_broken = True
             raise FloatingPointError("the model's logits are no numbers")
         rows = passed.rows
         if not isinstance(running, Verified):

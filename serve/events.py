@@ -36,6 +36,11 @@ class RunningJobs:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
+    @property
+    def left(self) -> float:
+        """Seconds until time is over."""
+        return max(0.0, self._until - time.monotonic())
+
     def add(self, source: AsyncIterator[Event], behind: AsyncIterator[Event] | None = None) -> None:
         """Takes one more job, whose number is that of jobs before it.
 
@@ -65,7 +70,7 @@ class RunningJobs:
         """
         left = len(self._tasks)
         while left:
-            index, event = await asyncio.wait_for(self._queue.get(), max(0.0, self._until - time.monotonic()))
+            index, event = await asyncio.wait_for(self._queue.get(), self.left)
             if isinstance(event, Exception):
                 raise event
             self._observe(index, event)

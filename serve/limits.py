@@ -25,6 +25,7 @@ class ServerSettings:
         max_body_bytes: Of a request.
         max_prompt_tokens: Of one prompt; None: what the context holds.
         max_new_tokens: Of one choice, also where a request names no limit.
+        max_source_chars: Of all `sigma0.sources` together: looking an answer up in them holds the engine up.
         max_n: Choices for each prompt.
         max_prompts: Prompts of one completion request.
         max_concurrent: Requests that are being answered at once; more are told to come back.
@@ -35,6 +36,7 @@ class ServerSettings:
     max_body_bytes: Count = 2**20
     max_prompt_tokens: Count | None = None
     max_new_tokens: Count = 4096
+    max_source_chars: Count = 2**15
     max_n: Count = 8
     max_prompts: Count = 32
     max_concurrent: Count = 256

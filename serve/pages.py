@@ -31,6 +31,7 @@ class PagePool:
         self._known: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._taken: list[int] = []
 
     @property
     def available(self) -> int:
@@ -61,7 +62,13 @@ class PagePool:
             return None
         page = self._free.pop()
         self._holders[page] = 1
+        self._taken.append(page)
         return page
+
+    def taken(self) -> list[int]:
+        """Pages that were taken since this was asked last: what they held is of no one any more."""
+        taken, self._taken = self._taken, []
+        return taken
 
     def release(self, pages: Sequence[int]) -> None:
         """Lets go of pages; known ones stay until room is needed, the last of a text going first."""

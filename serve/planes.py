@@ -64,7 +64,7 @@ class PagedPlanes:
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fills pages with zeros."""
-        index = torch.tensor(pages, dtype=torch.int64, device=self.keys[0].device)
+        index = to_device(np.array(pages, dtype=np.int64), self.keys[0].device)
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(2, index, 0)
 
@@ -109,7 +109,7 @@ class _Singles:
 
     Attributes:
         rows: Their numbers, int64 `[N]`.
-        index: Of what each sees, among all (plane, head, page), padded with any page, int64 `[N * H_kv * P]`.
+        index: Of what each sees, among all (plane, head, page), padded with its own first page, int64 `[N * H_kv * P]`.
         length: Columns that the furthest sees.
         mask: Which of them each row sees, bool `[N, 1, 1, length]`.
     """
@@ -154,6 +154,8 @@ class PagedRows:
         self._table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
         for row, pages in zip(self._table, tables, strict=True):
             row[: len(pages)] = pages
+            # a masked place may hold no number, and then only the text that wrote it may be harmed
+            row[len(pages) :] = pages[0] if pages else 0
         self._at = np.stack([self._table[texts, columns // size], columns % size])
         self._device = planes.keys[0].device
         self._places = RowPlaces(*to_device(self._told, self._device).unbind(0))

@@ -86,6 +86,7 @@ class Planner:
             told = f"the model {body.model[:80]!r} does not exist; this server has {self._service.name!r}"
             raise ApiError(404, told, "model", "model_not_found")
         options = body.sigma0 or Sigma0Options()
+        self._check_sources(options)
         exit_config, effort = self._exit(body, options)
         choices = tuple(self._choices(body, options, exit_config, effort is not None or options.exit is not None))
         return Plan(
@@ -97,6 +98,12 @@ class Planner:
             effort=effort,
             trail=options.trail,
         )
+
+    def _check_sources(self, options: Sigma0Options) -> None:
+        size, limit = sum(map(len, options.sources)), self._settings.max_source_chars
+        if size > limit:
+            told = f"sigma0.sources: this server takes at most {limit} characters in all, got {size}"
+            raise ApiError(400, told, "sigma0.sources")
 
     def _exit(self, body: ChatRequest | CompletionRequest, options: Sigma0Options) -> tuple[ExitConfig, Effort | None]:
         if options.exit is not None:

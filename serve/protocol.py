@@ -15,6 +15,10 @@ MAX_STOPS = 4
 COMPLETION_TOKENS = 16
 _NAMES_LOGGED = 16
 _MAX_SETTING = 10**6
+# below it logits may be divided up to infinity, of which nothing can be drawn; a device that tries is lost to all
+_LEAST_TEMPERATURE = 1e-6
+# of an object that takes no others than its own: each of the others is a complaint
+_MAX_NAMES = 64
 
 
 def _is_text(value: str) -> str:
@@ -25,23 +29,41 @@ def _is_text(value: str) -> str:
     return value
 
 
+def _likeliest(value: float) -> float:
+    return value if value >= _LEAST_TEMPERATURE else 0.0
+
+
 Text = Annotated[str, AfterValidator(_is_text)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Settings = Annotated[dict[str, Any], Field(max_length=_MAX_NAMES)]
 # strict: "1" is no number and 1 no truth value, as OpenAI has it
 _STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+# one complaint is told; one for each of a million members would fill the memory
+_FIRST_ERROR, _FILLED = Field(fail_fast=True), Field(min_length=1, fail_fast=True)
 
 
-class TextPart(BaseModel):
+class _Closed(BaseModel):
+    """An object that takes no fields but its own."""
+
+    model_config = _STRICT | ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_NAMES:
+            raise ValueError(f"holds over {_MAX_NAMES} fields")
+        return value
+
+
+class TextPart(_Closed):
     """A part of a message.
 
     Attributes:
         type: Only text can be read.
         text: It.
     """
-
-    model_config = _STRICT | ConfigDict(extra="forbid")
 
     type: Literal["text"]
     text: Text
@@ -58,7 +80,7 @@ class ChatMessage(BaseModel):
     model_config = _STRICT | ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], _FIRST_ERROR]
 
     def to_dict(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -78,7 +100,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Sigma0Options(BaseModel):
+class Sigma0Options(_Closed):
     """What this server can beyond OpenAI's protocol.
 
     Attributes:
@@ -89,13 +111,11 @@ class Sigma0Options(BaseModel):
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    model_config = _STRICT | ConfigDict(extra="forbid")
-
-    exit: dict[str, Any] | None = None
+    exit: Settings | None = None
     ladder: bool | Literal["token", "draft", "answer"] = False
-    budget: dict[str, Any] | None = None
+    budget: Settings | None = None
     trail: bool = False
-    sources: list[Text] = Field(default_factory=list)
+    sources: Annotated[list[Text], _FIRST_ERROR] = Field(default_factory=list)
 
     @field_validator("exit")
     @classmethod
@@ -132,7 +152,8 @@ class Request(BaseModel):
         stop: Strings that end the text, which does not hold them.
         n: Choices for each prompt.
         seed: Of the draws; choice i has `seed` + i.
-        temperature: 0 takes the likeliest; None: as the checkpoint says, and 0 where it says nothing.
+        temperature: 0, and what is under a millionth, takes the likeliest; None: as the checkpoint says, and 0 where it
+            says nothing.
         top_p: None: as the checkpoint says, as are the next three.
         top_k: 0 for none.
         min_p: 0 for none.
@@ -154,11 +175,11 @@ class Request(BaseModel):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     n: Count | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_likeliest)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
@@ -196,7 +217,7 @@ class ChatRequest(Request):
         top_logprobs: Alternatives beside each; needs `logprobs`.
     """
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], _FILLED]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -224,9 +245,9 @@ class CompletionRequest(Request):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[Text], _FILLED]
+        | Annotated[list[Id], _FILLED]
+        | Annotated[list[Annotated[list[Id], _FILLED]], _FILLED]
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None

@@ -53,7 +53,6 @@ class Running:
     Attributes:
         told: Tokens so far.
         cached: Columns of the prompt that were found in the prefix cache.
-        is_broken: Whether its logits were no numbers.
         ruled: How its rows are decided.
         ids: Of every column that has entered or is about to, proposals among them.
         waiting: Columns that enter the next pass.
@@ -87,7 +86,6 @@ class Running:
         self.cached = 0
         self.saved: tuple[Tensor, ...] | None = None
         self.fates: npt.NDArray[np.int8] | None = None
-        self.is_broken = False
         self._eos = eos
         self._model = model
         self._device = model.device

@@ -127,8 +127,9 @@ class Scheduler:
         Args:
             rows: Rows that the pass has already.
         """
-        reading = [entry for entry in self.running.values() if entry.read < entry.goal]
         room = max(0, self.pass_rows - rows)
+        # of more texts than rows the oldest, or short ones that keep coming would hold a long one up for ever
+        reading = [entry for entry in self.running.values() if entry.read < entry.goal][:room]
         found = []
         for left, entry in zip(range(len(reading), 0, -1), sorted(reading, key=_left), strict=True):
             count = min(_left(entry), -(-room // left))

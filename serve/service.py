@@ -5,7 +5,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sigma0.serve.engine import Engine
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
 
 _LOG = logging.getLogger(__name__)
-_Told = TokenTold | JobDone | JobFailed
+_Told = TokenTold | JobDone | JobFailed | Busy
 
 
 class Events:
@@ -47,7 +47,7 @@ class Events:
             raise StopAsyncIteration
         event = await self._events.get()
         self._is_over = not isinstance(event, TokenTold)
-        if isinstance(event, JobFailed):
+        if isinstance(event, JobFailed | Busy):
             raise event
         return event
 
@@ -85,6 +85,7 @@ class EngineService:
         self._inbox: deque[tuple[Job | None, Events]] = deque()
         self._wake = threading.Condition()
         self._status = engine.status()
+        self._entering = 0
         self._is_draining = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="sigma0-engine", daemon=True)
@@ -102,7 +103,7 @@ class EngineService:
             if self._is_draining or self._is_closed:
                 raise Busy("the server is being shut down")
             # jobs that the engine has not seen yet count as well, and those that can begin at once do not
-            waiting = self._status.waiting + sum(job is not None for job, _ in self._inbox)
+            waiting = self._status.waiting + self._entering + _jobs(self._inbox)
             limits = self._engine.limits
             if waiting >= limits.max_waiting + limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
@@ -164,6 +165,7 @@ class EngineService:
                 self._wake.wait()
             inbox = list(self._inbox)
             self._inbox.clear()
+            self._entering = _jobs(inbox)
             closing = self._is_closed or (self._is_draining and not inbox and not self._engine.has_work)
         for job, events in inbox:
             if job is not None:
@@ -172,15 +174,18 @@ class EngineService:
                 key = self._keys[events]
                 self._engine.cancel(key)
                 self._end(key)
-        self._status = self._engine.status()
+        with self._wake:
+            self._status, self._entering = self._engine.status(), 0
         return not closing
 
     def _begin(self, job: Job, events: Events) -> None:
         try:
             key = self._engine.submit(job)
-        except (ValueError, Busy) as error:
-            # checked when it was taken, and there was room then: whoever asked is told all the same
-            failed = JobFailed("the job could not be queued")
+        except Busy as error:
+            events.hear(error)
+        except Exception as error:
+            # without its thread the service would neither answer nor end: whoever asked logs what it was
+            failed = JobFailed(f"{type(error).__name__} as this request began")
             failed.__cause__ = error
             events.hear(failed)
         else:
@@ -195,3 +200,8 @@ class EngineService:
             listener.hear(JobFailed(why))
             self._end(key)
         self._status = self._engine.status()
+
+
+def _jobs(inbox: Iterable[tuple[Job | None, Events]]) -> int:
+    """How many of these are jobs; the others take one back."""
+    return sum(job is not None for job, _ in inbox)

@@ -84,3 +84,12 @@ def test_echo_is_refused_in_words(plain):
     answer = post(plain, echo=True)
     assert answer.status_code == 400 and "does not send the prompt back" in answer.json()["error"]["message"]
     assert post(plain, echo=False).status_code == 200
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+def test_a_temperature_next_to_nothing_takes_the_likeliest(plain, after):
+    """Logits that it would divide up to infinity leave nothing to draw from."""
+    exit_setting = {"q": 0.5, "after_exit": after}
+    asked = {"model": "pocket", "prompt": STORY, "max_tokens": 6, "extra_body": {"sigma0": {"exit": exit_setting}}}
+    texts = {plain.client.completions.create(**asked, temperature=each).choices[0].text for each in (0, 1e-40, 1e-7)}
+    assert len(texts) == 1

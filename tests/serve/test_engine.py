@@ -1,5 +1,7 @@
 """The engine: whatever runs beside a request, it is told what it would be told alone."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -209,6 +211,7 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
     assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
     for key, each in zip(keys, asked, strict=True):
         assert told(found[key]) == told(alone(model, tokenizer, each))
+        assert found[key][-1].cached_tokens == 0, "its own columns, found again, are no prompt's"
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
@@ -247,6 +250,64 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
     assert told(found[good]) == told(alone(model, tokenizer, job(9, 8))) == told(afterwards)
 
 
+@contextmanager
+def poisoned(model, token_id):
+    """An id whose states are no numbers."""
+    weights = model.get_input_embeddings().weight
+    kept = weights[token_id].clone()
+    with torch.no_grad():
+        weights[token_id] = torch.nan
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weights[token_id] = kept
+
+
+FULL = ExitConfig(mode="full")
+
+
+def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
+    """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4), watch=True)
+    with poisoned(model, 60):
+        bad = engine.submit(Job((5, 60, 7, 8, 9), 8, FULL))
+        long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
+        found = drain(engine)
+    assert isinstance(found[bad][-1], JobFailed)
+    assert told(found[long]) == told(alone(model, pocket[1], job(9, 12)))
+    assert told(found[short]) == told(alone(model, pocket[1], job(2, 12, 2)))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, PAGE * 4 * 3), watch=True)
+    with poisoned(model, 60):
+        bad = engine.submit(Job((5, 7, 8, 60, 60, 60), 2, FULL))
+        for _ in range(passes):
+            engine.step()
+        engine.cancel(bad)
+        asked = job(1, 7, 4)
+        key = engine.submit(asked)
+        found = drain(engine)
+    assert told(found[key]) == told(alone(model, pocket[1], asked))
+
+
+def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
+    good = Job((*shared, 7, 8, 9), 16, FULL)
+    with poisoned(model, 60):
+        key = engine.submit(good)
+        found = [event for _ in range(8) for _, event in engine.step()]
+        bad = engine.submit(Job((*shared, 60), 4, FULL))
+        rest = drain(engine)
+    assert isinstance(rest[bad][-1], JobFailed)
+    again = engine.submit(good)
+    expected = told(alone(model, pocket[1], good))
+    assert told([*found, *rest[key]]) == told(drain(engine)[again]) == expected
+
+
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, sampling=Sampling(temperature=1.0)))
@@ -258,6 +319,20 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     found = drain(engine)
     assert isinstance(found[bad][-1], JobFailed) and "RuntimeError" in str(found[bad][-1])
     assert isinstance(found[good][-1], JobDone) and engine.pool.used == 0
+
+
+@pytest.mark.parametrize("where", ["add", "end"])
+def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, monkeypatch, where):
+    engine = Engine(model, pocket[1], "tiny", watch=True)
+    bad, good = engine.submit(job(5, 6)), engine.submit(job(5, 6))
+
+    def broken(*args):
+        raise RuntimeError("a decoder broke")
+
+    monkeypatch.setattr(engine._jobs[bad].feed, where, broken)
+    found = drain(engine)
+    assert isinstance(found[bad][-1], JobFailed) and isinstance(found[good][-1], JobDone)
+    assert engine.pool.used == 0 and not engine.scheduler.running
 
 
 def test_what_cannot_run_is_refused(model, pocket):

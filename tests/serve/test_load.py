@@ -8,8 +8,10 @@ import httpx
 import openai
 import pytest
 
+from sigma0.serve import answering
 from sigma0.serve.app import drain
 from sigma0.serve.limits import ServerSettings
+from sigma0.serve.planning import Planner
 from tests.serve.conftest import served
 from tests.serve.test_chat import ASKED, SAID, lines, post
 
@@ -130,3 +132,48 @@ def test_an_end_in_peace(held):
     ending.join()
     thread.join()
     assert lines(answers[0].text)[-1] == "[DONE]"
+
+
+def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
+    """A client whose connection is full holds neither a place nor the engine beyond its time."""
+    monkeypatch.setattr(answering, "SENDING", 0.2)
+    with served(pocket, ServerSettings(request_timeout=0.5)) as server:
+        body = json.dumps({**ASKING, "stream": True}).encode()
+        headers = [(b"content-type", b"application/json")]
+        path = "/v1/chat/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        with pytest.raises(ConnectionAbortedError):
+            asyncio.run(asyncio.wait_for(server.app(scope, receive, send), 10))
+        assert server.app.state.answerer.open == 0
+
+
+def test_requests_that_are_taken_apart_count(pocket, monkeypatch):
+    """A flood that only the tokenizer has seen so far is refused as one that the engine has."""
+    entered, go_on, plan = threading.Event(), threading.Event(), Planner.plan
+
+    def slow(planner, body):
+        entered.set()
+        go_on.wait(10)
+        return plan(planner, body)
+
+    monkeypatch.setattr(Planner, "plan", slow)
+    with served(pocket, ServerSettings(max_concurrent=1)) as server:
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(post(server)))
+        thread.start()
+        entered.wait(10)
+        try:
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=ASKING, timeout=2).status_code == 429
+        finally:
+            go_on.set()
+            thread.join()
+        assert answers[0].status_code == 200 and post(server).status_code == 200

@@ -8,6 +8,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sigma0.serve.limits import ServerSettings
+from sigma0.serve.protocol import ChatRequest, CompletionRequest
 from tests.serve.conftest import served
 from tests.serve.test_chat import ASKED, STORY, lines, post
 
@@ -37,7 +38,8 @@ def error_of(answer, status):
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"min_p": 1.1}, "min_p", "less than"),
         ({"top_k": -1}, "top_k", "greater than"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"repetition_penalty": 1e-45}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"presence_penalty": 2.1}, "presence_penalty", "less than"),
         ({"frequency_penalty": -2.1}, "frequency_penalty", "greater than"),
         ({"seed": 2**63}, "seed", "less than"),
@@ -199,6 +201,33 @@ def test_the_size_of_a_body(pocket):
         assert httpx.post(address, content=iter([small]), headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{}] * 1000},
+        {"messages": [{"role": "user", "content": [{}] * 1000}]},
+        {"messages": [{"role": "user", "content": [dict.fromkeys(map(str, range(1000)), 1)]}]},
+        {"prompt": [{}] * 1000},
+        {"prompt": [[{}] * 1000]},
+        {"prompt": [[{}]] * 1000},
+        {"prompt": [5] * 1000 + [{}] * 1000},
+        {"sigma0": {"sources": [1] * 1000}},
+        {"sigma0": dict.fromkeys(map(str, range(1000)), 1)},
+        {"sigma0": {"exit": dict.fromkeys(map(str, range(1000)), 1)}},
+        {"sigma0": {"budget": dict.fromkeys(map(str, range(1000)), 1)}},
+        {"stop": [1] * 1000},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+def test_a_body_that_is_wrong_a_thousand_times_is_told_of_once(body):
+    """Each complaint takes a kilobyte: one for each member of a list would fill the memory."""
+    kind = CompletionRequest if "prompt" in body else ChatRequest
+    rest = {"prompt": "a"} if kind is CompletionRequest else {"messages": ASKED}
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate({"model": "pocket", **rest, **body})
+    assert found.value.error_count() < 10
+
+
 def test_limits_of_a_prompt(pocket):
     with served(pocket, ServerSettings(max_prompt_tokens=5, max_new_tokens=4, max_n=2, max_prompts=2)) as server:
         error = error_of(post(server), 400)
@@ -208,6 +237,11 @@ def test_limits_of_a_prompt(pocket):
         assert found["usage"]["completion_tokens"] == 4
         for body in ({"max_tokens": 5}, {"n": 3}, {"prompt": [[5], [6], [7]]}, {"prompt": [5] * 6}):
             error_of(httpx.post(address, json={"model": "pocket", "prompt": [5], **body}), 400)
+
+
+def test_sources_of_any_length_are_not_read(plain):
+    error = error_of(post(plain, sigma0={"sources": ["a " * 10_000, "b " * 10_000]}), 400)
+    assert error["param"] == "sigma0.sources" and "at most 32768 characters in all, got 40000" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,21 @@ def test_reading_texts_share_what_decoding_leaves():
     assert plan.stretches(16) == [] and plan.stretches(40) == []
 
 
+def test_short_texts_that_keep_coming_do_not_hold_a_long_one_up():
+    plan = scheduler(pages=100, rows=1)
+    long = entry(0, 50)
+    plan.add(long)
+    for key in range(1, 100):
+        if len(plan.waiting) < 3:
+            plan.add(entry(key, 5))
+        plan.admit()
+        assert sum(each.stop - each.start for each in plan.stretches(0)) == 1
+        for each in list(plan.running.values()):
+            if each is not long and each.read == each.goal:
+                plan.remove(each)
+    assert long.read == 50
+
+
 def test_the_last_one_admitted_gives_way():
     plan = scheduler(pages=6, size=2, running=3)
     first, second = entry(0, 4), entry(1, 4)

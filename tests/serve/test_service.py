@@ -1,6 +1,7 @@
 """The engine behind an event loop: many at once, cancelled, refused, drained, broken."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -138,3 +139,53 @@ def test_closing_fails_what_is_under_way(pocket):
             await collect(events)
 
     asyncio.run(run())
+
+
+def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch):
+    def broken(asked):
+        raise RuntimeError("no memory for its ids, say")
+
+    async def run():
+        with monkeypatch.context() as patched:
+            patched.setattr(service._engine, "submit", broken)
+            with pytest.raises(JobFailed, match="RuntimeError as this request began"):
+                await collect(service.submit(job(pocket)))
+        return await asyncio.wait_for(collect(service.submit(job(pocket))), 20)
+
+    assert isinstance(asyncio.run(run())[-1], JobDone)
+
+
+def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
+    """Else one too many is taken, and told only later that there is no room."""
+    service = EngineService(Engine(*pocket, "pocket", EngineLimits(max_running=1, max_waiting=1), watch=True), "pocket")
+    begun, go_on, submit = threading.Event(), threading.Event(), service._engine.submit
+
+    def slow(asked):
+        begun.set()
+        go_on.wait(10)
+        return submit(asked)
+
+    async def run():
+        taken = [service.submit(job(pocket)), service.submit(job(pocket))]
+        await asyncio.to_thread(begun.wait, 10)
+        try:
+            with pytest.raises(Busy):
+                service.submit(job(pocket))
+        finally:
+            go_on.set()
+        return await asyncio.gather(*(collect(events) for events in taken))
+
+    monkeypatch.setattr(service._engine, "submit", slow)
+    try:
+        assert all(isinstance(events[-1], JobDone) for events in asyncio.run(run()))
+    finally:
+        service.close()
+
+
+def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
+    def full(asked):
+        raise Busy("9 requests are waiting already")
+
+    monkeypatch.setattr(service._engine, "submit", full)
+    with pytest.raises(Busy, match="9 requests"):
+        asyncio.run(_one(service, job(pocket)))
