@@ -135,6 +135,10 @@ class Engine:
             raise ValueError(f"{columns} tokens exceed the model's context of {limit}")
         if columns > self.context:
             raise ValueError(f"{columns} tokens exceed the {self.context} that this engine's K/V hold")
+        size = self.model.config.vocab_size
+        if max(job.prompt_ids) >= size or min(job.prompt_ids) < 0:
+            # on CUDA such an id would end the whole process
+            raise ValueError(f"the prompt holds an id outside of the model's {size}; its tokenizer does not fit it")
         self.model.exit_rule(job.exit_config)
 
     def submit(self, job: Job) -> int:

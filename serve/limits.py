@@ -8,11 +8,14 @@ from pydantic.dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sigma0.serve.errors import ApiError
+from sigma0.serve.errors import ApiError, busy
+from sigma0.serve.messages import Busy
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
 OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_FOLDER = "/page/"
+# Bodies of the largest size that may be half sent at the same time.
+BODIES_AT_ONCE = 64
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -83,16 +86,17 @@ class KeyCheck:
 
 
 class BodyLimit:
-    """Refuses bodies over a size, whether they say so beforehand or not.
+    """Refuses bodies over a size, whether they say so beforehand or not, and more of them at once than fit.
 
     Args:
         app: What is asked behind it.
-        limit: Bytes at most.
+        limit: Bytes of one body at most.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or refuses it."""
@@ -104,18 +108,26 @@ class BodyLimit:
         if told.isdecimal() and int(told[:32]) > self._limit:
             await self._error().response()(scope, receive, send)
             return
-        size = 0
+        size = held = 0
 
         async def counted() -> Message:
-            nonlocal size
+            nonlocal size, held
             message = await receive()
-            size += len(message.get("body", b""))
+            count = len(message.get("body", b""))
+            size, held, self._held = size + count, held + count, self._held + count
             if size > self._limit:
                 # FastAPI hands an HTTPException out of the reading of a body on to its handler
                 raise self._error()
+            if self._held > BODIES_AT_ONCE * self._limit:
+                raise busy(Busy("too many bodies are being sent at once"))
+            if not message.get("more_body"):
+                held, self._held = 0, self._held - held
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= held
 
     def _error(self) -> ApiError:
         return ApiError(413, f"the body is over {self._limit} bytes", code="body_too_large")

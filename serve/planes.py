@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -197,11 +198,14 @@ class PagedRows:
             found = _attend_singles(own_query, own_keys, own_values, alone, scaling)
         else:
             by_page = own_keys.transpose(1, 2), own_values.transpose(1, 2)
-            found = self.ops.depth_attention(own_query, *by_page, self._depth_rows(alone.rows), scaling)
+            found = self.ops.depth_attention(own_query, *by_page, self._depth_rows, scaling)
         return attended.index_copy_(0, alone.rows, found)
 
-    def _depth_rows(self, rows: Tensor) -> DepthRows:
-        places = self._places
+    @cached_property
+    def _depth_rows(self) -> DepthRows:
+        """Where the rows stand that stand alone, once for all layers."""
+        assert self._alone is not None
+        places, rows = self._places, self._alone.rows
         table = to_device(self._table.astype(np.int32), self._device)
         return DepthRows(
             places.sequences[rows], places.columns[rows], places.loops[rows], None, None, None, table, self.longest

@@ -343,6 +343,9 @@ def test_what_cannot_run_is_refused(model, pocket):
         engine.submit(job(10, 250))
     with pytest.raises(ValueError, match="at least one prompt id"):
         engine.submit(Job((), 4, ExitConfig()))
+    for odd in (10_000, -1):
+        with pytest.raises(ValueError, match="an id outside of the model's"):
+            engine.submit(Job((5, odd), 4, ExitConfig()))
     with pytest.raises(ValueError, match="depth=9 exceeds the model's 4 loops"):
         engine.submit(job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)))
     for _ in range(2):
