@@ -24,6 +24,7 @@ from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 from sigma0.settings import ExitConfig
 
 TRANSFORMERS = "transformers"
+WAYS = ("full", "never", "finish", "drop", "verify")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def serve(
     requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer; none ends by itself.")] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 3,
+    ways: Annotated[str, typer.Option(help="Some of these, full first, parted by commas.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also ask transformers serve, where it starts.")] = True,
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
@@ -107,19 +109,25 @@ def serve(
         most = str(max(64, *(int(amount) for _, amount in loads)))
         arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "16", "--max-waiting", most]
         _, url = stack.enter_context(serving_process(str(folder), arguments))
-        ways = our_ways(looped.resolve_exit_config(None), url, folder.name)
+        asked_for = our_ways(looped.resolve_exit_config(None), url, folder.name, ways.split(","))
         if compare:
-            ways += _theirs(stack, folder)
+            asked_for += _theirs(stack, folder)
         bench = Bench(prompts, max_tokens)
-        bench.run(ways[0], "closed", 1, 2)
+        bench.run(asked_for[0], "closed", 1, 2)
         bench.found.clear()
-        plan = [(way, kind, amount) for kind, amount in loads for _ in range(rounds) for way in ways]
+        # there and back, so that none is always the first
+        plan = [
+            (way, kind, amount)
+            for kind, amount in loads
+            for number in range(rounds)
+            for way in asked_for[:: 1 if number % 2 == 0 else -1]
+        ]
         with progress_bar("runs", len(plan), hidden=as_json) as advance:
             for done, (way, kind, amount) in enumerate(plan, start=1):
                 bench.run(way, kind, amount, requests * (int(amount) if kind == "closed" else 16))
                 advance(done)
         conditions = _conditions(looped, tokenizer, model, asked, max_tokens)
-        rows = rows_of(bench, ways, conditions, requests)
+        rows = rows_of(bench, asked_for, conditions)
         for row in rows:
             append_row(out, row)
     if as_json:
@@ -130,17 +138,19 @@ def serve(
         typer.echo(f"{len(rows)} rows in {out}")
 
 
-def our_ways(own: ExitConfig, url: str, name: str) -> list[Way]:
-    """Full depth, its rule never met, and the three things that become of deeper loops."""
-    values = {**asdict(own)}
-    return [
-        Way("full", ExitConfig(mode="full"), url, name),
-        Way("never", ExitConfig(mode="qexit", q=1.0), url, name),
-        *(
-            Way(after, ExitConfig(**{**values, "after_exit": after}), url, name)
-            for after in ("finish", "drop", "verify")
-        ),
-    ]
+def our_ways(own: ExitConfig, url: str, name: str, wanted: Sequence[str] = WAYS) -> list[Way]:
+    """Full depth, its rule never met, and the three things that become of deeper loops.
+
+    Raises:
+        ValueError: For an unknown way, or where full depth, which the others are measured by, is not the first.
+    """
+    unknown = sorted(set(wanted) - set(WAYS))
+    if unknown or wanted[0] != "full":
+        raise ValueError(f"ways {','.join(wanted)!r} must begin with full and be some of {', '.join(WAYS)}")
+    values = asdict(own)
+    configs = {"full": ExitConfig(mode="full"), "never": ExitConfig(mode="qexit", q=1.0)}
+    configs |= {after: ExitConfig(**{**values, "after_exit": after}) for after in ("finish", "drop", "verify")}
+    return [Way(each, configs[each], url, name) for each in wanted]
 
 
 def _theirs(stack: ExitStack, folder: Path) -> list[Way]:
@@ -158,7 +168,7 @@ def _conditions(looped: Any, tokenizer: Any, model: str, asked: Sequence[Prompt]
     return describe(looped, model, where, ids, [None] * len(ids), max_tokens)
 
 
-def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions, requests: int) -> list[ServeRow]:
+def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions) -> list[ServeRow]:
     """A row for each way and load, ratios taken round by round."""
     started, rows = datetime.now(timezone.utc).isoformat(), []
     for (kind, amount), by_way in bench.found.items():

@@ -69,7 +69,7 @@ def test_ratios_are_taken_round_by_round():
     ways = [Way("full", ExitConfig(mode="full"), "", ""), Way("transformers", None, "", "")]
     found = {"full": [measured(10, 20), measured(20, 40)], "transformers": [measured(5, 0), measured(40, 0)]}
     bench = Bench(QUESTIONS, 5, {("closed", 4.0): found})
-    full, theirs = rows_of(bench, ways, ServeRowConditions(), 1)
+    full, theirs = rows_of(bench, ways, ServeRowConditions())
     assert full.speed_ratio.value == 1 and full.rows_per_second == 15 and full.passes_per_second == 2
     assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
     assert theirs.rows_per_second is None and theirs.exit_config is None
@@ -89,3 +89,7 @@ def test_all_ways_are_asked_for_by_their_settings():
     assert ways["full"].mode == "full" and ways["never"].q == 1.0
     assert [ways[name].after_exit for name in ("finish", "drop", "verify")] == ["finish", "drop", "verify"]
     assert {ways[name].q for name in ("finish", "drop", "verify")} == {0.6}
+    assert [way.name for way in our_ways(ExitConfig(), "", "", ["full", "drop"])] == ["full", "drop"]
+    for wrong in (["full", "fast"], ["drop", "full"]):
+        with pytest.raises(ValueError, match="must begin with full"):
+            our_ways(ExitConfig(), "", "", wrong)

@@ -1,0 +1,32 @@
+"""Rows of a load run as Markdown: what the README quotes."""
+
+from collections.abc import Sequence
+
+from sigma0.bench.ledger import AnyRow, ServeRow
+
+
+def latest_load(rows: Sequence[AnyRow]) -> list[ServeRow]:
+    """The rows of the last load run."""
+    found = [row for row in rows if isinstance(row, ServeRow)]
+    return [row for row in found if row.time == found[-1].time]
+
+
+def load_table(rows: Sequence[ServeRow]) -> str:
+    """Every way under every load.
+
+    Args:
+        rows: Of one run.
+    """
+    lines = [
+        "| load | way | tokens/s | of `full`, least to greatest | rows/s | passes/s | first token, ms | between, ms |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    return "\n".join([*lines, *map(_line, rows)])
+
+
+def _line(row: ServeRow) -> str:
+    unit = "clients" if row.load == "closed" else "requests/s"
+    ratio = f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
+    rates = " | ".join("-" if each is None else f"{each:,.0f}" for each in (row.rows_per_second, row.passes_per_second))
+    times = " | ".join(f"{each.p50:,.0f} / {each.p99:,.0f}" for each in (row.first_token_ms, row.between_tokens_ms))
+    return f"| {row.amount:g} {unit} | {row.way} | {row.tokens_per_second.value:,.0f} | {ratio} | {rates} | {times} |"
