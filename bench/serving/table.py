@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from sigma0.bench.ledger import AnyRow, ServeRow
 
 
-def latest_load(rows: Sequence[AnyRow]) -> list[ServeRow]:
-    """The rows of the last load run."""
+def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:
+    """The rows of the last load run that measured a way."""
     found = [row for row in rows if isinstance(row, ServeRow)]
-    return [row for row in found if row.time == found[-1].time]
+    times = [row.time for row in found if row.way == way]
+    return [row for row in found if row.time == times[-1]]
 
 
 def load_table(rows: Sequence[ServeRow]) -> str:
