@@ -12,6 +12,24 @@ def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:
     return [row for row in found if row.time == times[-1]]
 
 
+def never_rows(rows: Sequence[AnyRow]) -> list[ServeRow]:
+    """`never` beside `full` alone, as runs that ask for just these two have it; by load."""
+    found = [row for row in rows if isinstance(row, ServeRow)]
+    others = {row.time for row in found if row.way not in ("full", "never")}
+    alone = {(row.load, row.amount): row for row in found if row.way == "never" and row.time not in others}
+    return [alone[load] for load in sorted(alone)]
+
+
+def never_sentence(rows: Sequence[ServeRow]) -> str:
+    """What an exit rule that is never met costs."""
+    told = [
+        f"{row.speed_ratio.value:.2f} at {row.amount:g} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f}, "
+        f"{row.rounds} rounds)"
+        for row in rows
+    ]
+    return f"of full depth's speed, by clients: {', '.join(told)}"
+
+
 def load_table(rows: Sequence[ServeRow]) -> str:
     """Every way under every load.
 
