@@ -15,7 +15,7 @@ from sigma0.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Opera
 from sigma0.savings import savings
 from sigma0.serve.choosing import logprobs_of
 from sigma0.serve.messages import JobDone, TokenTold
-from sigma0.serve.rows import Rows
+from sigma0.serve.rows import LEADER, Rows
 from sigma0.serve.running import Running
 from sigma0.transfer import to_device, to_host
 from sigma0.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
@@ -81,8 +81,12 @@ class Teller:
         running.saved = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
 
     def enter(self, running: Running, columns: Ints) -> None:
-        """Forgets the loops of columns that are run anew."""
-        self._fates[running.entry.slot, columns] = 0
+        """Forgets the loops of columns that come for the first time, or with another token.
+
+        What is only read anew goes through the same loops again, or is found and goes through none.
+        """
+        first = [column for column in columns.tolist() if running.role(column) == LEADER]
+        self._fates[running.entry.slot, first] = 0
 
     def put(self, rows: Rows, fates: Ints) -> None:
         """Fates of the loop that rows have just finished, `[R]`: an index into `FATES`, 0 where there is none."""

@@ -214,6 +214,26 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
         assert found[key][-1].cached_tokens == 0, "its own columns, found again, are no prompt's"
 
 
+def test_fates_outlast_a_request_that_is_put_back_while_it_reads_anew(model, pocket):
+    """Put back as its columns have entered again and before they have run: what was known of them still is."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    key = engine.submit(job(6, 20, exit_config=ExitConfig(mode="full")))
+    running = engine._jobs[key]
+    while len(running.told) < 8:
+        engine.step()
+    saved = []
+    for _ in range(2):
+        slot = running.entry.slot
+        engine.scheduler.preempt(running.entry)
+        engine._put_back(running, slot)
+        saved.append(running.fates.copy())
+        running.entry.reusable = 0
+        engine._schedule()
+    assert saved[0].any() and (saved[0] == saved[1]).all()
+    done = drain(engine)[key][-1]
+    assert told([done]) == told(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
+
+
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     engine.submit(job(5, 1, exit_config=ExitConfig(mode="fixed", depth=1)))
