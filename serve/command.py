@@ -117,7 +117,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ValueError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; see --host and --port (0 takes a free one)"
+        ) from error
     return listener
 
 
@@ -130,7 +132,7 @@ def parse_bytes(text: str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
-        raise ValueError(f"{text!r} is no amount of memory such as 512MiB or 8GiB") from error
+        raise ValueError(f"--kv-memory {text!r} is no amount of memory such as 512MiB or 8GiB") from error
 
 
 def _backend(name: str) -> Backend:

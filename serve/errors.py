@@ -26,7 +26,7 @@ TYPES = {
 # What a union of types asks for, in place of one complaint for each of its members.
 EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
-    "stop": "must be a string or a list of strings",
+    "stop": "must be a string or a list of up to 4 strings, none of them empty",
     "content": "must be a string or a list of text parts",
     "ladder": 'must be true, false, "token", "draft" or "answer"',
 }

@@ -61,7 +61,10 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         registry.register(Standing(service))
         self.requests = Counter(
-            "sigma0_requests", "Requests for text, by kind and status.", ["kind", "status"], registry=registry
+            "sigma0_requests",
+            "Requests for text that could be read, by kind and status.",
+            ["kind", "status"],
+            registry=registry,
         )
         self.handed_up = Counter("sigma0_hand_ups", "Tokens, drafts and answers that went up.", registry=registry)
         self.aborts = Counter("sigma0_aborts", "Ladder answers that the budget cut short.", registry=registry)

@@ -11,7 +11,7 @@ from sigma0.serve.limits import ServerSettings
 from sigma0.serve.messages import Job, Sampling, Service
 from sigma0.serve.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
 from sigma0.settings import ExitConfig, switches
-from sigma0.text import Messages, check_context, encode
+from sigma0.text import Messages, encode
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
@@ -153,10 +153,10 @@ class Planner:
         """What goes up, and whether the engine answers first."""
         if options.ladder and self._laddering is None:
             raise ApiError(400, NO_LADDER, "sigma0.ladder", "no_ladder")
-        unit = None if self._laddering is None else self._laddering.unit_for(options.ladder)
+        unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
         if unit is not None:
             return unit, False
-        if self._laddering is not None and switches().routing:
+        if self._laddering is not None and switches().routing and options.ladder is not False:
             return "answer", True
         for name in ("budget", "trail"):
             if getattr(options, name):
@@ -205,10 +205,12 @@ class Planner:
             raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {asked}", name)
         left = max(1, min(limit, self.context - prompt_tokens))
         new = asked or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
-        try:
-            check_context(self._service.model, prompt_tokens, new)
-        except ValueError as error:
-            raise ApiError(400, str(error), code="context_length_exceeded") from error
+        if prompt_tokens + new > self.context:
+            fewer = f", or ask for fewer in {name}" if prompt_tokens < self.context else ""
+            told = f"a prompt of {prompt_tokens} tokens and {new} new ones exceed the context of {self.context}"
+            raise ApiError(
+                400, f"{told}: shorten the prompt{fewer}", name if fewer else None, "context_length_exceeded"
+            )
         return new
 
     def _sampling(self, body: ChatRequest | CompletionRequest) -> Sampling:

@@ -105,14 +105,14 @@ class Sigma0Options(_Closed):
 
     Attributes:
         exit: An exit setting, as `sigma0.settings.ExitConfig` takes it; wins over `reasoning_effort`.
-        ladder: Whether the server's ladder answers, or what goes up there.
+        ladder: Whether the server's ladder answers, or what goes up there; False: not even where the server routes.
         budget: Limits of the ladder, as `sigma0.ladder.Budget` takes them; the server's own hold as well.
         trail: Whether the ladder's decisions are sent with the response.
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
     exit: Settings | None = None
-    ladder: bool | Literal["token", "draft", "answer"] = False
+    ladder: bool | Literal["token", "draft", "answer"] | None = None
     budget: Settings | None = None
     trail: bool = False
     sources: Annotated[list[Text], _FIRST_ERROR] = Field(default_factory=list)

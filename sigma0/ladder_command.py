@@ -140,7 +140,9 @@ def report_lines(found: LadderGeneration, names: list[str]) -> list[Text]:
         lines.append(Text(f"handed up       {', '.join(f'{count} {reason}' for reason, count in why.most_common(5))}"))
     lines.append(Text(f"door            {found.door} (ended by {found.stop_reason})"))
     if found.not_tried:
-        lines.append(Text(f"not tried       {', '.join(found.not_tried)}: the budget is gone, trust this less"))
+        left_out = ", ".join(found.not_tried)
+        advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"
+        lines.append(Text(f"not tried       {left_out}: {advice}"))
     return lines
 
 

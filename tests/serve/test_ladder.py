@@ -117,6 +117,9 @@ def test_routing_hands_up_what_the_verdict_does_not_let_pass(climbing, monkeypat
     before = len(climbing.service.tickets)
     sure = post(climbing).json()["sigma0"]["choices"][0]
     assert sure["door"] == "converge" and "costs" not in sure and set(sure["rungs"]) == {"pocket"}
+    kept = post(climbing, messages=LOST, sigma0={"ladder": False}).json()["sigma0"]["choices"][0]
+    assert kept["door"] == "escalate" and "costs" not in kept, "who asks for no ladder gets none"
+    before += 1
     routed = post(climbing, messages=LOST, sigma0={"trail": True}).json()["sigma0"]["choices"][0]
     assert routed["costs"][1]["tokens"] > 0 and routed["trail"][0]["unit"] == "answer"
     assert routed["door"] in ("converge", "top_rung") and len(climbing.service.tickets) == before + 2
