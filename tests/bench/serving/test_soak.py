@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from sigma0.bench.__main__ import app
 from sigma0.bench.serving.soak import Sample, Soak
 from sigma0.bench.serving.soak_command import is_sound, lines_of
 
+ROOT = Path(__file__).parents[3]
 GOOD = Soak(10, 2, asked=9, answered=8, left=1, samples=[Sample(1, 100.0, 4, 2, 0), Sample(2, 101.0, 0, 0, 0)])
 
 
@@ -38,6 +40,18 @@ def test_every_fault_counts(fault):
 def test_it_is_told_in_words():
     text = "\n".join(lines_of(replace(GOOD, exit_code=0)))
     assert "9 requests" in text and "8 answered, 1 left" in text and "0 pages held at rest" in text
+
+
+def test_the_committed_one_is_what_the_readme_says():
+    told = json.loads((ROOT / "bench" / "results" / "soak-pocket.json").read_text())
+    told.pop("model"), told.pop("kv_memory"), told.pop("commit")
+    samples = [Sample(**sample) for sample in told.pop("samples")]
+    found = Soak(samples=samples, **{**told, "broken": Counter(told["broken"])})
+    assert is_sound(found) and found.seconds >= 1800 and found.clients == 12 and found.preemptions > 0
+    assert found.left > 0.08 * found.asked
+    tenth = len(samples) // 10
+    early, late = ([each.memory_mb for each in part] for part in (samples[tenth : 2 * tenth], samples[-tenth:]))
+    assert sum(late) / len(late) < 1.03 * sum(early) / len(early)
 
 
 @pytest.mark.slow
