@@ -1,5 +1,6 @@
 """Text in, text out: `generate` and `stream`, with the depth of every token."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
@@ -448,6 +449,8 @@ def generate(
     for _ in tokens:
         pass
     written = tokens.generation
+    if ladder is not None and not switches().ladder:
+        warnings.warn("a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up", stacklevel=2)
     if ladder is None or not switches().ladder or written.door in (None, "converge"):
         return written
     told = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
