@@ -203,6 +203,21 @@ def test_the_ladder_tables_are_those_of_the_ledger():
         assert max(row.accuracy.value for row in warm) < large.accuracy.value - 0.1
 
 
+def test_what_is_said_of_another_tokenizer_is_in_the_ledger():
+    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
+    (run,) = [run for run in ladder_runs(rows).values() if run[0].above.startswith("SmolLM2")]
+    by_family = {row.family: row for row in run}
+    small, verdict, warm = (by_family[name] for name in ("small only", "verdict", "verdict, warm start"))
+    words = " ".join(README.split())
+    assert f"on the first {small.n} prompts of HumanEval, {small.max_new_tokens} new tokens" in words
+    shares = [f"{100 * each.value:.1f} %" for each in (verdict.cost, verdict.seconds, small.cost, small.seconds)]
+    assert (
+        f"hands up {verdict.accuracy.value * verdict.n:.0f} of {verdict.n}, at {shares[0]} of SmolLM2's cost" in words
+    )
+    assert f"and {shares[1]} of its time; `pocket` alone costs {shares[2]} and {shares[3]}." in words
+    assert f"writes its own in {warm.accuracy.value * warm.n:.0f} of {warm.n}." in words
+
+
 def test_the_load_table_is_that_of_the_ledger():
     rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
     run, never = latest_load(rows, "finish"), never_rows(rows)
