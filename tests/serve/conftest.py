@@ -58,8 +58,11 @@ def served(pocket, settings=None, ladder=None, **service_settings):
 
 @pytest.fixture(scope="session")
 def plain(pocket):
-    """A server without a ladder."""
+    """A server without a ladder, which has read the question of most tests before: else the first to ask differs."""
+    from tests.serve.test_chat import ASKED
+
     with served(pocket) as server:
+        server.client.chat.completions.create(model="pocket", messages=ASKED, max_tokens=20)
         yield server
 
 

@@ -66,8 +66,6 @@ def test_a_response_is_what_openai_says_it_is(pocket):
 
 
 def test_a_stream_tells_the_role_each_token_and_the_end(plain):
-    # so that both of those below find the prompt in the prefix cache
-    post(plain)
     whole = post(plain).json()
     found = chunks(plain)
     first, *tokens, last = found
