@@ -1,6 +1,7 @@
 """What clients may ask: OpenAI's chat and completion requests, and what `sigma0` adds to them."""
 
 import logging
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -140,7 +141,7 @@ class Sigma0Options(_Closed):
         return None if self.budget is None else Budget(**self.budget)
 
 
-class Request(BaseModel):
+class Request(BaseModel, ABC):
     """What both kinds of requests have.
 
     Fields that OpenAI has and this server has not are accepted, and have no effect; their names are logged.
@@ -203,9 +204,9 @@ class Request(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    @abstractmethod
     def told_logprobs(self) -> int | None:
         """Alternatives beside each token's log-probability; None where neither is asked for."""
-        raise NotImplementedError
 
 
 class ChatRequest(Request):
