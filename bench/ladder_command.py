@@ -17,6 +17,7 @@ from sigma0.bench.ladder_picture import draw_ladder
 from sigma0.bench.ladder_tables import SHARE, setting_name
 from sigma0.bench.ladders import LARGE, Point, answer_settings, at_cost, cheapest, measure, token_settings
 from sigma0.bench.ledger import LEDGER, Figure, LadderRow, append_row
+from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.estimates import Estimate
 from sigma0.ladder import Rung
@@ -74,12 +75,7 @@ def ladder(
             append_row(out, row)
         if picture is not None:
             draw_ladder(rows, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {len(asked)}")
-    if as_json:
-        for row in rows:
-            typer.echo(row.model_dump_json())
-    else:
-        print_points(found)
-        typer.echo(f"{len(rows)} rows in {out}")
+    tell_rows(rows, as_json, lambda: print_points(found), f"{len(rows)} rows in {out}")
 
 
 def _prompts(source: str, n: int, seed: int, hard: bool) -> tuple[list[Prompt], str]:

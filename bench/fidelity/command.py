@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from sigma0.bench.conditions import describe
 from sigma0.bench.fidelity.grid import MODES, Setting, plan
 from sigma0.bench.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.extras import needs_extra
 from sigma0.loading import load
@@ -68,12 +69,9 @@ def fidelity(
             append_row(out, bench.sample(looped.resolve_exit_config(None)))
         wanted = {setting.key for setting in settings}
         rows = [row for row in _rows_of(out, conditions) if isinstance(row, FidelityRow) and row.key in wanted]
-    if as_json:
-        for row in rows:
-            typer.echo(row.model_dump_json())
-    else:
-        print_rows(rows)
-        typer.echo(f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them")
+    tell_rows(
+        rows, as_json, lambda: print_rows(rows), f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
+    )
 
 
 def _append_missing(

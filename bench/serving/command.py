@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sigma0.bench.conditions import describe
 from sigma0.bench.ledger import LEDGER, Conditions, Figure, ServeRow, append_row
+from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.load import Ask, Load, closed_loop, open_loop
 from sigma0.bench.serving.servers import counts, endless_copy, serving_process, transformers_server
@@ -130,12 +131,7 @@ def serve(
         rows = rows_of(bench, asked_for, conditions)
         for row in rows:
             append_row(out, row)
-    if as_json:
-        for row in rows:
-            typer.echo(row.model_dump_json())
-    else:
-        print_serving(rows)
-        typer.echo(f"{len(rows)} rows in {out}")
+    tell_rows(rows, as_json, lambda: print_serving(rows), f"{len(rows)} rows in {out}")
 
 
 def our_ways(own: ExitConfig, url: str, name: str, wanted: Sequence[str] = WAYS) -> list[Way]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sigma0.bench.conditions import describe, describe_weights
 from sigma0.bench.ledger import LEDGER, Conditions, append_row
+from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.replay import Trace
 from sigma0.bench.speed.courses import STATED, described, recorded, stated
@@ -70,12 +71,7 @@ def speed(
             rows = measure(looped, ids, plan, conditions, advance)
         for row in rows:
             append_row(out, row)
-    if as_json:
-        for row in rows:
-            typer.echo(row.model_dump_json())
-    else:
-        print_speed(rows)
-        typer.echo(f"{len(rows)} rows in {out}")
+    tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")
 
 
 def _open(
