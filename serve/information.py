@@ -7,8 +7,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from sigma0.effort import SHARES, exit_for
 from sigma0.serve.answering import Answerer
-from sigma0.serve.effort import SHARES, exit_for
 from sigma0.serve.errors import ApiError, ErrorBody
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.messages import Service

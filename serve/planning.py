@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from sigma0.serve.effort import Effort, exit_for
+from sigma0.effort import Effort, exit_for
 from sigma0.serve.errors import ApiError
 from sigma0.serve.laddering import Laddering, LadderTask
 from sigma0.serve.limits import ServerSettings

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from sigma0.effort import Effort
 from sigma0.ladder import Budget
-from sigma0.serve.effort import Effort
 from sigma0.settings import ExitConfig
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Request(BaseModel, ABC):
         frequency_penalty: Likewise, for each time that they were.
         stream: Whether tokens are told as they come.
         stream_options: How.
-        reasoning_effort: How long tokens loop, see `sigma0.serve.effort`.
+        reasoning_effort: How long tokens loop, see `sigma0.effort`.
         user: Accepted, without effect.
         sigma0: What this server can beyond OpenAI's protocol.
     """

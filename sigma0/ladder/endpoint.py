@@ -2,14 +2,17 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Thread
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import ValidationError
 
 from sigma0.ladder.budget import Purse, RungCost, Spending
 from sigma0.ladder.rungs import EndpointRung
 from sigma0.text import Messages
+from sigma0.verdict import Door, ReasonVerdict
 
 # An answer is cut off beyond this, whatever was asked for: no token of a common tokenizer is longer on average.
 BYTES_PER_TOKEN = 16
@@ -27,6 +30,9 @@ class Reply:
         lacking: The limit that forbade another attempt, or None.
         asked: The most that the last attempt could cost.
         cut: Whether the endpoint stopped at its limit of tokens.
+        verdict: On the answer, where the endpoint tells one as this package's own server does, like the next two.
+        door: That it opens.
+        passes: Of the looped model's block.
     """
 
     text: str | None
@@ -34,6 +40,9 @@ class Reply:
     lacking: str | None
     asked: Spending
     cut: bool = False
+    verdict: ReasonVerdict | None = None
+    door: Door | None = None
+    passes: int | None = None
 
 
 @dataclass
@@ -45,6 +54,7 @@ class _Answer:
     finish_reason: str | None = None
     tokens: tuple[int, int] | None = None
     told: str | None = None
+    sigma0: dict[str, Any] = field(default_factory=dict)
 
 
 class Asker:
@@ -69,12 +79,13 @@ class Asker:
         key = self.rung.api_key.get_secret_value()
         return OpenAI(base_url=self.rung.base_url, api_key=key, max_retries=0, timeout=limit)
 
-    def ask(self, messages: Messages, max_new_tokens: int) -> Reply:
+    def ask(self, messages: Messages, max_new_tokens: int, options: Mapping[str, Any] | None = None) -> Reply:
         """Asks as often as the rung and the budget allow.
 
         Args:
             messages: Of the chat.
             max_new_tokens: Of the answer at most.
+            options: What else the request says: temperature, seed, stop, ...; greedy by default.
         """
         asked = self.most(messages, max_new_tokens)
         told = "not asked"
@@ -85,11 +96,12 @@ class Asker:
             if lacking is not None:
                 return Reply(None, told, lacking, asked)
             began = time.monotonic()
-            answer = self._attempt(messages, max_new_tokens)
+            answer = self._attempt(messages, max_new_tokens, {"temperature": 0, **(options or {})})
             told = answer.told or "cut off"
             self._pay(asked, answer.tokens, time.monotonic() - began, told)
             if told == "ok":
-                return Reply("".join(answer.parts), told, None, asked, answer.finish_reason == "length")
+                cut = answer.finish_reason == "length"
+                return Reply("".join(answer.parts), told, None, asked, cut, *_verdict(answer.sigma0))
             if told == "refused":
                 break
         return Reply(None, told, None, asked)
@@ -109,7 +121,7 @@ class Asker:
         time.sleep(pause)
         return True
 
-    def _attempt(self, messages: Messages, max_new_tokens: int) -> _Answer:
+    def _attempt(self, messages: Messages, max_new_tokens: int, options: Mapping[str, Any]) -> _Answer:
         """One request, given up when its time is over, whatever the server dribbles.
 
         A read's own timeout begins anew with every byte, so the clock runs in another thread than the reading.
@@ -118,7 +130,7 @@ class Asker:
         limit = self.rung.timeout if left is None else max(0.001, min(self.rung.timeout, left))
         answer = _Answer()
         client = self._open(limit)
-        thread = Thread(target=self._request, args=(client, messages, max_new_tokens, answer), daemon=True)
+        thread = Thread(target=self._request, args=(client, messages, max_new_tokens, options, answer), daemon=True)
         thread.start()
         thread.join(limit)
         found = replace(answer, parts=list(answer.parts))
@@ -128,7 +140,9 @@ class Asker:
         client.close()
         return found
 
-    def _request(self, client: Any, messages: Messages, max_new_tokens: int, answer: _Answer) -> None:
+    def _request(
+        self, client: Any, messages: Messages, max_new_tokens: int, options: Mapping[str, Any], answer: _Answer
+    ) -> None:
         import openai
 
         said: Any = list(messages)
@@ -137,9 +151,9 @@ class Asker:
                 model=self.rung.model,
                 messages=said,
                 max_tokens=max_new_tokens,
-                temperature=0,
                 stream=True,
                 stream_options={"include_usage": True},
+                **options,
             )
             with stream:
                 answer.told = _gather(stream, answer, max_new_tokens)
@@ -178,6 +192,7 @@ def _gather(stream: Any, answer: _Answer, max_new_tokens: int) -> str:
     """Reads an answer to its end or its limit of size; how it went."""
     for chunk in stream:
         answer.tokens = _usage(getattr(chunk, "usage", None)) or answer.tokens
+        answer.sigma0 = _ending(getattr(chunk, "sigma0", None)) or answer.sigma0
         for choice in chunk.choices or ():
             if choice.index != 0:
                 continue
@@ -195,6 +210,24 @@ def _usage(usage: Any) -> tuple[int, int] | None:
     """Tokens read and written, as far as the endpoint says; what cannot be read is unknown."""
     read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
     return (read, written) if isinstance(read, int) and isinstance(written, int) else None
+
+
+def _ending(told: Any) -> dict[str, Any]:
+    """What this package's own server says of a choice once it is over; nothing where that cannot be read."""
+    choices = told.get("choices") if isinstance(told, dict) else None
+    ended = isinstance(choices, list) and choices and isinstance(choices[0], dict) and "verdict" in choices[0]
+    return choices[0] if ended and choices else {}
+
+
+def _verdict(told: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | None, int | None]:
+    """Verdict, door and passes as a stranger tells them: what is not of their form is not known."""
+    try:
+        verdict = ReasonVerdict.model_validate(told.get("verdict"))
+    except ValidationError:
+        return None, None, None
+    door, passes = told.get("door"), told.get("passes")
+    known = isinstance(passes, int) and not isinstance(passes, bool) and passes >= 0
+    return verdict, door if door in get_args(Door) else None, passes if known else None
 
 
 def _most_ids(messages: Messages) -> int:

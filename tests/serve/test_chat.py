@@ -184,7 +184,7 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
 
 @pytest.mark.parametrize(
     "effort, mode, q",
-    [("minimal", "qexit", 0.3), ("low", "qexit", 0.45), ("medium", "qexit", 0.6), ("high", "full", 0.6)],
+    [("minimal", "qexit", 0.3), ("low", "qexit", 0.45), ("medium", "qexit", 0.6), ("high", "qexit", 0.6)],
 )
 def test_effort_sets_the_exit(plain, effort, mode, q):
     told = post(plain, reasoning_effort=effort).json()["sigma0"]
@@ -192,7 +192,9 @@ def test_effort_sets_the_exit(plain, effort, mode, q):
     used = plain.service.tickets[-1].job.exit_config
     assert (used.mode, used.q) == (mode, q)
     if effort == "high":
-        assert set(told["choices"][0]["depths"]) == {6}
+        assert (used.after_exit, used.min_loops) == ("verify", 3)
+        full = post(plain, sigma0={"exit": {"mode": "full"}}).json()["choices"][0]
+        assert post(plain, reasoning_effort="high").json()["choices"][0] == full
 
 
 def test_a_setting_wins_over_effort(plain):

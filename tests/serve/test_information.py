@@ -6,9 +6,8 @@ import httpx
 from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
-from sigma0.serve.effort import exit_for
+from sigma0.effort import exit_for
 from sigma0.serve.information import PAGE_HEADERS
-from sigma0.settings import ExitConfig
 from tests.serve.conftest import served
 from tests.serve.test_chat import post
 
@@ -34,22 +33,6 @@ def test_the_model_as_a_looped_one(plain, pocket):
         "ladder": None,
         "context": 2048,
     }  # fmt: skip
-
-
-def test_efforts_are_ordered_for_every_rule():
-    for own, name in (
-        (ExitConfig(q=0.8), "q"),
-        (ExitConfig(mode="margin", theta=0.8), "theta"),
-        (ExitConfig(mode="fixed", depth=4), "depth"),
-    ):
-        found = [getattr(exit_for(effort, own, 6), name) for effort in ("minimal", "low", "medium")]
-        assert found == sorted(found) and len(set(found)) == 3
-    eager = [exit_for(effort, ExitConfig(mode="accel"), 6).eps for effort in ("minimal", "low", "medium")]
-    assert eager == sorted(eager, reverse=True)
-    full = ExitConfig(mode="full")
-    assert [exit_for(effort, full, 6).stops_at(6) for effort in ("minimal", "low", "medium", "high")] == [3, 5, 6, 6]
-    assert exit_for("high", ExitConfig(mode="fixed", depth=2), 6) == full
-    assert exit_for("minimal", ExitConfig(mode="fixed", depth=1), 6).depth == 1
 
 
 def test_health_and_the_page(plain):

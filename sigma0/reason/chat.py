@@ -1,0 +1,406 @@
+"""Who is asked: a model in this process, a ladder, an endpoint, and a script for tests."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any, Literal
+
+import torch
+
+from sigma0.effort import Effort, exit_for
+from sigma0.extras import needs_extra
+from sigma0.generation import DepthGenerationMixin
+from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
+from sigma0.ladder.budget import Purse
+from sigma0.ladder.endpoint import Asker
+from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
+from sigma0.settings import ExitConfig
+from sigma0.text import Messages, check_context, encode, generate
+
+__all__ = [
+    "ChatFailed",
+    "ChatModel",
+    "Chooser",
+    "Completion",
+    "EndpointChat",
+    "LadderChat",
+    "LocalChat",
+    "ScriptedChat",
+    "Usage",
+]
+
+
+class LocalChat:
+    """A causal model of transformers in this process, looped or not; one call at a time.
+
+    Args:
+        model: Looped models have verdicts, and effort is depth; of others effort changes nothing.
+        tokenizer: Its fast tokenizer, with a chat template.
+        name: In trails.
+        exit_config: A looped model's setting at effort `medium`; by default as its checkpoint says.
+
+    Raises:
+        ValueError: For an exit setting of a model without loops, or a bad one.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, exit_config: Any = None) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.is_looped = isinstance(model, DepthGenerationMixin)
+        if exit_config is not None and not self.is_looped:
+            raise ValueError(f"{name!r} has no loops to exit from: leave the exit setting out")
+        self._own = model.resolve_exit_config(exit_config) if self.is_looped else None
+        self._alone = Lock()
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """See `ChatModel`."""
+        sampling: dict[str, Any] = {"do_sample": temperature > 0}
+        if temperature > 0:
+            sampling["temperature"] = temperature
+        return self._write(messages, effort, max_tokens, seed, stop, sampling)
+
+    def choose(
+        self, messages: Messages, labels: Sequence[str], *, effort: Effort = "low", seed: int | None = None
+    ) -> tuple[str, Completion]:
+        """See `Chooser`; greedy."""
+        ways = label_ways(self.tokenizer, labels)
+        start = encode(self.tokenizer, messages).shape[1]
+        ends = sorted(_ids_of(self.model.generation_config.eos_token_id)) or [0]
+
+        def allowed(_: int, ids: Any) -> list[int]:
+            so_far = tuple(ids[start:].tolist())
+            return sorted({way[len(so_far)] for way in ways if way[: len(so_far)] == so_far < way}) or ends
+
+        longest = max(map(len, ways)) + 1
+        found = self._write(messages, effort, longest, seed, (), {"prefix_allowed_tokens_fn": allowed})
+        label = found.text.strip()
+        assert label in labels, (label, labels)
+        return label, found
+
+    def _write(
+        self,
+        messages: Messages,
+        effort: Effort,
+        max_tokens: int,
+        seed: int | None,
+        stop: Sequence[str],
+        settings: dict[str, Any],
+    ) -> Completion:
+        with self._alone:
+            began = time.monotonic()
+            if self.is_looped:
+                return self._looped(messages, effort, max_tokens, seed, stop, settings, began)
+            return self._plain(messages, max_tokens, seed, stop, settings, began)
+
+    def _looped(
+        self,
+        messages: Messages,
+        effort: Effort,
+        max_tokens: int,
+        seed: int | None,
+        stop: Sequence[str],
+        settings: dict[str, Any],
+        began: float,
+    ) -> Completion:
+        assert self._own is not None
+        written = generate(
+            self.model,
+            self.tokenizer,
+            messages,
+            exit_config=exit_for(effort, self._own, self.model.num_loops),
+            max_new_tokens=max_tokens,
+            stop=stop,
+            seed=seed,
+            verdict=True,
+            **settings,
+        )
+        return Completion(
+            text=_cut(written.text, stop),
+            usage=Usage(
+                calls=1,
+                prompt_tokens=written.prompt_tokens,
+                completion_tokens=len(written.tokens),
+                loop_passes=written.loop_passes,
+                seconds=time.monotonic() - began,
+            ),
+            verdict=written.verdict,
+            finish_reason="length" if written.stop_reason == "length" else "stop",
+            door=written.door,
+        )
+
+    def _plain(
+        self,
+        messages: Messages,
+        max_tokens: int,
+        seed: int | None,
+        stop: Sequence[str],
+        settings: dict[str, Any],
+        began: float,
+    ) -> Completion:
+        ids = encode(self.tokenizer, messages).to(self.model.device)
+        check_context(self.model, ids.shape[1], max_tokens)
+        if stop:
+            settings = {**settings, "stop_strings": list(stop), "tokenizer": self.tokenizer}
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                **{"do_sample": False, **settings},
+            )
+        new = out[0, ids.shape[1] :]
+        text = str(self.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        ended = int(new[-1]) in _ids_of(self.model.generation_config.eos_token_id)
+        stopped = ended or _cut(text, stop) != text
+        return Completion(
+            text=_cut(text, stop),
+            usage=Usage(1, ids.shape[1], len(new), seconds=time.monotonic() - began),
+            finish_reason="stop" if stopped else "length",
+        )
+
+
+class LadderChat:
+    """A ladder of models, of which the higher ones write what the lowest cannot settle.
+
+    Args:
+        ladder: Rungs, policy, and the budget of each call.
+        unit: What goes up. Whole answers are greedy; single tokens need one tokenizer.
+        name: In trails; by default the rungs' names.
+    """
+
+    def __init__(
+        self, ladder: FidelityLadder, unit: Literal["token", "draft", "answer"] = "answer", name: str | None = None
+    ) -> None:
+        self.ladder = ladder
+        self.unit = unit
+        self.name = name or ",".join(rung.name for rung in ladder.rungs)
+        self._alone = Lock()
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """See `ChatModel`."""
+        sampling: dict[str, Any] = {}
+        if self.unit == "token":
+            sampling = {"do_sample": temperature > 0, "seed": seed}
+            if temperature > 0:
+                sampling["temperature"] = temperature
+        elif temperature > 0:
+            raise ValueError(
+                f"a ladder of whole {self.unit}s is greedy: temperature {temperature} needs unit='token', or is 0"
+            )
+        with self._alone:
+            written = self.ladder.generate(
+                [dict(message) for message in messages],
+                self.unit,
+                exit_config=self._exit(effort),
+                max_new_tokens=max_tokens,
+                stop=stop,
+                **sampling,
+            )
+        if not written.text and written.stop_reason == "budget":
+            raise ChatFailed(f"the budget of {self.name} allowed no answer: {', '.join(written.not_tried)}")
+        costs = written.costs
+        outcomes = Counter(decision.outcome for decision in written.trail.decisions)
+        return Completion(
+            text=_cut(written.text, stop),
+            usage=Usage(
+                calls=1,
+                prompt_tokens=sum(cost.read for cost in costs),
+                completion_tokens=sum(cost.tokens for cost in costs),
+                loop_passes=sum(cost.passes for cost in costs),
+                bytes_read=written.bytes_read,
+                seconds=written.seconds,
+            ),
+            verdict=written.verdict,
+            finish_reason="length" if written.stop_reason in ("length", "budget") else "stop",
+            door=written.door,
+            notes={"rung": written.rung, "outcomes": dict(outcomes), "costs": [cost.to_dict() for cost in costs]},
+        )
+
+    def _exit(self, effort: Effort) -> ExitConfig | None:
+        """The first looped rung's own setting at this effort, for all of them; None where none loops."""
+        looped = [rung for rung in self.ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
+        if not looped:
+            return None
+        loops = max(rung.model.num_loops for rung in looped)
+        found = exit_for(effort, looped[0].model.resolve_exit_config(looped[0].exit_config), loops)
+        if found.after_exit == "verify":
+            # a token that may go up cannot be taken back: all loops are run instead, the rule being asked at the last
+            return replace(found, after_exit="finish", min_loops=loops)
+        return found
+
+
+class EndpointChat:
+    """A server that speaks OpenAI's chat protocol; effort is sent as `reasoning_effort`.
+
+    Args:
+        base_url: As the `openai` client takes it.
+        model: The server's name for it.
+        api_key: By default the variable OPENAI_API_KEY.
+        name: In trails; by default the model's.
+        timeout: Seconds for one request at most.
+        attempts: How often a failed request is sent at most.
+        send_effort: Whether `reasoning_effort` is sent; some servers refuse it.
+
+    Raises:
+        ValueError: For a bad address, key or limit, or where the `openai` library is missing.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        name: str | None = None,
+        timeout: float = 120.0,
+        attempts: int = 3,
+        send_effort: bool = True,
+    ) -> None:
+        with needs_extra("ladder"):
+            import openai as openai
+        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        self.name = name or model
+        self.rung = Rung.endpoint(base_url, model, key, name=self.name, timeout=timeout, attempts=attempts)
+        self.send_effort = send_effort
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """See `ChatModel`; the verdict is the server's, where it tells one as sigma0's own does."""
+        cost = RungCost(self.name)
+        asker = Asker(self.rung, Purse(Budget()), cost)
+        options: dict[str, Any] = {"temperature": temperature}
+        if seed is not None:
+            options["seed"] = seed
+        if stop:
+            options["stop"] = list(stop)
+        if self.send_effort:
+            options["reasoning_effort"] = effort
+        reply = asker.ask(messages, max_tokens, options)
+        if reply.text is None:
+            raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.told}")
+        return Completion(
+            text=reply.text,
+            usage=Usage(
+                calls=1,
+                prompt_tokens=cost.read,
+                completion_tokens=cost.tokens,
+                loop_passes=reply.passes or 0,
+                seconds=cost.seconds,
+            ),
+            verdict=reply.verdict,
+            finish_reason="length" if reply.cut else "stop",
+            door=reply.door,
+            notes={"requests": cost.calls},
+        )
+
+
+class ScriptedChat:
+    """Says what it is told to say: for tests, and for trying a strategy without a model.
+
+    Args:
+        replies: Texts or completions in order, or a function of the keyword arguments of `complete`, `messages` among
+            them. Where they run out, `ChatFailed`.
+        name: In trails.
+
+    Attributes:
+        asked: The arguments of every call.
+    """
+
+    def __init__(
+        self, replies: Iterable[str | Completion] | Callable[..., str | Completion], name: str = "scripted"
+    ) -> None:
+        self.name = name
+        self.asked: list[dict[str, Any]] = []
+        self._said = replies if callable(replies) else None
+        self._replies = iter(()) if callable(replies) else iter(replies)
+        self._alone = Lock()
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """See `ChatModel`."""
+        asked = {
+            "messages": [dict(message) for message in messages],
+            "effort": effort,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "stop": tuple(stop),
+        }
+        with self._alone:
+            self.asked.append(asked)
+            if self._said is not None:
+                reply = self._said(**asked)
+            else:
+                found = next(self._replies, None)
+                if found is None:
+                    raise ChatFailed(f"{self.name} has no reply to question {len(self.asked)}")
+                reply = found
+        return reply if isinstance(reply, Completion) else Completion(reply)
+
+
+def label_ways(tokenizer: Any, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Ids of each label, with and without the space that some models begin an answer with.
+
+    Raises:
+        ValueError: For fewer than two labels, or some that a tokenizer cannot write.
+    """
+    if len(set(labels)) < 2 or any(label.strip() != label or not label for label in labels):
+        raise ValueError(f"labels are at least two different words without spaces around them, got {list(labels)!r}")
+    ways = []
+    for label in labels:
+        for text in (label, f" {label}"):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text:
+                ways.append(tuple(ids))
+        if not ways or not any(tokenizer.decode(way).strip() == label for way in ways):
+            raise ValueError(f"this model's tokenizer cannot write the label {label!r}")
+    return tuple(ways)
+
+
+def _cut(text: str, stop: Sequence[str]) -> str:
+    """The text ahead of the first stop string, as OpenAI's protocol has it."""
+    places = [text.find(string) for string in stop if string in text]
+    return text[: min(places)] if places else text
+
+
+def _ids_of(told: int | list[int] | None) -> set[int]:
+    return set() if told is None else {told} if isinstance(told, int) else set(told)

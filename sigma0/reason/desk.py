@@ -1,0 +1,172 @@
+"""Where a strategy asks its models: every question counted, limited, seeded and written down."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from threading import Lock
+
+from sigma0.effort import Effort
+from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
+from sigma0.reason.trail import Call, Trail
+from sigma0.text import Messages
+
+# of a label that is asked for in words: it, and a sign or two
+LABEL_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hard limits over a whole run; None sets none.
+
+    Attributes:
+        calls: Questions to models.
+        tokens: Written by models.
+        seconds: Since the run began; a question under way is not cut off.
+    """
+
+    calls: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and not value > 0:
+                raise ValueError(f"limit {each.name} must be above 0, got {value}")
+
+
+class LimitReached(RuntimeError):
+    """A limit that forbids the next question.
+
+    Attributes:
+        limit: Its name.
+    """
+
+    def __init__(self, limit: str, told: str) -> None:
+        super().__init__(told)
+        self.limit = limit
+
+
+class Desk:
+    """Asks models on behalf of one run.
+
+    Args:
+        trail: Where every question is written down.
+        limits: Of the run.
+        seed: Of the run; each purpose has a seed of its own drawn from it, the same whenever the run is repeated or
+            resumed.
+
+    Attributes:
+        usage: Of all questions so far.
+    """
+
+    def __init__(self, trail: Trail, limits: Limits | None = None, seed: int = 0) -> None:
+        self.trail = trail
+        self.limits = limits or Limits()
+        self.seed = seed
+        self.usage = Usage()
+        self._began = time.monotonic()
+        self._alone = Lock()
+
+    def ask(
+        self,
+        model: ChatModel,
+        purpose: str,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Asks for a text.
+
+        Args:
+            model: Who is asked.
+            purpose: What for: names the question in the trail, and gives it its seed. Two of one purpose have one seed.
+            messages: As `ChatModel.complete` takes them, like the rest.
+            effort: Of this question.
+            max_tokens: New tokens at most.
+            temperature: 0 is greedy.
+            stop: Strings that end the text.
+
+        Raises:
+            LimitReached: If a limit forbids it.
+            ChatFailed: If there is no answer; that is written down, too.
+        """
+        seed = self._begin(purpose)
+        try:
+            found = model.complete(
+                messages, effort=effort, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
+            )
+        except ChatFailed as error:
+            self.trail.add(Call(purpose, model.name, effort, seed, None, str(error)))
+            raise
+        self._end(Call(purpose, model.name, effort, seed, found.to_dict()), found.usage)
+        return found
+
+    def choose(
+        self, model: ChatModel, purpose: str, messages: Messages, labels: Sequence[str], *, effort: Effort = "low"
+    ) -> str | None:
+        """Asks for one of some labels.
+
+        A model that can be held to them token by token is (`Chooser`). Of any other the whole answer must be a label,
+        but for its case and a full stop: one that merely holds a label says nothing, and is asked for once more.
+
+        Args:
+            model: Who is asked.
+            purpose: As `ask` takes it.
+            messages: A question whose answer is a label.
+            labels: At least two words.
+            effort: Of this question.
+
+        Returns:
+            The label; None where two answers were none.
+        """
+        if isinstance(model, Chooser):
+            seed = self._begin(purpose)
+            label, found = model.choose(messages, labels, effort=effort, seed=seed)
+            self._end(Call(purpose, model.name, effort, seed, {**found.to_dict(), "text": label}), found.usage)
+            return label
+        told = list(messages)
+        for attempt in ("", " again"):
+            found = self.ask(model, f"{purpose}{attempt}", told, effort=effort, max_tokens=LABEL_TOKENS)
+            label_found = as_label(found.text, labels)
+            if label_found is not None:
+                return label_found
+            ask_again = f"Answer with one word alone: {' or '.join(labels)}."
+            told += [{"role": "assistant", "content": found.text}, {"role": "user", "content": ask_again}]
+        return None
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._began
+
+    def _begin(self, purpose: str) -> int:
+        with self._alone:
+            self._check(purpose)
+            self.usage = self.usage.plus(Usage(calls=1))
+        digest = blake2b(f"{self.seed}/{purpose}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+    def _check(self, purpose: str) -> None:
+        limits = self.limits
+        spent = (("calls", self.usage.calls), ("tokens", self.usage.completion_tokens), ("seconds", self.seconds))
+        for name, value in spent:
+            limit = getattr(limits, name)
+            if limit is not None and value >= limit:
+                raise LimitReached(name, f"the limit of {limit} {name} is reached before {purpose!r}")
+
+    def _end(self, call: Call, usage: Usage) -> None:
+        with self._alone:
+            # the question itself was counted when it was asked
+            self.usage = self.usage.plus(usage).plus(Usage(calls=-usage.calls))
+        self.trail.add(call)
+
+
+def as_label(text: str, labels: Sequence[str]) -> str | None:
+    """The label that a text is, but for case, spaces and a full stop; None where it is none."""
+    bare = text.strip().removesuffix(".").strip().casefold()
+    return next((label for label in labels if label.casefold() == bare), None)

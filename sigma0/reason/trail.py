@@ -1,0 +1,181 @@
+"""The trail of an outer loop: one JSON line for each question, each run of code and each decision, as they come."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from sigma0.effort import Effort
+from sigma0.settings import explain
+
+Strategy = Literal["progressive", "lemma", "agent"]
+MAX_LINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The first line, and the first one of every resumption.
+
+    Attributes:
+        strategy: Which outer loop.
+        problem: What is to be solved.
+        models: Names of the models, the cheapest first.
+        settings: Of the strategy, as JSON.
+        versions: Of the libraries.
+        resumed: Whether this goes on with an earlier run.
+    """
+
+    strategy: Strategy
+    problem: str
+    models: tuple[str, ...]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    resumed: bool = False
+    kind: Literal["heading"] = field(default="heading", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A question to a model.
+
+    Attributes:
+        purpose: What for, such as "verify 3".
+        model: Its name.
+        effort: Asked for.
+        seed: Of the sampling.
+        answer: As `Completion.to_dict` says; of a choice between labels its text is the label. None: there was none.
+        failed: Why there was none.
+    """
+
+    purpose: str
+    model: str
+    effort: Effort
+    seed: int
+    answer: dict[str, Any] | None
+    failed: str | None = None
+    kind: Literal["call"] = field(default="call", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Code that was run in the sandbox.
+
+    Attributes:
+        purpose: What for.
+        code: It, or the command.
+        result: As `RunResult.to_dict` says.
+    """
+
+    purpose: str
+    code: str
+    result: dict[str, Any]
+    kind: Literal["run"] = field(default="run", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the loop did, and why.
+
+    Attributes:
+        what: One of the strategy's own words, such as "upgrade" or "reset".
+        why: In a sentence.
+        state: What it was decided by, as JSON.
+    """
+
+    what: str
+    why: str
+    state: dict[str, Any]
+    kind: Literal["decision"] = field(default="decision", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last line.
+
+    Attributes:
+        solved: Whether the strategy's own gate was passed.
+        answer: What stands, as far as anything does.
+        why: In a sentence.
+        usage: Of all questions, as JSON.
+    """
+
+    solved: bool
+    answer: str | None
+    why: str
+    usage: dict[str, Any]
+    kind: Literal["outcome"] = field(default="outcome", kw_only=True)
+
+
+Line = Heading | Call | Run | Decision | Outcome
+_LINES: dict[str, TypeAdapter[Any]] = {
+    "heading": TypeAdapter(Heading),
+    "call": TypeAdapter(Call),
+    "run": TypeAdapter(Run),
+    "decision": TypeAdapter(Decision),
+    "outcome": TypeAdapter(Outcome),
+}
+
+
+class Trail:
+    """Lines as they come, kept, written to a file at once, and told to a listener; several threads may add.
+
+    Args:
+        path: Where they are appended; None keeps them in memory alone.
+        listener: Told each line.
+    """
+
+    def __init__(self, path: Path | None = None, listener: Callable[[Line], None] | None = None) -> None:
+        self.lines: list[Line] = []
+        self._path = path
+        self._listener = listener
+        self._alone = Lock()
+
+    def add(self, line: Line) -> None:
+        """Adds a line."""
+        with self._alone:
+            self.lines.append(line)
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(line), ensure_ascii=False, default=str) + "\n")
+            if self._listener is not None:
+                self._listener(line)
+
+    def decide(self, what: str, why: str, **state: Any) -> None:
+        """Adds a decision."""
+        self.add(Decision(what, why, state))
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions alone."""
+        return [line for line in self.lines if isinstance(line, Decision)]
+
+
+def read_lines(path: Path) -> Sequence[Line]:
+    """The lines of a trail; a last one that was not written to its end is left out.
+
+    Raises:
+        ValueError: If the file cannot be read, or a line is malformed; names it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
+    whole = text.split("\n")[:-1]
+    if len(whole) > MAX_LINES:
+        raise ValueError(f"{str(path)!r} holds more than {MAX_LINES} lines")
+    lines: list[Line] = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            value = json.loads(line)
+            lines.append(_LINES[value["kind"]].validate_python(value))
+        except ValidationError as error:
+            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
+    if not lines or not isinstance(lines[0], Heading):
+        raise ValueError(f"{str(path)!r} does not begin with a heading")
+    return lines
