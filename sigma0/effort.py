@@ -7,7 +7,7 @@
 | `medium` | own | own | own | own |
 | `high` | own | own | at least T/2, rounded up | `verify`: full depth's own text, and still a verdict |
 
-A checkpoint whose own setting is full depth, or a fixed one, has no rule to make more eager or to check: there `low` and
+A checkpoint whose own setting is full depth, or a fixed one, has no rule to make more eager or check: there `low` and
 `minimal` stop at a fixed share of its loops, and `high` is full depth. What an effort saves, and what it costs in
 accuracy, is a matter of the model: measure it.
 """
