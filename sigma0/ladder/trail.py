@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.ladder.budget import Budget, Purse, Spending
 from sigma0.ladder.hysteresis import Hysteresis, Parking
@@ -16,6 +16,8 @@ from sigma0.settings import explain
 Unit = Literal["token", "draft", "answer"]
 Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]
 MAX_LINES = 1_000_000
+# of lines read back: unknown keys are refused
+CLOSED = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Heading:
     hysteresis: dict[str, Any]
     versions: dict[str, str]
     kind: Literal["heading"] = field(default="heading", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Spent:
     seconds: float
     told: str = "ok"
     kind: Literal["spent"] = field(default="spent", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Decision:
     lacking: str | None = None
     token_id: int | None = None
     kind: Literal["decision"] = field(default="decision", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 Line = Heading | Spent | Decision

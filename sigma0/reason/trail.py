@@ -7,13 +7,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.effort import Effort
 from sigma0.settings import explain
 
 Strategy = Literal["progressive", "lemma", "agent"]
 MAX_LINES = 1_000_000
+# of lines read back: unknown keys are refused
+CLOSED = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Heading:
     versions: dict[str, str]
     resumed: bool = False
     kind: Literal["heading"] = field(default="heading", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Call:
     answer: dict[str, Any] | None
     failed: str | None = None
     kind: Literal["call"] = field(default="call", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Run:
     code: str
     result: dict[str, Any]
     kind: Literal["run"] = field(default="run", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Decision:
     why: str
     state: dict[str, Any]
     kind: Literal["decision"] = field(default="decision", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,7 @@ class Outcome:
     why: str
     usage: dict[str, Any]
     kind: Literal["outcome"] = field(default="outcome", kw_only=True)
+    __pydantic_config__ = CLOSED
 
 
 Line = Heading | Call | Run | Decision | Outcome

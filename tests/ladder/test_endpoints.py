@@ -251,6 +251,7 @@ def test_a_trail_is_written_and_read(pocket, url, tmp_path):
         ([lines[0], "{"], "line 2"),
         ([lines[0], '{"kind": "decision", "rung": 1}'], "line 2"),
         ([lines[0], '{"kind": "other"}'], "line 2"),
+        ([lines[0], lines[1].replace("{", '{"more": 1, ', 1)], "line 2 .*: more"),
     ):
         (tmp_path / "broken.jsonl").write_text("\n".join(broken))
         with pytest.raises(ValueError, match=message):
