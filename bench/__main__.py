@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
+from sigma0.bench.effort.command import effort
 from sigma0.bench.fidelity.command import fidelity
 from sigma0.bench.grounding_command import grounding
 from sigma0.bench.kernels_command import kernels
@@ -42,6 +43,7 @@ app.command()(stability)
 app.command()(verdict)
 app.command()(speed)
 app.command()(ladder)
+app.command()(effort)
 app.command()(serve)
 app.command("soak")(soak_server)
 

@@ -133,7 +133,7 @@ def test_a_ladder_of_whole_answers_is_greedy_and_says_so(pocket):
     small, large = rungs(pocket)
     chat = LadderChat(FidelityLadder([small, large]))
     assert chat.complete(ASKED, max_tokens=20).text.strip() == "The hat is in the park."
-    with pytest.raises(ValueError, match="temperature 0.5 needs unit='token'"):
+    with pytest.raises(ValueError, match=r"temperature 0\.5 needs unit='token'"):
         chat.complete(ASKED, temperature=0.5)
     broke = LadderChat(FidelityLadder([small, large], Budget(loop_passes=1)))
     with pytest.raises(ChatFailed, match="budget"):

@@ -29,10 +29,12 @@ def test_a_limit_forbids_the_next_question_before_it_is_asked():
     for limits, limit in ((Limits(calls=2), "calls"), (Limits(tokens=20), "tokens"), (Limits(seconds=1e-9), "seconds")):
         chat = ScriptedChat(lambda **_: Completion("x", Usage(1, 5, 10)))
         desk = Desk(Trail(), limits)
+        for number in range(0 if limit == "seconds" else 2):
+            desk.ask(chat, f"question {number}", ASKED)
+        before = list(chat.asked)
         with pytest.raises(LimitReached, match=limit) as caught:
-            for number in range(9):
-                desk.ask(chat, f"question {number}", ASKED)
-        assert caught.value.limit == limit and len(chat.asked) == (0 if limit == "seconds" else 2)
+            desk.ask(chat, "one more", ASKED)
+        assert caught.value.limit == limit and chat.asked == before
 
 
 def test_usage_is_added_up_and_a_failed_question_counts():

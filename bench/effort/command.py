@@ -1,0 +1,103 @@
+"""`python -m sigma0.bench effort`: policies of verification effort, simulated with stated odds or really run."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from sigma0.bench.conditions import device_name, git_commit, weights_sha256
+from sigma0.bench.effort.report import POLICIES, EffortReport, share, summarise
+from sigma0.bench.effort.simulation import Rates, simulate
+from sigma0.bench.effort.table import table
+from sigma0.bench.effort.world import check, questions
+from sigma0.loading import load
+from sigma0.reason.chat import LocalChat
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+
+
+def effort(
+    real: Annotated[
+        bool, typer.Option("--real", help="Ask models about the micro-world, instead of rolling dice.")
+    ] = False,
+    n: Annotated[
+        int | None, typer.Option("-n", "--n", min=2, help="Runs of each policy: 2000, or 40 real ones.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the dice, or of the stories and the samples.")] = 0,
+    rates: Annotated[str, typer.Option(help="Odds of the simulation as JSON, over the default ones.")] = "{}",
+    solver: Annotated[str, typer.Option(help="With --real, the model that solves and corrects.")] = "pocket",
+    verifier: Annotated[str, typer.Option(help="With --real, the model that verifies.")] = "pocket-large",
+    temperature: Annotated[float, typer.Option(help="With --real, of all texts.")] = 0.7,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Success, false accepts and cost of five policies of verification effort, beside flat high effort."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors():
+        if real:
+            report = _measured(n or 40, seed, solver, verifier, temperature, as_json)
+        else:
+            report = _simulated(n or 2000, seed, TypeAdapter(Rates).validate_python(json.loads(rates)), as_json)
+    text = json.dumps(report.to_dict(), indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+        return
+    console = Console()
+    console.print(table(report))
+    console.print(", ".join(f"{name} {value}" for name, value in report.settings.items() if name != "versions"))
+    if report.first_right is not None:
+        console.print(f"first solutions right: {report.first_right.value:.1%}")
+
+
+def _simulated(n: int, seed: int, rates: Rates, hidden: bool) -> EffortReport:
+    summaries = []
+    with progress_bar("simulated runs", n * len(POLICIES), hidden) as advance:
+        for place, config in enumerate(POLICIES):
+            runs = []
+            for number in range(n):
+                runs.append(simulate(config, rates, seed + number))
+                advance(place * n + number + 1)
+            summaries.append(summarise(config.policy, runs, [run.cost for run in runs]))
+    settings: dict[str, Any] = {"runs": n, "seed": seed, "rates": asdict(rates)}
+    return EffortReport("simulation", settings, "cost", tuple(summaries))
+
+
+def _measured(n: int, seed: int, solver: str, verifier: str, temperature: float, hidden: bool) -> EffortReport:
+    started = datetime.now(timezone.utc).isoformat()
+    chats = {name: LocalChat(*load(name, dtype="float32"), name) for name in dict.fromkeys((solver, verifier))}
+    items = list(questions(n, seed))
+    summaries, first = [], 0
+    with progress_bar("runs", n * len(POLICIES), hidden) as advance:
+        done = iter(range(1, n * len(POLICIES) + 1))
+        for config in POLICIES:
+            runs = [
+                check(config, item, chats[solver], chats[verifier], temperature, place, lambda: advance(next(done)))
+                for place, item in enumerate(items)
+            ]
+            # the same seeds for every policy: the first solutions are the same
+            first = sum(run.first_right for run in runs)
+            summaries.append(summarise(config.policy, runs, [float(run.usage.loop_passes) for run in runs]))
+    settings = {
+        "solver": solver,
+        "verifier": verifier,
+        "solver_sha256": weights_sha256(solver),
+        "verifier_sha256": weights_sha256(verifier),
+        "temperature": temperature,
+        "questions": f"{n} after places, one about each story, micro-world, test split, hard half, seed {seed}",
+        "runs": n,
+        "device": device_name(chats[solver].model.device),
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+        "commit": git_commit(),
+        "time": started,
+    }
+    return EffortReport("measurement", settings, "passes", tuple(summaries), share(first, n))

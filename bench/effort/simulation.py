@@ -1,0 +1,128 @@
+"""A simulation of progressive verification: solver and verifier are dice whose odds are stated, nothing is measured.
+
+A solution is right or wrong. A verification at a level lets a wrong one pass and a right one fail by that level's
+rates, or is cut off, which passes nothing and corrects nothing. A correction mends a wrong solution, and spoils a right
+one that failed, by rates of their own. With probability `correlation` a verification of a solution says what the first
+one at that level said: what is overlooked once is overlooked again, so that five passes are worth less than five dice.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
+
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.effort import ProgressiveReasoningManager
+from sigma0.reason.policies import Level, ProgressiveConfig
+from sigma0.reason.trail import Trail
+from sigma0.reason.verify_loop import Turn, Verification, VerifyLoop
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Shares = dict[Level, Share]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Rates:
+    """The odds; every figure of the simulation holds for these alone.
+
+    Attributes:
+        first_right: A first solution is right.
+        repaired: A corrected wrong solution is right.
+        spoiled: A right solution is wrong after a correction that it did not need.
+        false_pass: A wrong solution passes a verification, by level.
+        false_fail: A right one fails it.
+        cut_off: A verification is cut off.
+        correlation: A verification repeats what the first one of this solution at this level said.
+        tokens: Cost of a verification, by level, in any unit.
+        generation: Cost of a solution or a correction in the same unit.
+    """
+
+    first_right: Share = 0.4
+    repaired: Share = 0.4
+    spoiled: Share = 0.3
+    false_pass: Shares = field(default_factory=lambda: {"low": 0.5, "medium": 0.25, "high": 0.1})
+    false_fail: Shares = field(default_factory=lambda: {"low": 0.03, "medium": 0.06, "high": 0.1})
+    cut_off: Shares = field(default_factory=lambda: {"low": 0.0, "medium": 0.02, "high": 0.1})
+    correlation: Share = 0.5
+    tokens: dict[Level, Annotated[float, Field(ge=0)]] = field(
+        default_factory=lambda: {"low": 1.0, "medium": 3.0, "high": 8.0}
+    )
+    generation: Annotated[float, Field(ge=0)] = 2.0
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """How one simulated run ended.
+
+    Attributes:
+        accepted: Whether the policy accepted a solution.
+        right: Whether the solution that stood at the end was right.
+        verifications: Calls of the verifier.
+        cost: Of all steps, in the unit of `Rates.tokens`.
+    """
+
+    accepted: bool
+    right: bool
+    verifications: int
+    cost: float
+
+
+class Dice:
+    """Solves, verifies and corrects by chance, see `Rates`.
+
+    Args:
+        rates: The odds.
+        seed: Of the dice.
+    """
+
+    def __init__(self, rates: Rates, seed: int) -> None:
+        self.rates = rates
+        self.cost = 0.0
+        self.verifications = 0
+        self._random = Random(f"effort/{seed}")
+        self._first: dict[tuple[str, str], bool] = {}
+        self._written = 0
+
+    def solve(self, turn: Turn) -> str:
+        """See `ProgressiveTask`."""
+        return self._write(self._random.random() < self.rates.first_right)
+
+    def verify(self, turn: Turn, solution: str) -> Verification:
+        """See `ProgressiveTask`."""
+        level: Level = turn.effort  # type: ignore[assignment]
+        self.verifications += 1
+        self.cost += self.rates.tokens[level]
+        if self._random.random() < self.rates.cut_off[level]:
+            return Verification(False, None, "cut off")
+        right = is_right(solution)
+        odds = 1 - self.rates.false_fail[level] if right else self.rates.false_pass[level]
+        fresh, repeats = self._random.random() < odds, self._random.random() < self.rates.correlation
+        first = self._first.setdefault((solution, level), fresh)
+        passed = first if repeats else fresh
+        return Verification(passed, None if passed else "a fault", "by chance")
+
+    def correct(self, turn: Turn, solution: str, report: str) -> str:
+        """See `ProgressiveTask`."""
+        odds = 1 - self.rates.spoiled if is_right(solution) else self.rates.repaired
+        return self._write(self._random.random() < odds)
+
+    def _write(self, right: bool) -> str:
+        self.cost += self.rates.generation
+        self._written += 1
+        return f"{'right' if right else 'wrong'} {self._written}"
+
+
+def is_right(solution: str | None) -> bool:
+    """Whether a simulated solution is right."""
+    return solution is not None and solution.startswith("right")
+
+
+def simulate(config: ProgressiveConfig, rates: Rates, seed: int) -> Simulated:
+    """One run of the very loop that users run, with dice for models."""
+    dice = Dice(rates, seed)
+    unasked = ScriptedChat([])
+    report = VerifyLoop(dice, Desk(Trail()), unasked, manager=ProgressiveReasoningManager(config)).run()
+    return Simulated(report.solved, is_right(report.solution), dice.verifications, dice.cost)

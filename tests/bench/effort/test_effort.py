@@ -1,0 +1,129 @@
+"""Dice beside their stated odds, the micro-world's task beside scripted answers, and the command."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.effort.report import FLAT_HIGH, POLICIES, summarise
+from sigma0.bench.effort.simulation import Dice, Rates, Simulated, is_right, simulate
+from sigma0.bench.effort.world import WhereIs, check, questions
+from sigma0.bench.pocket.world import draw
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.policies import FAST_TEST, HYBRID_DEFAULT
+from sigma0.reason.trail import Trail
+from sigma0.reason.verify_loop import Turn
+
+NEVER = {"low": 0.0, "medium": 0.0, "high": 0.0}
+ALWAYS = {"low": 1.0, "medium": 1.0, "high": 1.0}
+
+
+def turn(effort):
+    return Turn(Desk(Trail()), ScriptedChat([]), "verify", effort, 0.0, 8)
+
+
+@pytest.mark.parametrize("level", ["low", "medium", "high"])
+def test_dice_fall_as_stated(level):
+    rates = Rates(correlation=0.0)
+    passed = dict.fromkeys((True, False), 0)
+    for seed in range(4000):
+        for right in passed:
+            passed[right] += Dice(rates, seed).verify(turn(level), "right 1" if right else "wrong 1").passed
+    reads = 1 - rates.cut_off[level]
+    assert passed[True] / 4000 == pytest.approx(reads * (1 - rates.false_fail[level]), abs=0.03)
+    assert passed[False] / 4000 == pytest.approx(reads * rates.false_pass[level], abs=0.03)
+
+
+def test_what_is_overlooked_once_is_overlooked_again():
+    stuck = Dice(Rates(correlation=1.0, cut_off=NEVER), 1)
+    for solution in ("wrong 1", "wrong 2", "wrong 3", "right 1"):
+        assert len({stuck.verify(turn("low"), solution).passed for _ in range(20)}) == 1
+    free = Dice(Rates(correlation=0.0, cut_off=NEVER), 1)
+    assert len({free.verify(turn("low"), "wrong 1").passed for _ in range(20)}) == 2
+
+
+def test_perfect_verifiers_accept_nothing_wrong_and_blind_ones_everything():
+    perfect = Rates(false_pass=NEVER, false_fail=NEVER, cut_off=NEVER)
+    blind = Rates(first_right=0.0, false_pass=ALWAYS, cut_off=NEVER)
+    for config in POLICIES:
+        runs = [simulate(config, perfect, seed) for seed in range(40)]
+        assert not any(run.accepted and not run.right for run in runs) and any(run.accepted for run in runs)
+        assert all(run.accepted and not run.right for run in (simulate(config, blind, seed) for seed in range(5)))
+    assert simulate(FLAT_HIGH, blind, 0) == Simulated(True, False, 5, 2.0 + 5 * 8.0)
+
+
+def test_a_simulation_is_repeatable_and_its_odds_are_checked():
+    assert simulate(HYBRID_DEFAULT, Rates(), 7) == simulate(HYBRID_DEFAULT, Rates(), 7)
+    for bad in ({"repaired": 1.2}, {"false_pass": {"huge": 0.1}}, {"luck": 1}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Rates(**bad)
+    assert is_right("right 3") and not is_right("wrong 3") and not is_right(None)
+
+
+def test_runs_are_summed_up():
+    runs = [Simulated(True, True, 5, 1.0), Simulated(True, False, 7, 1.0), Simulated(False, True, 9, 1.0)]
+    found = summarise("x", runs, [2.0, 4.0, 6.0])
+    assert found.accepted_right.value == found.accepted_wrong.value == pytest.approx(1 / 3)
+    assert found.wrong_of_accepted.value == 0.5 and found.right.value == pytest.approx(2 / 3)
+    assert found.verifications.value == 7 and found.cost.value == 4
+    assert summarise("x", runs[2:], [1.0]).wrong_of_accepted is None
+
+
+def test_the_task_asks_what_the_world_can_answer():
+    (item,) = questions(1, 0)
+    subject = item.question.removeprefix("Where is ").removesuffix("?")
+    wrong = item.answer.replace(item.key, "moon")
+    solver = ScriptedChat([f" {wrong}", item.answer])
+
+    def judge(messages, **_):
+        asked = messages[0]["content"].removeprefix(f"{item.story} ")
+        place = asked.split(" in the ")[1].removesuffix("?")
+        assert asked == f"Is {subject} in the {place}?"
+        told = item.answer[0].lower() + item.answer[1:] if " " in subject else item.answer
+        return f"Yes, {told}" if place == item.key else f"No, {told}"
+
+    found = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0, lambda: None)
+    assert (found.accepted, found.right, found.first_right, found.verifications) == (True, True, False, 6)
+    assert solver.asked[1]["messages"] == solver.asked[0]["messages"]
+    assert solver.asked[1]["seed"] != solver.asked[0]["seed"]
+
+
+@pytest.mark.parametrize("said", ["Yes.", "Yes, it is.", "yes", "No, or Yes, the coin is in the kitchen.", ""])
+def test_a_sentence_of_another_form_passes_nothing(said):
+    (item,) = questions(1, 0)
+    task, asked = WhereIs(item), Turn(Desk(Trail()), ScriptedChat([said]), "verify", "low", 0.0, 8)
+    assert not task.verify(asked, item.answer).passed
+    assert not task.verify(asked, "I do not know.").passed
+
+
+def test_questions_of_another_family_are_refused():
+    item = next(
+        item
+        for index in range(50)
+        for item in draw("test", 0, index, questions=1).items
+        if item.family != "where"
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="no place to verify"):
+        WhereIs(item)
+
+
+def test_the_command_says_what_is_simulated(tmp_path):
+    out = tmp_path / "effort.json"
+    found = CliRunner().invoke(app, ["effort", "-n", "5", "--rates", '{"first_right": 1.0}', "--out", str(out)])
+    assert found.exit_code == 0 and "SIMULATED" in found.stdout
+    report = json.loads(out.read_text())
+    assert report["kind"] == "simulation" and report["settings"]["rates"]["first_right"] == 1.0
+    assert [each["policy"] for each in report["policies"]] == [each.policy for each in POLICIES]
+    bad = CliRunner().invoke(app, ["effort", "--rates", '{"first_right": 2}'])
+    assert bad.exit_code == 2 and "first_right" in bad.stderr
+
+
+def test_the_command_runs_the_shipped_models(monkeypatch):
+    monkeypatch.setattr("sigma0.bench.effort.command.POLICIES", (FAST_TEST,))
+    found = CliRunner().invoke(app, ["effort", "--real", "-n", "2", "--verifier", "pocket", "--json"])
+    assert found.exit_code == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report["kind"] == "measurement" and report["settings"]["verifier"] == "pocket"
+    assert all(each["runs"] == 2 and each["cost"]["value"] > 0 for each in report["policies"])
