@@ -2,8 +2,8 @@
 
 The shipped models know nothing but their world, so that each step is a question of that world. A solution is the
 answer to "Where is the coin?". A verification asks "Is the coin in the kitchen?" about the place that it names, and
-passes if the whole answer is "Yes, the coin is in the kitchen.": a sentence of another form passes nothing. A correction
-asks the first question anew, with a new seed: these models cannot read a bug report.
+passes if the whole answer is "Yes, the coin is in the kitchen.": a sentence of another form passes nothing. A
+correction asks the first question anew, with a new seed: these models cannot read a bug report.
 """
 
 import re
