@@ -1,0 +1,110 @@
+"""How a level asks: each question named, counted, and answered from the cache where it was asked before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sigma0.effort import Effort
+from sigma0.reason.messages import ChatModel, Completion
+from sigma0.text import Messages
+
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question of a level, and its answer.
+
+    Attributes:
+        purpose: The step of the level, such as "decompose".
+        prompt: What was said.
+        answer: What came back.
+    """
+
+    purpose: str
+    prompt: str
+    answer: Completion
+
+
+class Cache(Protocol):
+    """Answers that were given before."""
+
+    def get(self, model: ChatModel, messages: Messages, settings: "AskSettings") -> Completion | None:
+        """The answer to the same question of the same model."""
+
+    def put(self, model: ChatModel, messages: Messages, settings: "AskSettings", answer: Completion) -> None:
+        """Keeps an answer."""
+
+
+@dataclass(frozen=True)
+class AskSettings:
+    """What every question of a run has in common.
+
+    Attributes:
+        effort: As `ChatModel.complete` takes it, like the rest.
+        max_tokens: New tokens of each answer at most.
+        temperature: 0 is greedy.
+        seed: Of the sampling.
+        stop: Strings that end an answer.
+    """
+
+    effort: Effort = "medium"
+    max_tokens: int = MAX_TOKENS
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass
+class Ask:
+    """Asks on behalf of one item, and remembers what was asked.
+
+    Attributes:
+        model: Who is asked.
+        settings: Of all questions.
+        cache: None asks everything.
+        asked: So far.
+        cached: How many of those came from the cache.
+    """
+
+    model: ChatModel
+    settings: AskSettings = field(default_factory=AskSettings)
+    cache: Cache | None = None
+    asked: list[Asked] = field(default_factory=list)
+    cached: int = 0
+
+    def __call__(self, purpose: str, prompt: str, stop: Sequence[str] = ()) -> str:
+        """The answer to a question.
+
+        Args:
+            purpose: The step of the level.
+            prompt: What the user says.
+            stop: Strings that end the answer.
+
+        Raises:
+            ChatFailed: If there is none.
+        """
+        messages = [{"role": "user", "content": prompt}]
+        settings = AskSettings(
+            self.settings.effort,
+            self.settings.max_tokens,
+            self.settings.temperature,
+            self.settings.seed,
+            (*self.settings.stop, *stop),
+        )
+        found = None if self.cache is None else self.cache.get(self.model, messages, settings)
+        if found is None:
+            found = self.model.complete(
+                messages,
+                effort=settings.effort,
+                max_tokens=settings.max_tokens,
+                temperature=settings.temperature,
+                seed=settings.seed,
+                stop=settings.stop,
+            )
+            if self.cache is not None:
+                self.cache.put(self.model, messages, settings, found)
+        else:
+            self.cached += 1
+        self.asked.append(Asked(purpose, prompt, found))
+        return found.text

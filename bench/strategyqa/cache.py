@@ -1,0 +1,77 @@
+"""Answers that models gave, one JSON line each: a run is resumed from them, and repeated bit for bit."""
+
+import json
+from dataclasses import asdict, fields
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.reason.messages import ChatModel, Completion, Usage
+from sigma0.text import Messages
+from sigma0.verdict import ReasonVerdict
+
+
+class AnswerCache:
+    """A file of answers, keyed by the model, its weights, what was said and the settings; threads may share it.
+
+    Args:
+        path: The file; made where it is missing. A last line that was not written to its end is cut off.
+        identities: What tells a model from another of the same name, by name: its weights' digest, or its address.
+
+    Raises:
+        ValueError: If the file holds a line that is no answer.
+    """
+
+    def __init__(self, path: Path, identities: dict[str, str]) -> None:
+        self.path = path
+        self._identities = identities
+        self._alone = Lock()
+        self._known: dict[str, Completion] = {}
+        content = path.read_bytes() if path.exists() else b""
+        kept = content.rfind(b"\n") + 1
+        if kept < len(content):
+            with path.open("r+b") as file:
+                file.truncate(kept)
+        for number, line in enumerate(content[:kept].split(b"\n")[:-1], start=1):
+            try:
+                value = json.loads(line)
+                self._known[value["key"]] = completion_from_dict(value["answer"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} of {str(path)!r} is no answer: {error}") from error
+
+    def get(self, model: ChatModel, messages: Messages, settings: AskSettings) -> Completion | None:
+        """See `asking.Cache`."""
+        return self._known.get(self._key(model, messages, settings))
+
+    def put(self, model: ChatModel, messages: Messages, settings: AskSettings, answer: Completion) -> None:
+        """See `asking.Cache`."""
+        key = self._key(model, messages, settings)
+        with self._alone:
+            if key not in self._known:
+                self._known[key] = answer
+                line = json.dumps({"key": key, "answer": answer.to_dict()}, ensure_ascii=False)
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _key(self, model: ChatModel, messages: Messages, settings: AskSettings) -> str:
+        told = [model.name, self._identities[model.name], [dict(each) for each in messages], asdict(settings)]
+        return sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def completion_from_dict(value: dict[str, Any]) -> Completion:
+    """A completion out of what its `to_dict` said.
+
+    Raises:
+        ValueError: For unknown keys or bad values.
+    """
+    names = {each.name for each in fields(Completion)}
+    if set(value) != names:
+        raise ValueError(f"a completion holds {', '.join(sorted(names))}, got {', '.join(sorted(value))}")
+    verdict = value["verdict"]
+    known = None if verdict is None else ReasonVerdict.model_validate(verdict)
+    return Completion(**{**value, "usage": Usage(**value["usage"]), "verdict": known})

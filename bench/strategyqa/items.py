@@ -1,0 +1,145 @@
+"""Items of StrategyQA (Geva et al., TACL 2021, arXiv 2101.02235), and the micro-world's in the same form."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from sigma0.bench.pocket.items import Split as WorldSplit
+from sigma0.bench.pocket.world import MIX, draw
+from sigma0.settings import explain
+
+Split = Literal["train", "dev"]
+# of the published files
+SIZES: dict[Split, int] = {"train": 2061, "dev": 229}
+# sentences that an answer rests on, at least: fewer are no question of several hops
+HOPS = 2
+
+
+class Item(BaseModel):
+    """A question whose answer is yes or no.
+
+    Attributes:
+        qid: Its id.
+        term: What it is about.
+        description: Of the term, a few words.
+        question: It.
+        answer: The label. No level sees it but the learning ones, and those only once they have answered.
+        facts: That the answer rests on.
+        decomposition: The question in steps; `#1` stands for the answer to the first.
+        evidence: Paragraph ids that annotators found for each step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    qid: str
+    term: str
+    description: str
+    question: str
+    answer: bool
+    facts: tuple[str, ...] = ()
+    decomposition: tuple[str, ...] = ()
+    evidence: list[Any] = []
+
+    @property
+    def paragraphs(self) -> frozenset[str]:
+        """Ids of all paragraphs that any annotator named."""
+        return frozenset(_names(self.evidence)) - {"operation", "no_evidence"}
+
+
+_ITEMS = TypeAdapter(list[Item])
+
+
+def load_items(data: str, split: Split) -> list[Item]:
+    """The items of a split.
+
+    Args:
+        data: Folder that holds the published `train.json` and `dev.json`, or a dataset's id on the hub, which needs the
+            `datasets` library.
+        split: Which.
+
+    Raises:
+        ValueError: If they cannot be read, or are not what was published: 2,061 and 229 items with ids of their own.
+    """
+    folder = Path(data).expanduser()
+    items = _from_folder(folder, split) if folder.is_dir() else _from_hub(data, split)
+    if len(items) != SIZES[split] or len({item.qid for item in items}) != SIZES[split]:
+        ids = len({item.qid for item in items})
+        raise ValueError(f"{data!r}: {split} holds {len(items)} items with {ids} ids, not {SIZES[split]} with as many")
+    return items
+
+
+def load_both(data: str) -> tuple[list[Item], list[Item]]:
+    """The items of train and dev, whose ids are 2,290 different ones.
+
+    Raises:
+        ValueError: As `load_items`, or where the two share an item.
+    """
+    train, dev = load_items(data, "train"), load_items(data, "dev")
+    shared = {item.qid for item in train} & {item.qid for item in dev}
+    if shared:
+        raise ValueError(f"{data!r}: {len(shared)} items stand in train and in dev, such as {min(shared)}")
+    return train, dev
+
+
+def world_items(n: int, split: WorldSplit = "test", seed: int = 0) -> list[Item]:
+    """The micro-world's yes or no questions of at least two hops, one about each story."""
+    return list(islice(_world(split, seed), n))
+
+
+def _world(split: WorldSplit, seed: int) -> Iterator[Item]:
+    mix = MIX.__class__(binary=1.0)
+    for index in count():
+        for item in draw(split, seed, index, questions=1, mix=mix).items:
+            if item.binary and item.hops >= HOPS:
+                yield Item(
+                    qid=f"world-{split}-{seed}-{index}",
+                    term=item.subject,
+                    description=f"of a story of {item.family}",
+                    question=item.prompt,
+                    answer=item.key == "Yes",
+                    facts=item.derivation[:-1],
+                    decomposition=(*item.derivation[:-1], item.question),
+                )
+
+
+def _from_folder(folder: Path, split: Split) -> list[Item]:
+    path = folder / f"{split}.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    return _checked(values, str(path))
+
+
+def _from_hub(name: str, split: Split) -> list[Item]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{name!r} is no folder, and for a dataset of the hub the datasets library is needed: "
+            "pip install 'sigma0-lm[eval]'"
+        ) from error
+    names = {"train": "train", "dev": "test"}
+    rows = load_dataset(name)[names[split]]
+    kept = set(Item.model_fields)
+    return _checked([{key: value for key, value in row.items() if key in kept} for row in rows], name)
+
+
+def _checked(values: Any, source: str) -> list[Item]:
+    try:
+        # lists of JSON are the tuples of an item
+        return _ITEMS.validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ValueError(f"{source}: {explain(error)[:400]}") from error
+
+
+def _names(value: Sequence[Any] | str) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    else:
+        for each in value:
+            yield from _names(each)

@@ -1,0 +1,97 @@
+"""What a level of control is: it predicts from the question alone, and may learn once it has been scored."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.items import Item
+
+# "Yes" or "No" at the beginning of an answer, or behind the words that a level asks for; nothing else is an answer
+_LABELLED = re.compile(r"\banswer\s*(?:is|:)\s*\**(yes|no)\b", re.IGNORECASE)
+_FIRST = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a level sees of an item: no label, no facts, no decomposition.
+
+    Attributes:
+        qid: Its id.
+        text: The question.
+    """
+
+    qid: str
+    text: str
+
+    @classmethod
+    def of(cls, item: Item) -> "Question":
+        """Of an item."""
+        return cls(item.qid, item.question)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a level makes of a question.
+
+    Attributes:
+        answer: None is a miss: no answer could be read, which counts as wrong and never as No.
+        miss: Why there is none; None where there is one.
+        trace: What the level did, as JSON: for audits, and for distillation.
+    """
+
+    answer: bool | None
+    miss: str | None = None
+    trace: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.answer is None) == (self.miss is None):
+            raise ValueError(f"an answer or the reason why there is none, got {self.answer!r} and {self.miss!r}")
+
+
+class Level(Protocol):
+    """A level of control.
+
+    Attributes:
+        name: In the registry.
+        learns: Whether it is shown labels, each after its own prediction; such a level goes through items one by one.
+    """
+
+    name: str
+    learns: bool
+
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """Answers a question."""
+
+    def learn(self, item: Item, prediction: Prediction) -> None:
+        """Is shown an item that it has answered, with its label."""
+
+
+def read_answer(text: str) -> bool | None:
+    """Yes or no out of a model's words: the last "answer is yes", else a yes or no that they begin with; else None."""
+    labelled = _LABELLED.findall(text)
+    if labelled:
+        return bool(labelled[-1].lower() == "yes")
+    first = _FIRST.match(text)
+    return None if first is None else first.group(1).lower() == "yes"
+
+
+def read(text: str, step: str, trace: dict[str, Any]) -> Prediction:
+    """A prediction out of a model's words.
+
+    Args:
+        text: They.
+        step: That they are of, for the reason of a miss.
+        trace: What the level did.
+    """
+    answer = read_answer(text)
+    if answer is None:
+        return Prediction(None, f"{step}: no yes or no in {' '.join(text.split())[:60]!r}", trace)
+    return Prediction(answer, None, trace)
+
+
+def numbered(text: str, most: int) -> Sequence[str]:
+    """The entries of a numbered or bulleted list, one a line, at most `most`."""
+    lines = (re.fullmatch(r"\s*(?:\d+[.):]|[-*])\s*(\S.*)", line) for line in text.splitlines())
+    return [line.group(1).strip() for line in lines if line][:most]
