@@ -4,6 +4,7 @@ import json
 import math
 import mmap
 import os
+import resource
 import struct
 import subprocess
 import time
@@ -25,10 +26,11 @@ from sigma0.reason.isolation import (
     spare_user,
 )
 from sigma0.reason.seccomp import filter_program
-from sigma0.reason.watching import Watched, first_process
+from sigma0.reason.watching import Watched
 
 MOST_PROCESSES = 64
 _MOST_OPEN_FILES = 64
+_STACK_BYTES = 8 * 2**20
 _LAUNCHER = "/run/inside.py"
 _PROGRAM = f"{SCRATCH}/main.py"
 _FOLDER = f"{SCRATCH}/work"
@@ -99,31 +101,26 @@ def execute(way: Way, job: Job) -> RunResult:
     with ExitStack() as stack:
         record = _record(stack)
         seen = stack.enter_context(mmap.mmap(record, inside.RECORD_BYTES, prot=mmap.PROT_READ))
-        status, status_end = os.pipe()
-        stack.callback(os.close, status)
-        try:
-            bubblewrap = stack.enter_context(_start(stack, way, job, record, status_end))
-        finally:
-            os.close(status_end)
-        stack.callback(bubblewrap.kill)
-        watched = Watched(bubblewrap, first_process(bubblewrap, status))
+        watched = _start(stack, way, job, record)
         cut = watched.wait(began + job.timeout_s, job.memory_mb * 2**20)
         begun, _, *counts = struct.unpack(f"{2 + 2 * inside.SLOTS}Q", seen[:])
-        out, error = (stream.text() for stream in watched.streams)
-        if not begun and cut is None:
-            raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it told nothing'}")
-        code = bubblewrap.returncode if cut is None and bubblewrap.returncode >= 0 else None
-        return RunResult(
-            ok=code == 0,
-            stdout=out,
-            stderr=error,
-            exit_code=code,
-            timed_out=cut == "time",
-            assertions_run=sum(counts[::2]),
-            seconds=time.monotonic() - began,
-            assertions_held=sum(counts[1::2]),
-            cut=None if cut == "time" else cut,
-        )
+    out, error = (stream.text() for stream in watched.streams)
+    if not begun and cut is None:
+        raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it told nothing'}")
+    code = watched.bubblewrap.returncode
+    if cut is not None or code < 0:
+        code = None
+    return RunResult(
+        ok=code == 0,
+        stdout=out,
+        stderr=error,
+        exit_code=code,
+        timed_out=cut == "time",
+        assertions_run=sum(counts[::2]),
+        seconds=time.monotonic() - began,
+        assertions_held=sum(counts[1::2]),
+        cut=None if cut == "time" else cut,
+    )
 
 
 def _record(stack: ExitStack) -> int:
@@ -135,36 +132,48 @@ def _record(stack: ExitStack) -> int:
     return record
 
 
-def _hold(stack: ExitStack, content: bytes) -> int:
-    """A file in memory of this content, at its start."""
-    file = stack.enter_context(os.fdopen(os.memfd_create("handed"), "w+b"))
-    file.write(content)
-    file.seek(0)
-    return file.fileno()
+def _start(stack: ExitStack, way: Way, job: Job, record: int) -> Watched:
+    """A sandbox within its limits, ended with the stack."""
+    status, status_end = os.pipe()
+    go_end, go = os.pipe()
+    stack.callback(os.close, status)
+    stack.callback(os.close, go)
+    with ExitStack() as handed:
+        handed.callback(os.close, status_end)
+        handed.callback(os.close, go_end)
+        user = spare_user()
+        plan = _plan(job, user if way.drops_inside else None, record, go_end)
+        descriptors = [record, status_end, go_end, *([] if job.archive is None else [job.archive.fileno()])]
+        options = [*way.options, "--json-status-fd", str(status_end)]
+        options += _contents(handed, job, descriptors)
+        words = [find_bubblewrap(), *options, "--", interpreter(), "-I", "-B", "-u", _LAUNCHER, json.dumps(plan)]
+        outside = user if way.starts_without_rights else None
+        bubblewrap = stack.enter_context(_open(words, descriptors, outside))
+    stack.callback(bubblewrap.kill)
+    return Watched(bubblewrap, status, go, _limits(job))
 
 
-def _start(stack: ExitStack, way: Way, job: Job, record: int, status: int) -> "subprocess.Popen[bytes]":
-    user = spare_user()
-    files = [(_hold(stack, Path(inside.__file__).read_bytes()), _LAUNCHER)]
+def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
+    """Bubblewrap's options for what it holds and filters; the files that it is handed join the descriptors."""
+
+    def hold(content: bytes) -> int:
+        file = handed.enter_context(os.fdopen(os.memfd_create("handed"), "w+b"))
+        file.write(content)
+        file.seek(0)
+        descriptors.append(file.fileno())
+        return file.fileno()
+
+    files = [(hold(Path(inside.__file__).read_bytes()), _LAUNCHER)]
     if job.program is not None:
-        files.append((_hold(stack, job.program), _PROGRAM))
-    descriptors = [record, status, *(descriptor for descriptor, _ in files)]
-    if job.archive is not None:
-        descriptors.append(job.archive.fileno())
-    options = [*way.options, "--die-with-parent", "--new-session", "--json-status-fd", str(status)]
+        files.append((hold(job.program), _PROGRAM))
     filtered = filter_program()
-    if filtered is not None:
-        descriptors.append(_hold(stack, filtered))
-        options += ["--seccomp", str(descriptors[-1])]
-    plan = _plan(job, user if way.drops_inside else None, record)
-    outside = user if way.starts_without_rights else None
+    options = [] if filtered is None else ["--seccomp", str(hold(filtered))]
+    return [*options, *root(scratch_bytes(job.memory_mb), files)]
+
+
+def _open(words: list[str], descriptors: list[int], user: int | None) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [
-            find_bubblewrap(),
-            *options,
-            *root(scratch_bytes(job.memory_mb), files),
-            *("--", interpreter(), "-I", "-B", "-u", _LAUNCHER, json.dumps(plan)),
-        ],
+        words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -172,31 +181,36 @@ def _start(stack: ExitStack, way: Way, job: Job, record: int, status: int) -> "s
         env=environment(),
         cwd="/",
         pass_fds=descriptors,
-        user=outside,
-        group=outside,
-        extra_groups=None if outside is None else [],
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
     )
 
 
-def _plan(job: Job, identity: int | None, record: int) -> dict[str, Any]:
+def _plan(job: Job, identity: int | None, record: int, go: int) -> dict[str, Any]:
     """See `inside.main`."""
     return {
+        "go": go,
         "identity": identity,
+        "limits": list(_limits(job).items()),
         "record": record,
-        "limits": {
-            "AS": job.memory_mb * 2**20,
-            # never before the wall clock, which may fail to end a run if this process is itself stopped
-            "CPU": math.ceil(job.timeout_s) * (os.cpu_count() or 1) + 1,
-            "NPROC": MOST_PROCESSES,
-            "NOFILE": _MOST_OPEN_FILES,
-            "FSIZE": scratch_bytes(job.memory_mb),
-            "CORE": 0,
-            "MEMLOCK": 0,
-            "MSGQUEUE": 0,
-            "SIGPENDING": 256,
-        },
         "program": None if job.program is None else _PROGRAM,
         "command": list(job.command),
         "archive": None if job.archive is None else job.archive.fileno(),
         "folder": _FOLDER,
+    }
+
+
+def _limits(job: Job) -> dict[int, int]:
+    """By the numbers of `resource`."""
+    return {
+        resource.RLIMIT_AS: job.memory_mb * 2**20,
+        # never before the wall clock, which may fail to end a run if this process is itself stopped
+        resource.RLIMIT_CPU: math.ceil(job.timeout_s) * (os.cpu_count() or 1) + 1,
+        resource.RLIMIT_NPROC: MOST_PROCESSES,
+        resource.RLIMIT_NOFILE: _MOST_OPEN_FILES,
+        resource.RLIMIT_FSIZE: scratch_bytes(job.memory_mb),
+        resource.RLIMIT_STACK: _STACK_BYTES,
+        **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0),
+        resource.RLIMIT_SIGPENDING: 256,
     }

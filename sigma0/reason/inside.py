@@ -1,4 +1,4 @@
-"""What runs inside a sandbox: gives up all rights, sets limits, then runs a program whose assertions are counted.
+"""What runs inside a sandbox: gives up all rights, then runs a program whose assertions are counted, or a command.
 
 Its source is handed to an interpreter inside, so it may import nothing but the standard library.
 """
@@ -25,14 +25,22 @@ def main(plan: dict[str, Any]) -> None:
     """Runs what the plan says.
 
     Args:
-        plan: `identity` (the user and group to become, or None to stay), `limits` (by the names of `resource`),
-            `record` (a descriptor), and either `program` (a path) or `command`, `archive` (a descriptor) and `folder`.
+        plan: `go` (a descriptor, of which one byte is read first), `identity` (the user and group to become, or None to
+            stay), `limits` (pairs of what `resource` calls them and a value), `record` (a descriptor), and either
+            `program` (a path) or `command`, `archive` (a descriptor) and `folder`.
     """
+    # nothing comes if whoever watches is gone: then nobody would end this either
+    if not os.read(plan["go"], 1):
+        sys.exit("nobody watches")
+    os.close(plan["go"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     _give_up_rights(plan["identity"])
-    for name, value in plan["limits"].items():
-        _limit(getattr(resource, f"RLIMIT_{name}"), value)
+    for which, value in plan["limits"]:
+        # the hard limit is this one already, or was lower before
+        _, highest = resource.getrlimit(which)
+        lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
+        resource.setrlimit(which, (lower, lower))
     record = memoryview(mmap.mmap(plan["record"], RECORD_BYTES)).cast("Q")
     os.close(plan["record"])
     if plan["program"] is not None:
@@ -54,12 +62,6 @@ def _give_up_rights(identity: int | None) -> None:
         status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
     if 0 in os.getresuid() or int(status["CapEff"], 16) or int(status["CapPrm"], 16) or status["NoNewPrivs"] != "1":
         raise PermissionError(f"rights could not be given up: user {os.getuid()}, capabilities {status['CapPrm']}")
-
-
-def _limit(which: int, value: int) -> None:
-    _, highest = resource.getrlimit(which)
-    value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-    resource.setrlimit(which, (value, value))
 
 
 def _unpack(archive: int, folder: str) -> None:

@@ -13,9 +13,14 @@ SCRATCH = "/tmp"
 SHARED_MEMORY = "/dev/shm"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _LOADER = ("/etc/ld.so.cache", "/etc/alternatives")
+# Not zero, whose shared mappings hold memory that no process shows; nor terminals, counted over the whole machine.
+_DEVICES = ("null", "full", "random", "urandom")
 # No account has these: systemd lends them out to services. Each run has one, and so a count of processes, of its own.
 _USERS = range(61184, 65520)
-_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+_ALWAYS = (
+    *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+)
 
 
 class SandboxUnavailable(RuntimeError):
@@ -39,8 +44,8 @@ class Way:
     drops_inside: bool = False
 
 
-_IN_A_USER_NAMESPACE = ("--unshare-user", "--disable-userns", *_NAMESPACES, "--cap-drop", "ALL")
-_AS_ROOT = (*_NAMESPACES, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+_IN_A_USER_NAMESPACE = ("--unshare-user", "--disable-userns", *_ALWAYS)
+_AS_ROOT = (*_ALWAYS, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 
 
 def ways() -> tuple[Way, ...]:
@@ -88,6 +93,8 @@ def environment() -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
+        # each arena would reserve 64 MB of the address space that is limited
+        "MALLOC_ARENA_MAX": "1",
         **dict.fromkeys(single, "1"),
     }
 
@@ -110,9 +117,12 @@ def root(scratch_bytes: int, files: Sequence[tuple[int, str]]) -> list[str]:
             options += ["--ro-bind", path, path]
     for path in _LOADER:
         options += ["--ro-bind-try", path, path]
-    options += ["--proc", "/proc", "--dev", "/dev"]
-    # terminals are counted over the whole machine
-    options += ["--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
+    options += ["--proc", "/proc", "--tmpfs", "/dev"]
+    for name in _DEVICES:
+        options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        options += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    options += ["--symlink", "/proc/self/fd", "/dev/fd"]
     for path, size in ((SHARED_MEMORY, scratch_bytes // 4), (SCRATCH, scratch_bytes)):
         options += ["--perms", "1777", "--size", str(size), "--tmpfs", path]
     for path in interpreter_folders():

@@ -61,7 +61,7 @@ _DENIED = (
     "lookup_dcookie",
 )
 # Memory that belongs to no process: nothing but the end of the sandbox would show or free it.
-_UNOWNED = ("memfd_create", "memfd_secret", "shmget", "msgget", "semget", "mq_open")
+_UNOWNED = ("memfd_create", "memfd_secret", "shmget", "msgget", "semget", "mq_open", "inotify_init", "inotify_init1")
 # New namespaces: time, mount, cgroup, UTS, IPC, user, PID, network.
 _NEW_NAMESPACES = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 # Typing into, and pasting into, the terminal.

@@ -2,11 +2,12 @@
 
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -53,19 +54,33 @@ class Watched:
     """A sandbox under way.
 
     Args:
-        bubblewrap: That made it.
-        init: Process number of the first process inside.
+        bubblewrap: That makes it.
+        status: Where bubblewrap writes its status.
+        go: What the launcher inside waits for.
+        limits: Of each process inside, by the numbers of `resource`: set from outside on the first, which no program
+            inside is then better off to take over, and had by all others from it.
 
     Attributes:
         streams: Standard output and standard error.
+
+    Raises:
+        SandboxUnavailable: If bubblewrap did not begin.
     """
 
-    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", init: int) -> None:
+    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, go: int, limits: Mapping[int, int]) -> None:
         assert bubblewrap.stdout is not None and bubblewrap.stderr is not None
         self.bubblewrap = bubblewrap
-        self.init = init
         self.streams = (Stream(bubblewrap.stdout.fileno()), Stream(bubblewrap.stderr.fileno()))
-        self._init_handle = _handle(init, bubblewrap.pid)
+        self.init = first_process(bubblewrap, status)
+        self._init_handle = _handle(self.init, bubblewrap.pid)
+        try:
+            if self._init_handle is not None:
+                limit(self.init, limits)
+                with suppress(BrokenPipeError):
+                    os.write(go, b"\0")
+        except BaseException:
+            self.end()
+            raise
 
     def wait(self, deadline: float, memory_bytes: int) -> Cut | None:
         """Waits for its end, and brings it about where a limit is reached.
@@ -126,6 +141,17 @@ class Watched:
         for stream in self.streams:
             while stream.read():
                 pass
+
+
+def limit(process: int, limits: Mapping[int, int]) -> None:
+    """Sets a process's limits, or keeps what is lower."""
+    for which, value in limits.items():
+        try:
+            _, highest = resource.prlimit(process, which)
+            lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
+            resource.prlimit(process, which, (lower, lower))
+        except ProcessLookupError:
+            return
 
 
 def _handle(init: int, bubblewrap: int) -> int | None:
@@ -197,8 +223,6 @@ def _file_bytes(process: int) -> int | None:
 
 def first_process(bubblewrap: "subprocess.Popen[bytes]", status: int, within_s: float = 10.0) -> int:
     """The number of the first process inside, from what bubblewrap writes to its status descriptor.
-
-    Nothing is ended before this is known, since bubblewrap's child could then be left behind.
 
     Raises:
         SandboxUnavailable: If bubblewrap did not get so far.
