@@ -31,7 +31,9 @@ def patch_between(before: Mapping[str, StoredFile], after: Mapping[str, StoredFi
 
 
 def _file_diff(path: str, old: StoredFile | None, new: StoredFile | None) -> Iterator[str]:
-    yield f"diff --git a/{path} b/{path}\n"
+    # of an empty file this line alone tells the name, and patch reads one with spaces only in quotes
+    quote = '"' if " " in path else ""
+    yield f"diff --git {quote}a/{path}{quote} {quote}b/{path}{quote}\n"
     if old is None:
         assert new is not None
         yield f"new file mode {_mode(new)}\n"
