@@ -1,6 +1,7 @@
 """A small repository with a planted bug, and a runner without a sandbox, for tests alone."""
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +12,7 @@ from sigma0.reason.sandbox import RunResult
 
 BUGGY = "def clamp(value, low, high):\n    return max(low, max(value, high))\n"
 FIXED = "def clamp(value, low, high):\n    return max(low, min(value, high))\n"
+HALF = "    if value > high:\n        return high\n"
 OTHER = "def double(value):\n    return 2 * value\n"
 TESTS = """from numbers_kit.ranges import clamp
 from numbers_kit.scale import double
@@ -35,8 +37,8 @@ FILES = {
     "README.md": "`clamp` keeps a value within bounds.",
 }
 FIX = {"action": "edit", "path": "numbers_kit/ranges.py", "old": "max(value, high)", "new": "min(value, high)"}
-# in turn: the tests fail the same way in both
-USELESS = {"action": "edit", "path": "numbers_kit/ranges.py", "old": "", "new": "nothing"}
+HALF_FIX = {"action": "edit", "path": "numbers_kit/ranges.py", "old": "    return max", "new": HALF + "    return max"}
+BREAK = {"action": "edit", "path": "numbers_kit/scale.py", "old": "2 * value", "new": "value"}
 RUN = {"action": "run_tests"}
 FINISH = {"action": "finish"}
 
@@ -73,7 +75,10 @@ class PlainRunner:
         with tempfile.TemporaryDirectory() as home:
             copy = Path(home) / "work"
             shutil.copytree(folder, copy)
-            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=timeout_s, check=False)
+            # the plugins of this environment take seconds to load
+            environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+            settings = {"cwd": copy, "env": environment, "timeout": timeout_s}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
         return result(done.stdout, done.returncode, done.stderr, time.monotonic() - began)
 
 
