@@ -25,7 +25,7 @@ from sigma0.reason.actions import (
     StartOver,
     parse_action,
 )
-from sigma0.reason.agent_context import PLAN_CHARS, AgentContext, cut
+from sigma0.reason.agent_context import TASK_PART, AgentContext, cut
 from sigma0.reason.agent_settings import AgentResult, AgentSettings
 from sigma0.reason.desk import Desk, LimitReached
 from sigma0.reason.escalation import Escalator, Measure, ProgressTracker
@@ -81,7 +81,7 @@ class RepoAgent:
         Raises:
             ValueError: For a task that is too long, or a source that cannot be copied.
         """
-        limit = self.settings.context_chars // 4
+        limit = int(self.settings.context_chars * TASK_PART)
         if len(task) > limit:
             raise ValueError(f"the task has {len(task)} characters, {limit} fit: shorten it or raise context_chars")
         with Workspace(source, self.settings.workspace, self.settings.protected) as workspace:
@@ -242,7 +242,7 @@ class _Work:
             repeats=self.tracker.repeats,
             ping_pong=self.tracker.is_ping_pong,
         )
-        if measure is not None and not self._is_solved():
+        if measure is not None:
             self._take_measure(measure, step)
 
     def _take_measure(self, measure: Measure, step: int) -> None:
@@ -276,8 +276,8 @@ class _Work:
         why = "it was not tried before" if strategy.name not in tried else "all were tried: this one the longest ago"
         self.trail.decide("strategy", why, name=strategy.name, effort=strategy.effort)
         tried.append(strategy.name)
-        shown = opening_of(strategy, self.workspace, self.report, self.settings.context_chars // 4)
-        told = cut(self.report.summary, self.settings.context_chars // 6)
+        shown = opening_of(strategy, self.workspace, self.report, self.settings.context_chars)
+        told = cut(self.report.summary, self.settings.context_chars // 10)
         opening = f"The tests say:\n{told}\n\nWhen you began, this stood there:\n\n{shown}"
         self.context = AgentContext(self.task, strategy, opening, self.settings.context_chars, notes)
         self.plans += 1
@@ -289,7 +289,7 @@ class _Work:
             max_tokens=min(PLAN_TOKENS, self.settings.max_tokens),
             temperature=self.settings.temperature,
         )
-        self.context.plan = cut(plan.text.strip(), PLAN_CHARS)
+        self.context.plan = plan.text
 
     def _notes(self) -> str:
         """What did not help, for the next plan."""

@@ -7,12 +7,17 @@ from sigma0.reason.actions import GRAMMAR
 from sigma0.reason.work_strategies import WorkStrategy
 from sigma0.text import Messages
 
-PLAN_CHARS = 1500
-NOTES_CHARS = 1000
+# parts of a question's characters; what these and the fixed texts leave is for the newest exchanges
+TASK_PART = 1 / 5
+OPENING_PART = 1 / 4
+PLAN_PART = 1 / 10
+NOTES_PART = 1 / 12
+MIN_CHARS = 8000
 CUT = "\n[cut here]"
+LEFT_OUT_CHARS = 60
 SYSTEM = f"""You repair a repository so that all of its tests pass. You work in steps, one action a step.
 {GRAMMAR}
-Files of tests, and settings that decide which tests run, are read-only."""
+Tests, and files that decide which tests run, are read-only."""
 PLANNER = "You plan how to repair a repository so that all of its tests pass. You do not act yet."
 ASK_PLAN = "Write the plan: at most eight numbered lines, each of one thing to look at or to change. No code, no JSON."
 WARNING = (
@@ -56,8 +61,9 @@ class AgentContext:
             warned: Whether the last warning stands.
         """
         last = f"Step {step} of {max_steps}." + (f"\n{WARNING}" if warned else "")
-        brief = self._brief() + (f"\n\nYour plan:\n{self.plan}" if self.plan else "")
-        room = self.max_chars - len(SYSTEM) - len(brief) - len(last) - 2 * len(CUT)
+        plan = self._part(self.plan.strip(), PLAN_PART)
+        brief = self._brief() + (f"\n\nYour plan:\n{plan}" if plan else "")
+        room = self.max_chars - len(SYSTEM) - len(brief) - len(last) - LEFT_OUT_CHARS
         kept = _last_that_fit(self.exchanges, room)
         if len(kept) < len(self.exchanges):
             brief += f"\n\n[{len(self.exchanges) - len(kept)} earlier steps are left out]"
@@ -70,9 +76,11 @@ class AgentContext:
 
     def _brief(self) -> str:
         parts = [f"The task:\n{self.task}", f"How to go about it ({self.strategy.name}):\n{self.strategy.instructions}"]
-        if self.notes:
-            parts.append(cut(self.notes, NOTES_CHARS))
-        return "\n\n".join([*parts, cut(self.opening, self.max_chars // 3)])
+        parts += [self._part(self.notes, NOTES_PART), self._part(self.opening, OPENING_PART)]
+        return "\n\n".join(filter(None, parts))
+
+    def _part(self, text: str, part: float) -> str:
+        return cut(text, int(self.max_chars * part))
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
+from sigma0.reason.agent_context import MIN_CHARS
 from sigma0.reason.escalation import ThreeTierEscalation
 from sigma0.reason.messages import Usage
 from sigma0.reason.reports import TestReport
@@ -44,7 +45,7 @@ class AgentSettings:
     test_memory_mb: Annotated[int, Field(ge=1)] = 1024
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    context_chars: Annotated[int, Field(ge=6000)] = 16_000
+    context_chars: Annotated[int, Field(ge=MIN_CHARS)] = 16_000
     protected: tuple[str, ...] = PROTECTED
     workspace: WorkspaceLimits = field(default_factory=WorkspaceLimits)
 

@@ -344,16 +344,23 @@ def test_another_tool_that_fails_alike_is_stuck(source, trail):
     assert found.tier_reached == 3 and not found.solved
 
 
-def test_questions_stay_within_their_limit(source, trail):
+@pytest.mark.parametrize("shown", [{**READ, "path": "long.txt"}, "x" * 50_000, LIST])
+def test_questions_stay_within_their_limit(source, trail, shown):
+    (source / "numbers_kit/long.py").write_text("word " * 20_000)
     (source / "long.txt").write_text("word " * 20_000)
-    model = ScriptedChat(Stubborn(trail, "never", [{**READ, "path": "long.txt"}, "x" * 50_000, RUN], []))
-    solve(source, trail, model, context_chars=6000)
+    stubborn = Stubborn(trail, "never", [shown, {**shown, "path": "y" * 900} if shown == LIST else shown, FINISH], [])
+    model = ScriptedChat(lambda **asked: "9. Look.\n" * 900 if "Write the plan" in str(asked) else stubborn(**asked))
+    settings = AgentSettings(context_chars=8000)
+    RepoAgent([model], ReadingRunner(), Desk(trail), settings).solve("x" * 1600, source)
     for asked in model.asked:
-        assert sum(len(message["content"]) for message in asked["messages"]) <= 6000
+        assert sum(len(message["content"]) for message in asked["messages"]) <= 8000
         roles = [message["role"] for message in asked["messages"]]
         assert roles == ["system", *(["user", "assistant"] * len(roles))[: len(roles) - 1]]
         assert roles[-1] == "user"
-    assert "earlier steps are left out" in model.asked[12]["messages"][1]["content"]
+    steps = [asked["messages"] for asked in model.asked if "Step " in asked["messages"][-1]["content"]]
+    assert len(steps) == 60
+    assert all(len(messages) > 2 for messages in steps[1:15])
+    assert "earlier steps are left out" in steps[12][1]["content"]
 
 
 def test_a_repeated_run_asks_the_same_questions(source):
