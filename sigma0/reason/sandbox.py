@@ -4,6 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+class SandboxUnavailable(RuntimeError):
+    """No isolation passed the start-up probe, so nothing was run."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """What became of a run.
