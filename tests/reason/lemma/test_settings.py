@@ -17,6 +17,7 @@ def test_settings_survive_json():
         {"repair": 1},
         {"repairs": -1},
         {"workers": 0},
+        {"memory_mb": 16},
         {"temperature": float("nan")},
         {"code_timeout_s": 0},
         {"code_timeout_s": float("inf")},
