@@ -121,8 +121,9 @@ class ExhaustiveSearcher:
         told = [line for line in result.stdout.splitlines() if line.startswith(f"{prepared.marker} ")]
         value = told[-1].partition(" ")[2] if told else ""
         if not _WHOLE.fullmatch(value):
-            shown = f"`{RESULT}` is {shortened(value, 40)}, no whole number" if told else "the code ended early"
-            return Found(None, f"{shown}: bind the count to `{RESULT}`, and let the code run to its end")
+            if told:
+                return Found(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
+            return Found(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
         return Found(value, None, self._overruled(lemma, proof, prepared, value))
 
     def prepare(self, lemma: Lemma, code: str, purpose: str) -> CountingCode:

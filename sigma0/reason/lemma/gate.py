@@ -199,7 +199,7 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        raise GateRefused(f"the code is no Python, line {error.lineno}: {error.msg}") from error
+        raise GateRefused(f"the code is no Python, line {error.lineno}: {shortened(error.msg, 120)}") from error
     except (RecursionError, MemoryError) as error:
         raise GateRefused("the code is nested too deeply to be looked at: write it in more steps") from error
     except ValueError as error:

@@ -29,6 +29,8 @@ class Origin(IntFlag):
     CONTAINER = 4
 
 
+# over the whole program, until nothing is news; ordinary code takes three or four
+MAX_PASSES = 40
 LOOPED = Origin.COMPUTED | Origin.ENUMERATED
 # what these say of a value is no more computed than it
 _PASS_ON = frozenset(
@@ -37,8 +39,7 @@ _PASS_ON = frozenset(
 # facts about kinds say nothing of a value
 _OF_KINDS = frozenset(("callable", "hasattr", "isinstance", "issubclass", "type"))
 _LOOPING = frozenset(("map", "filter"))
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -50,6 +51,9 @@ class Origins:
 
     Attributes:
         ends: What its names at the top level hold at its end.
+
+    Raises:
+        ValueError: If values are handed on in more steps than `MAX_PASSES`.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -65,11 +69,14 @@ class Origins:
         self.settled = False
         self._scopes: dict[ast.Assert, Scope] = {}
         self._collect(tree)
-        while not self.settled:
+        for _ in range(MAX_PASSES):
             self.settled = True
             self.ends = Scope(self, None, {}).walk(tree.body)
             for name, function in self._each_function():
                 self._inside(name, function)
+            if self.settled:
+                return
+        raise ValueError("its functions and loops hand values on in too many steps")
 
     def at(self, assertion: ast.Assert, expression: ast.expr) -> Origin:
         """Of an expression where an assertion stands; of one that can never be reached it is a literal."""
@@ -174,9 +181,8 @@ class Scope:
         found = joined(*parts)
         if isinstance(node, ast.BinOp):
             return found | Origin.COMPUTED
-        if isinstance(node, ast.BoolOp) and not all(part & Origin.COMPUTED for part in parts):
-            # True or f() is no more than True
-            return Origin.LITERAL
+        if isinstance(node, ast.BoolOp):
+            return found if self._is_open(node, parts) else Origin.LITERAL
         if isinstance(node, ast.Yield | ast.YieldFrom) and self.function is not None:
             self.origins.join(self.origins.returned, self.function, self._here(found | Origin.COMPUTED))
             return Origin.COMPUTED
@@ -188,6 +194,16 @@ class Scope:
         if isinstance(node, ast.List | ast.Dict | ast.Set):
             return found | Origin.CONTAINER
         return found
+
+    def _is_open(self, node: ast.BoolOp, parts: list[Origin]) -> bool:
+        """Whether a computed part can make a difference: True or f() is no more than True."""
+        if all(part & Origin.COMPUTED for part in parts):
+            return True
+        decides = isinstance(node.op, ast.Or)
+        if any(isinstance(value, ast.Constant) and bool(value.value) is decides for value in node.values):
+            return False
+        # found = found or ..., ok = ok and ...: what it begins with is written down, what it becomes is not
+        return self.in_loop or not decides
 
     def _name(self, name: str) -> Origin:
         inside = self.origins.changed_inside.get(name, Origin.LITERAL)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from sigma0.reason.lemma import prompts
+import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
 from sigma0.settings import explain
@@ -146,7 +146,13 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
     if kind is None:
         raise ValueError(f"lemma {shown}: TYPE {shortened(fields['TYPE'], 30)!r} is none of {', '.join(TYPES)}")
     try:
-        return Lemma(lemma_id, fields["STATEMENT"], kind, _ids(shown, fields["DEPENDS"]), fields["VERIFY"])
+        return Lemma(
+            id=lemma_id,
+            statement=fields["STATEMENT"],
+            type=kind,
+            dependencies=_ids(shown, fields["DEPENDS"]),
+            verification_strategy=fields["VERIFY"],
+        )
     except ValidationError as error:
         raise ValueError(f"lemma {shown}: {explain(error)}") from error
 

@@ -104,7 +104,7 @@ def code(step: Step, text: str) -> list[dict[str, str]]:
         "Use the standard library alone; no input, no files, no network. It must end within seconds.",
         "Compute something, then `assert` something of what was computed. An assertion about numbers that are only "
         "written down, such as x = 5; assert x == 5, counts for nothing.",
-        "Use the numbers of the step. Do not catch exceptions.",
+        "Use the numbers of the step. Do not catch exceptions. Print nothing.",
     ]
     if step.counts:
         rules += [

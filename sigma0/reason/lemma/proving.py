@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sigma0.reason.lemma import prompts
+import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
 from sigma0.reason.lemma.counting import ExhaustiveSearcher

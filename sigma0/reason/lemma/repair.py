@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from sigma0.reason.lemma import prompts
+import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, LemmaGraph
 from sigma0.reason.lemma.planning import ask_for_lemmas, parse_lemmas

@@ -44,7 +44,7 @@ class LemmaSettings:
         calls_per_lemma: Questions about one lemma at most, >= 1; a label that is asked for again counts once.
         escalations: Proofs asked again of the larger model in all.
         code_timeout_s: Seconds for each program, above 0.
-        memory_mb: Memory for each program, in MB, >= 1.
+        memory_mb: Memory for each program, in MB; at least 48, which an interpreter needs.
         efforts: By kind of question.
     """
 
@@ -56,7 +56,7 @@ class LemmaSettings:
     calls_per_lemma: Positive = 32
     escalations: Count = 3
     code_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
-    memory_mb: Positive = 512
+    memory_mb: Annotated[int, Field(ge=48)] = 512
     efforts: LemmaEfforts = Field(default_factory=LemmaEfforts)
 
     def to_dict(self) -> dict[str, Any]:

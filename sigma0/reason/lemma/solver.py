@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.desk import Desk, LimitReached
-from sigma0.reason.lemma import prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
 from sigma0.reason.lemma.graph import FINAL, MAX_STATEMENT, LemmaGraph
