@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -15,14 +15,14 @@ from sigma0.reason.chat import ChatFailed, ChatModel
 from sigma0.reason.critique import Critique
 from sigma0.reason.desk import Desk, Limits
 from sigma0.reason.effort import ProgressiveReasoningManager
-from sigma0.reason.lemma import ALGSolver, LemmaSettings, write_picture
+from sigma0.reason.lemma import ALGSolver, LemmaSettings, draw
 from sigma0.reason.policies import named_config
 from sigma0.reason.sandbox import Sandbox
-from sigma0.reason.trail import Heading, Strategy, Trail
+from sigma0.reason.trail import Heading, Outcome, Strategy, Trail
 from sigma0.reason.verify_loop import VerifyLoop
 from sigma0.rendering import one_line_errors, quiet_transformers
 from sigma0.solve_models import as_ladder, open_chats
-from sigma0.solve_progress import SolveProgress
+from sigma0.solve_progress import SolveProgress, lemma_line
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
@@ -151,13 +151,15 @@ def _check(
     for name, path in files.items():
         if path is not None and of[name] != strategy:
             raise ValueError(f"--{name} has no meaning with --strategy {strategy}, only with {of[name]}")
-    memory, repo = files["memory"], files["repo"]
+    memory, repo, graph = files["memory"], files["repo"], files["graph"]
+    if graph is not None and graph.suffix not in (".svg", ".mmd"):
+        raise ValueError(f"--graph {str(graph)!r} ends neither in .svg nor in .mmd")
     if resume and memory is None:
         raise ValueError("--resume needs --memory FILE")
     if memory is not None and memory.exists() and not resume:
         raise ValueError(f"--memory {str(memory)!r} exists: add --resume to go on with it, or name another file")
     if strategy == "agent" and (repo is None or not repo.is_dir()):
-        raise ValueError(f"--strategy agent needs --repo FOLDER, got {str(repo) if repo is not None else 'none'!r}")
+        raise ValueError(f"--strategy agent needs --repo FOLDER, got {'none' if repo is None else repr(str(repo))}")
     if temperature is not None and not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
 
@@ -206,10 +208,12 @@ def _lemma(order: Order, desk: Desk) -> Solved:
     model, above = order.chats[0], order.chats[-1] if len(order.chats) > 1 else None
     _head(order, desk, order.chats, settings.to_dict())
     found = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
-    if order.graph is not None:
-        write_picture(found.graph, order.graph)
-    answer = found.answer if found.verified else f"best guess, not verified: {found.best_guess or 'none'}"
-    return Solved(found.verified, answer or "", found.why, found.to_dict())
+    desk.trail.add(Outcome(found.verified, found.answer or found.best_guess, found.why, asdict(found.usage)))
+    if order.graph is not None and found.graph is not None:
+        draw(found.graph, order.graph)
+    lemmas = [] if found.graph is None else [lemma_line(each.id, each.status) for each in found.graph.order()]
+    answer = found.answer if found.verified else f"best guess, which nothing vouches for: {found.best_guess or 'none'}"
+    return Solved(found.verified, "\n".join([*lemmas, answer or ""]), found.why, found.to_dict())
 
 
 def _agent(order: Order, desk: Desk) -> Solved:
@@ -217,6 +221,7 @@ def _agent(order: Order, desk: Desk) -> Solved:
     _head(order, desk, order.chats, settings.to_dict())
     assert order.repo is not None
     found = RepoAgent(order.chats, Sandbox(), desk, settings).solve(order.problem, order.repo)
+    desk.trail.add(Outcome(found.solved, found.patch, found.why, asdict(found.usage)))
     return Solved(found.solved, found.patch or "the workspace is unchanged", found.why, found.to_dict())
 
 

@@ -16,7 +16,7 @@ from sigma0.reason.trail import Call, Decision, Line, Run, Strategy
 
 # decisions that stay on the screen
 SHOWN = 8
-_MARKS = {"verified": "[+]", "failed": "[x]", "unverified": "[?]", "pending": "[ ]", "proving": "[~]"}
+_MARKS = {"verified": "+", "failed": "x", "unverified": "?", "pending": "-", "repair": "~"}
 
 
 class SolveProgress:
@@ -66,7 +66,7 @@ class SolveProgress:
         elif isinstance(line, Decision):
             self._decisions.append(line)
             self._state = {**self._state, **line.state}
-            self._lemmas = line.state.get("lemmas", self._lemmas)
+            self._take_lemmas(line)
             if not self._hidden and self._live is None:
                 self._console.print(f"{line.what}: {line.why}", markup=False, soft_wrap=True)
 
@@ -79,12 +79,20 @@ class SolveProgress:
             decisions.add_row(Text(decision.what, style="bold"), Text(decision.why, overflow="ellipsis", no_wrap=True))
         return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._own(), decisions)
 
+    def _take_lemmas(self, line: Decision) -> None:
+        """Keeps the status of each lemma of the plan."""
+        for lemma in (line.state.get("graph") or {}).get("lemmas", ()):
+            self._lemmas.setdefault(lemma["id"], lemma["status"])
+        name = line.state.get("lemma")
+        if isinstance(name, str) and line.what in _MARKS:
+            self._lemmas[name] = line.what
+
     def _own(self) -> list[Text]:
         """What this strategy alone has to show."""
         if self._strategy == "progressive":
             return [progressive_line(self._state)]
         if self._strategy == "lemma":
-            return [Text(f"{_MARKS.get(status, '[ ]')} {name}  {status}") for name, status in self._lemmas.items()]
+            return [Text(lemma_line(name, status)) for name, status in self._lemmas.items()]
         return [agent_line(self._state)]
 
 
@@ -98,6 +106,11 @@ def progressive_line(state: dict[str, Any]) -> Text:
     waits = ", ".join(state.get("waits_for", ())) or "nothing"
     streak, iteration = state.get("consecutive_passes", 0), state.get("iteration", -1) + 1
     return line.append(f" iteration {iteration}, {streak} passes in a row, waits for {waits}")
+
+
+def lemma_line(name: str, status: str) -> str:
+    """A lemma with its status."""
+    return f"{_MARKS.get(status, '-')} {name}: {status}"
 
 
 def agent_line(state: dict[str, Any]) -> Text:

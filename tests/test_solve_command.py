@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 from rich.console import Console
@@ -9,14 +10,14 @@ from typer.testing import CliRunner
 
 from sigma0.cli import app
 from sigma0.reason.messages import Completion
-from sigma0.reason.policies import PRESETS
+from sigma0.reason.policies import PRESETS, ProgressiveConfig
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 from sigma0.solve_models import as_ladder, open_chats
 from sigma0.solve_progress import SolveProgress
 from tests.serve.conftest import served
 
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
-SMALL = ["--max-tokens", "24", "--config", "FAST_TEST"]
+SMALL = ["--max-tokens", "8", "--config", "FAST_TEST"]
 
 
 def run(*arguments, **settings):
@@ -28,7 +29,7 @@ def test_a_progressive_run_leaves_memory_and_trail(tmp_path):
     found = run(STORY, *SMALL, "--memory", str(memory), "--trail", str(trail))
     lines = read_lines(trail)
     assert isinstance(lines[0], Heading) and (lines[0].strategy, lines[0].models) == ("progressive", ("pocket",))
-    assert lines[0].settings["policy"] == PRESETS["FAST_TEST"].to_dict()
+    assert ProgressiveConfig.from_dict(lines[0].settings["policy"]) == PRESETS["FAST_TEST"]
     assert isinstance(lines[-1], Outcome) and found.exit_code == (0 if lines[-1].solved else 1)
     assert lines[-1].why in " ".join(found.stdout.split())
     assert json.loads(memory.read_text())["solution"] == lines[-1].answer
@@ -60,7 +61,16 @@ def test_limits_stop_a_run_which_goes_on_later(tmp_path):
 
 
 def test_the_problem_comes_from_standard_input_and_the_policy_from_the_environment():
-    found = run("-", "--max-tokens", "24", "--json", input=f"{STORY}\n", env={"SIGMA0_PROGRESSIVE_CONFIG": "B"})
+    found = run(
+        "-",
+        "--max-tokens",
+        "8",
+        "--max-calls",
+        "3",
+        "--json",
+        input=f"{STORY}\n",
+        env={"SIGMA0_PROGRESSIVE_CONFIG": "B"},
+    )
     told = json.loads(found.stdout)
     assert told["strategy"] == "progressive" and told["status"]["policy"] == "success_based"
 
@@ -82,6 +92,39 @@ def test_an_endpoint_and_a_ladder_answer(pocket, tmp_path):
     assert json.loads(tokens.stdout)["usage"]["bytes_read"] > 0
 
 
+def test_a_lemma_run_draws_its_graph(tmp_path):
+    graph, trail, config = tmp_path / "plan.mmd", tmp_path / "trail.jsonl", tmp_path / "settings.json"
+    config.write_text('{"repairs": 0, "restructures": 0}')
+    options = ["--config", str(config), "--max-tokens", "16", "--graph", str(graph), "--trail", str(trail)]
+    found = run(STORY, "--strategy", "lemma", *options)
+    # these models know no plans and no Python: they give up, and say so
+    assert found.exit_code == 1 and "x FINAL: failed" in found.stdout, found.output
+    assert "best guess, which nothing vouches for" in found.stdout and "NOT solved" in found.stdout
+    assert graph.read_text().startswith("graph TD") and "FINAL" in graph.read_text()
+    lines = read_lines(trail)
+    assert lines[0].settings["max_tokens"] == 16 and lines[0].settings["repairs"] == 0
+    assert isinstance(lines[-1], Outcome) and not lines[-1].solved
+    config.write_text('{"repair": 0}')
+    bad = run(STORY, "--strategy", "lemma", "--config", str(config))
+    assert bad.exit_code == 2 and "repair" in bad.stderr
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
+    repo, patch, config = tmp_path / "repo", tmp_path / "fix.patch", tmp_path / "settings.json"
+    repo.mkdir()
+    (repo / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (repo / "test_sums.py").write_text("from sums import add\n\n\ndef test_add():\n    assert add(2, 2) == 4\n")
+    tiers = {"tier1": 1, "tier2": 2, "tier3": 3, "check_interval": 1, "max_steps": 3}
+    config.write_text(json.dumps({"escalation": tiers, "context_chars": 8000}))
+    options = ["--repo", str(repo), "--patch", str(patch), "--config", str(config), "--max-tokens", "16"]
+    found = run("Mend add.", "--strategy", "agent", *options, "--json")
+    told = json.loads(found.stdout)
+    assert found.exit_code == 1 and (told["solved"], told["steps"], told["patch"]) == (False, 3, ""), found.output
+    assert told["report"]["failed"] == ["test_sums.py::test_add"] and patch.read_text() == ""
+    assert sorted(path.name for path in repo.iterdir()) == ["sums.py", "test_sums.py"]
+
+
 def test_ladders_hand_up_tokens_where_they_can():
     chat, samples = as_ladder(open_chats("pocket", "pocket,pocket-large", None, "cpu", "float32"))
     assert (chat.unit, samples) == ("token", True)
@@ -97,6 +140,7 @@ def test_ladders_hand_up_tokens_where_they_can():
         (["x", "--resume"], "--resume needs --memory"),
         (["x", "--repo", "."], "--repo has no meaning with --strategy progressive, only with agent"),
         (["x", "--strategy", "lemma", "--memory", "m.json"], "--memory has no meaning with --strategy lemma"),
+        (["x", "--strategy", "lemma", "--graph", "plan.png"], "ends neither in .svg nor in .mmd"),
         (["x", "--strategy", "agent"], "--strategy agent needs --repo FOLDER, got none"),
         (["x", "--config", "FASTEST"], "no such progressive config: 'FASTEST'"),
         (["x", "--strategy", "lemma", "--config", "no.json"], "--config 'no.json' cannot be read"),
