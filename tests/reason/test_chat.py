@@ -105,7 +105,7 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     assert sampled[0] == sampled[1] != sampled[2]
     with pytest.raises(ValueError, match="no loops"):
         LocalChat(plain, pocket[1], "plain", {"mode": "full"})
-    with pytest.raises(ChatFailed, match="plain cannot hold the question: .* context of 256"):
+    with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
         chat.complete(ASKED, max_tokens=400)
     ladder = LadderChat(FidelityLadder([Rung.local(plain, pocket[1], "plain")]))
     with pytest.raises(ChatFailed, match="context of 256"):
