@@ -1,6 +1,5 @@
 """What may be set of an agent, and what comes of its work."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
@@ -15,7 +14,8 @@ from sigma0.reason.messages import Usage
 from sigma0.reason.reports import TestReport
 from sigma0.reason.workspace import PROTECTED, WorkspaceLimits
 
-TEST_COMMAND = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+# the sandbox takes the first word for the interpreter it runs in
+TEST_COMMAND = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 # names of what passed, too; what passing tests printed is not asked for
 REPORT_FLAGS = ("-rfEp", "--tb=short", "--color=no", "--no-header", "--continue-on-collection-errors")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,11 +67,11 @@ class PlainRunner:
 
     def __init__(self):
         self.runs = 0
-        self.folder = None
 
     def run_command(self, command, folder, timeout_s=60.0, memory_mb=1024):
         self.runs += 1
-        self.folder = folder
+        if command[0] == "python":
+            command = (sys.executable, *command[1:])
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as home:
             copy = Path(home) / "work"
@@ -91,11 +92,9 @@ class ReadingRunner:
 
     def __init__(self):
         self.runs = 0
-        self.folder = None
 
     def run_command(self, command, folder, timeout_s=60.0, memory_mb=1024):
         self.runs += 1
-        self.folder = folder
         files = contents(folder)
         good = {
             "test_a_value_inside_stays": b"min(value" in files["numbers_kit/ranges.py"],

@@ -205,7 +205,7 @@ def test_progress_lowers_the_tier_and_gives_the_tools_back(source, trail):
 
 def test_tests_that_pass_at_a_check_end_the_work(source, trail):
     found = solve(source, trail, scripted(READ, READ, READ, READ, FIX))
-    assert found.solved and found.steps == 5
+    assert found.solved and found.steps == 5 and found.failed is None
 
 
 def test_finishing_without_passing_tests_is_refused_and_told(source, trail):
@@ -295,6 +295,18 @@ def test_without_a_sandbox_nothing_is_run_and_the_patch_is_kept(source, trail, r
     assert found.failed == "bubblewrap is missing" and "bubblewrap is missing" in found.why
     assert bool(found.patch) == (run == 2)
     assert found.usage.calls == (3 if run == 2 else 0)
+
+
+def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(source, trail):
+    class Unavailable(ReadingRunner):
+        def run_command(self, *arguments, **named):
+            if self.runs == 2:
+                raise SandboxUnavailable("bubblewrap is gone")
+            return super().run_command(*arguments, **named)
+
+    found = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable())
+    assert not found.solved and found.report.ok
+    assert found.failed == "bubblewrap is gone"
 
 
 def test_tests_that_pass_from_the_start_prove_nothing(source, trail):

@@ -55,6 +55,11 @@ def test_tests_that_can_be_read_again_are_progress():
     assert not ProgressTracker.of_slate(broken).observe(report("", "abcd"))
 
 
+def test_all_well_is_no_progress_where_tests_that_passed_are_gone():
+    assert not ProgressTracker.of_slate(report("ab", "c")).observe(report("ac"))
+    assert ProgressTracker.of_slate(report("ab", "c")).observe(report("ab"))
+
+
 def test_a_tool_without_names_makes_progress_when_all_is_well():
     failing, passing = (Report(frozenset(), frozenset(), frozenset(), ok, str(ok), "") for ok in (False, True))
     tracker = ProgressTracker.of_slate(failing)

@@ -48,7 +48,7 @@ class TestGroup:
 def test_what_pytest_itself_says_is_read(tmp_path):
     (tmp_path / "test_it.py").write_text(SOURCE)
     (tmp_path / "test_broken.py").write_text("import nowhere_to_be_found\n")
-    command = AgentSettings().full_command
+    command = (sys.executable, *AgentSettings().full_command[1:])
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     report = read_report(result(done.stdout, done.returncode, done.stderr))
     assert report.passed == {"test_it.py::test_values[a b]"}
