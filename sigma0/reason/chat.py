@@ -43,7 +43,7 @@ class LocalChat:
         exit_config: A looped model's setting at effort `medium`; by default as its checkpoint says.
 
     Raises:
-        ValueError: For an exit setting of a model without loops, or a bad one.
+        ValueError: For a tokenizer without a chat template, an exit setting of a model without loops, or a bad one.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, exit_config: Any = None) -> None:
@@ -51,6 +51,8 @@ class LocalChat:
         self.model = model
         self.tokenizer = tokenizer
         self.is_looped = isinstance(model, DepthGenerationMixin)
+        if tokenizer.chat_template is None:
+            raise ValueError(f"{name!r} has no chat template, so that it cannot be asked in messages")
         if exit_config is not None and not self.is_looped:
             raise ValueError(f"{name!r} has no loops to exit from: leave the exit setting out")
         self._own = model.resolve_exit_config(exit_config) if self.is_looped else None
