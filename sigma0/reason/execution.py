@@ -4,17 +4,15 @@ import json
 import math
 import mmap
 import os
-import resource
 import struct
 import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sigma0.reason import inside
+from sigma0.reason.inside import RECORD_BYTES, SLOTS, SOURCE
 from sigma0.reason.isolation import (
     SCRATCH,
     SandboxUnavailable,
@@ -100,10 +98,10 @@ def execute(way: Way, job: Job) -> RunResult:
     began = time.monotonic()
     with ExitStack() as stack:
         record = _record(stack)
-        seen = stack.enter_context(mmap.mmap(record, inside.RECORD_BYTES, prot=mmap.PROT_READ))
+        seen = stack.enter_context(mmap.mmap(record, RECORD_BYTES, prot=mmap.PROT_READ))
         watched = _start(stack, way, job, record)
         cut = watched.wait(began + job.timeout_s, job.memory_mb * 2**20)
-        begun, _, *counts = struct.unpack(f"{2 + 2 * inside.SLOTS}Q", seen[:])
+        begun, _, *counts = struct.unpack(f"{2 + 2 * SLOTS}Q", seen[:])
     out, error = (stream.text() for stream in watched.streams)
     if not begun and cut is None:
         raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it told nothing'}")
@@ -125,9 +123,12 @@ def execute(way: Way, job: Job) -> RunResult:
 
 def _record(stack: ExitStack) -> int:
     """A file in memory, written to inside and read here, whose size nobody can change."""
+    # these modules and names are not there off Linux, where the package is imported all the same
+    from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
+
     record = os.memfd_create("record", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     stack.callback(os.close, record)
-    os.ftruncate(record, inside.RECORD_BYTES)
+    os.ftruncate(record, RECORD_BYTES)
     fcntl(record, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
     return record
 
@@ -150,7 +151,7 @@ def _start(stack: ExitStack, way: Way, job: Job, record: int) -> Watched:
         outside = user if way.starts_without_rights else None
         bubblewrap = stack.enter_context(_open(words, descriptors, outside))
     stack.callback(bubblewrap.kill)
-    return Watched(bubblewrap, status, go, _limits(job))
+    return Watched(bubblewrap, status, go)
 
 
 def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
@@ -163,7 +164,7 @@ def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
         descriptors.append(file.fileno())
         return file.fileno()
 
-    files = [(hold(Path(inside.__file__).read_bytes()), _LAUNCHER)]
+    files = [(hold(Path(SOURCE).read_bytes()), _LAUNCHER)]
     if job.program is not None:
         files.append((hold(job.program), _PROGRAM))
     filtered = filter_program()
@@ -203,6 +204,8 @@ def _plan(job: Job, identity: int | None, record: int, go: int) -> dict[str, Any
 
 def _limits(job: Job) -> dict[int, int]:
     """By the numbers of `resource`."""
+    import resource
+
     return {
         resource.RLIMIT_AS: job.memory_mb * 2**20,
         # never before the wall clock, which may fail to end a run if this process is itself stopped

@@ -8,12 +8,12 @@ import builtins
 import json
 import mmap
 import os
-import resource
 import sys
 import tarfile
 from types import ModuleType
 from typing import Any, NoReturn
 
+SOURCE = __file__
 # A record shared with the outside: whether the program was begun, then for each process what it reached and what held.
 SLOTS = 1024
 RECORD_BYTES = 16 * (1 + SLOTS)
@@ -35,12 +35,11 @@ def main(plan: dict[str, Any]) -> None:
     os.close(plan["go"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    _give_up_rights(plan["identity"])
     for which, value in plan["limits"]:
-        # the hard limit is this one already, or was lower before
-        _, highest = resource.getrlimit(which)
-        lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(which, (lower, lower))
+        # on the first process, too: a program of the same user could take it over
+        for process in (1, os.getpid()):
+            _limit(process, which, value)
+    _give_up_rights(plan["identity"])
     record = memoryview(mmap.mmap(plan["record"], RECORD_BYTES)).cast("Q")
     os.close(plan["record"])
     if plan["program"] is not None:
@@ -62,6 +61,15 @@ def _give_up_rights(identity: int | None) -> None:
         status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
     if 0 in os.getresuid() or int(status["CapEff"], 16) or int(status["CapPrm"], 16) or status["NoNewPrivs"] != "1":
         raise PermissionError(f"rights could not be given up: user {os.getuid()}, capabilities {status['CapPrm']}")
+
+
+def _limit(process: int, which: int, value: int) -> None:
+    # not there on Windows, where this file is imported but never run
+    import resource
+
+    _, highest = resource.prlimit(process, which)
+    lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
+    resource.prlimit(process, which, (lower, lower))
 
 
 def _unpack(archive: int, folder: str) -> None:

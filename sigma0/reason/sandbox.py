@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from sigma0.reason import probe
 from sigma0.reason.execution import Job, RunResult, execute, scratch_bytes
 from sigma0.reason.isolation import SandboxUnavailable, Way, interpreter, interpreter_folders, ways
 from sigma0.reason.packing import pack
+from sigma0.reason.probe import SOURCE, bait
 
 __all__ = ["RunResult", "Sandbox", "SandboxUnavailable"]
 
@@ -123,8 +123,8 @@ def _choose() -> tuple[Way | None, str | None]:
 
 def _probe(way: Way) -> str | None:
     """What a hostile program could do, if anything."""
-    with probe.bait(["/", "/usr", "/dev", "/run", "/proc/sys", *interpreter_folders()]) as plan:
-        program = f"{Path(probe.__file__).read_text()}\n\nmain({plan!r})\n"
+    with bait(["/", "/usr", "/dev", "/run", "/proc/sys", *interpreter_folders()]) as plan:
+        program = f"{Path(SOURCE).read_text()}\n\nmain({plan!r})\n"
         result = execute(way, Job(_PROBE_S, 256, program=program.encode()))
     if result.ok and result.stdout == "[]\n" and (result.assertions_run, result.assertions_held) == (1, 1):
         return None

@@ -2,12 +2,11 @@
 
 import json
 import os
-import resource
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,8 +56,6 @@ class Watched:
         bubblewrap: That makes it.
         status: Where bubblewrap writes its status.
         go: What the launcher inside waits for.
-        limits: Of each process inside, by the numbers of `resource`: set from outside on the first, which no program
-            inside is then better off to take over, and had by all others from it.
 
     Attributes:
         streams: Standard output and standard error.
@@ -67,20 +64,15 @@ class Watched:
         SandboxUnavailable: If bubblewrap did not begin.
     """
 
-    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, go: int, limits: Mapping[int, int]) -> None:
+    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, go: int) -> None:
         assert bubblewrap.stdout is not None and bubblewrap.stderr is not None
         self.bubblewrap = bubblewrap
         self.streams = (Stream(bubblewrap.stdout.fileno()), Stream(bubblewrap.stderr.fileno()))
         self.init = first_process(bubblewrap, status)
         self._init_handle = _handle(self.init, bubblewrap.pid)
-        try:
-            if self._init_handle is not None:
-                limit(self.init, limits)
-                with suppress(BrokenPipeError):
-                    os.write(go, b"\0")
-        except BaseException:
-            self.end()
-            raise
+        if self._init_handle is not None:
+            with suppress(BrokenPipeError):
+                os.write(go, b"\0")
 
     def wait(self, deadline: float, memory_bytes: int) -> Cut | None:
         """Waits for its end, and brings it about where a limit is reached.
@@ -141,17 +133,6 @@ class Watched:
         for stream in self.streams:
             while stream.read():
                 pass
-
-
-def limit(process: int, limits: Mapping[int, int]) -> None:
-    """Sets a process's limits, or keeps what is lower."""
-    for which, value in limits.items():
-        try:
-            _, highest = resource.prlimit(process, which)
-            lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
-            resource.prlimit(process, which, (lower, lower))
-        except ProcessLookupError:
-            return
 
 
 def _handle(init: int, bubblewrap: int) -> int | None:
