@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 SOURCE = __file__
-# A record shared with the outside: whether the program was begun, then for each process what it reached and what held.
+# A record shared with the outside: for each process how many assertions it reached, and how many held.
 SLOTS = 1024
-RECORD_BYTES = 16 * (1 + SLOTS)
+RECORD_BYTES = 16 * SLOTS
 # no name that a program could have
 _COUNTS = "assertions: reached, held"
 
@@ -25,14 +25,14 @@ def main(plan: dict[str, Any]) -> None:
     """Runs what the plan says.
 
     Args:
-        plan: `go` (a descriptor, of which one byte is read first), `identity` (the user and group to become, or None to
-            stay), `limits` (pairs of what `resource` calls them and a value), `record` (a descriptor), and either
-            `program` (a path) or `command`, `archive` (a descriptor) and `folder`.
+        plan: `line` (a descriptor: a byte comes of who watches, and goes to them when rights and limits are settled),
+            `limits` (pairs of what `resource` calls them and a value), `identity` (the user and group to become, or
+            None to stay), `record` (a descriptor), and either `program` (a path) or `command`, `archive` (a descriptor)
+            and `folder`.
     """
     # nothing comes if whoever watches is gone: then nobody would end this either
-    if not os.read(plan["go"], 1):
+    if not os.read(plan["line"], 1):
         sys.exit("nobody watches")
-    os.close(plan["go"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     for which, value in plan["limits"]:
@@ -42,13 +42,13 @@ def main(plan: dict[str, Any]) -> None:
     _give_up_rights(plan["identity"])
     record = memoryview(mmap.mmap(plan["record"], RECORD_BYTES)).cast("Q")
     os.close(plan["record"])
-    if plan["program"] is not None:
-        record[0] = 1
-        _run_program(plan["program"], record[2:])
-    else:
+    if plan["program"] is None:
         _unpack(plan["archive"], plan["folder"])
-        record[0] = 1
+    os.write(plan["line"], b"\0")
+    os.close(plan["line"])
+    if plan["program"] is None:
         _run_command(plan["command"])
+    _run_program(plan["program"], record)
 
 
 def _give_up_rights(identity: int | None) -> None:

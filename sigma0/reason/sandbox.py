@@ -1,5 +1,6 @@
 """Running strangers' code where it can do no harm."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,8 +85,8 @@ class Sandbox:
         words = tuple(command)
         if isinstance(command, str) or not words or not words[0] or any("\0" in word for word in words):
             raise ValueError(f"command must be a program's name and its arguments, got {command!r}")
-        if sum(map(len, words)) > LONGEST_COMMAND:
-            raise ValueError(f"a command of {sum(map(len, words))} characters is too long: at most {LONGEST_COMMAND}")
+        if len(json.dumps(words)) > LONGEST_COMMAND:
+            raise ValueError(f"command is too long: at most {LONGEST_COMMAND} characters, as JSON")
         way = self._usable()
         if words[0] == "python":
             words = (interpreter(), *words[1:])

@@ -4,6 +4,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -39,7 +40,11 @@ class Stream:
 
     def read(self) -> bool:
         """Reads once; False at its end."""
-        chunk = os.read(self.descriptor, _CHUNK)
+        try:
+            chunk = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            # a program can open its own output, and take back what it wrote
+            return True
         self.written += len(chunk)
         self.kept += chunk[: KEPT_BYTES - len(self.kept)]
         return bool(chunk)
@@ -55,24 +60,29 @@ class Watched:
     Args:
         bubblewrap: That makes it.
         status: Where bubblewrap writes its status.
-        go: What the launcher inside waits for.
+        line: To the launcher inside: it waits for a byte, and sends one when it is ready to run the program.
 
     Attributes:
         streams: Standard output and standard error.
+        has_begun: Once it ended, whether the program was begun.
 
     Raises:
         SandboxUnavailable: If bubblewrap did not begin.
     """
 
-    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, go: int) -> None:
+    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, line: socket.socket) -> None:
         assert bubblewrap.stdout is not None and bubblewrap.stderr is not None
         self.bubblewrap = bubblewrap
+        self.has_begun = False
         self.streams = (Stream(bubblewrap.stdout.fileno()), Stream(bubblewrap.stderr.fileno()))
         self.init = first_process(bubblewrap, status)
         self._init_handle = _handle(self.init, bubblewrap.pid)
+        for stream in self.streams:
+            os.set_blocking(stream.descriptor, False)
+        self._line = line
         if self._init_handle is not None:
             with suppress(BrokenPipeError):
-                os.write(go, b"\0")
+                line.send(b"\0")
 
     def wait(self, deadline: float, memory_bytes: int) -> Cut | None:
         """Waits for its end, and brings it about where a limit is reached.
@@ -130,9 +140,12 @@ class Watched:
             self._init_handle = None
         self.bubblewrap.kill()
         self.bubblewrap.wait()
+        # nobody is left to write
         for stream in self.streams:
             while stream.read():
                 pass
+        with suppress(ConnectionResetError):
+            self.has_begun = bool(self._line.recv(1))
 
 
 def _handle(init: int, bubblewrap: int) -> int | None:

@@ -112,7 +112,9 @@ def test_code_has_a_longest_length(box):
         box.run("#" * (sandbox.LONGEST_CODE + 1))
 
 
-@pytest.mark.parametrize("command", [[], [""], "true", ["echo", "a\0b"], ["echo", "x" * 70_000]])
+@pytest.mark.parametrize(
+    "command", [[], [""], "true", ["echo", "a\0b"], ["echo", "x" * 70_000], ["echo", "\x01" * 20_000]]
+)
 def test_a_command_must_be_words(box, command, tmp_path):
     with pytest.raises(ValueError, match="command"):
         box.run_command(command, tmp_path)
@@ -130,6 +132,12 @@ def test_a_program_is_told_as_it_ended(box):
     assert box.run("import os\nprint(end='left')\nos._exit(0)").stdout == "left"
     assert box.run("import sys\nsys.exit('why')").stderr == "why\n"
     assert box.run("import os\nos.kill(os.getpid(), 9)").exit_code == 128 + signal.SIGKILL
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("timeout_s, ended", [(0.001, True), (1e300, False)])
+def test_a_time_may_be_short_and_long(box, timeout_s, ended):
+    assert box.run("print(1)", timeout_s=timeout_s).timed_out == ended
 
 
 @needs_bubblewrap

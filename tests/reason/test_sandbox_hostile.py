@@ -206,6 +206,49 @@ def test_output_of_two_streams_is_cut_together(box):
     assert result.cut == "output" and len(result.stdout) == len(result.stderr) == KEPT_BYTES
 
 
+def test_a_program_that_takes_back_its_output_does_not_outlive_its_time(box):
+    code = """
+import os, threading
+def take():
+    back = os.open("/proc/self/fd/1", os.O_RDONLY)
+    while True:
+        os.read(back, 2**16)
+try:
+    os.close(os.open("/proc/self/fd/1", os.O_RDONLY))
+except PermissionError:
+    print("not to be had", flush=True)
+else:
+    for _ in range(4):
+        threading.Thread(target=take, daemon=True).start()
+while True:
+    os.write(1, b"x")
+"""
+    result = box.run(code, timeout_s=2.0)
+    assert (result.timed_out or result.cut == "output") and result.seconds < 60
+
+
+def test_a_program_cannot_undo_that_it_was_begun(box):
+    code = """
+import builtins, gc, mmap
+for each in gc.get_objects():
+    if isinstance(each, mmap.mmap):
+        each[:] = bytes(len(each))
+held = next(value for name, value in vars(builtins).items() if isinstance(value, memoryview))
+held.obj[:] = bytes(len(held.obj))
+import os
+for number in range(3, 64):
+    try:
+        os.write(number, b"x")
+        os.ftruncate(number, 0)
+    except OSError:
+        pass
+print("ran", flush=True)
+os._exit(5)
+"""
+    result = box.run(code)
+    assert (result.exit_code, result.stdout, result.assertions_run >= 0) == (5, "ran\n", True)
+
+
 def test_no_process_outside_can_be_killed(box):
     code = f"""
 import signal
