@@ -7,7 +7,14 @@ from pathlib import Path
 from threading import Lock
 
 from sigma0.reason.execution import Job, RunResult, execute, scratch_bytes
-from sigma0.reason.isolation import SandboxUnavailable, Way, interpreter, interpreter_folders, ways
+from sigma0.reason.isolation import (
+    SandboxUnavailable,
+    Way,
+    find_bubblewrap,
+    interpreter,
+    interpreter_folders,
+    ways,
+)
 from sigma0.reason.packing import pack
 from sigma0.reason.probe import SOURCE, bait
 
@@ -23,7 +30,7 @@ class Sandbox:
     """Runs programs without rights: bubblewrap, limits on all they take, and a filter of system calls.
 
     Inside there are the system's programs and this interpreter's libraries, to be read; a private /tmp, that ends with
-    the run; no network, no other process, no home folder. A run has one time, one sum of memory over all its processes
+    the run; no network, not even to itself, no other process, no home folder. A run has one time, one sum of memory over all its processes
     and files, 64 processes, and 8 MB of output at most, of which 64 kB of each stream are kept. Safe for use by several
     threads.
     """
@@ -109,6 +116,10 @@ def _check(timeout_s: float, memory_mb: int) -> None:
 
 def _choose() -> tuple[Way | None, str | None]:
     """The first way that passes the probe; or why there is none."""
+    try:
+        find_bubblewrap()
+    except SandboxUnavailable as error:
+        return None, f"no code is run: {error}"
     reasons = []
     for way in ways():
         try:
@@ -118,8 +129,8 @@ def _choose() -> tuple[Way | None, str | None]:
         if why is None:
             return way, None
         reasons.append(f"{way.name}: {why}")
-    told = "; ".join(dict.fromkeys(reasons))
-    return None, f"no isolation passes the start-up probe, so no code is run ({told})"
+    needs = "bubblewrap 0.8 or later, and either user namespaces that any user may make, or root's right to mount"
+    return None, f"no isolation passes the start-up probe, so no code is run; it needs {needs} ({'; '.join(reasons)})"
 
 
 def _probe(way: Way) -> str | None:
