@@ -30,9 +30,9 @@ class Sandbox:
     """Runs programs without rights: bubblewrap, limits on all they take, and a filter of system calls.
 
     Inside there are the system's programs and this interpreter's libraries, to be read; a private /tmp, that ends with
-    the run; no network, not even to itself, no other process, no home folder. A run has one time, one sum of memory over all its processes
-    and files, 64 processes, and 8 MB of output at most, of which 64 kB of each stream are kept. Safe for use by several
-    threads.
+    the run; no network, not even to itself; no other process, no home folder. A run has one time, one sum of memory
+    over all its processes and files, 64 processes, and 8 MB of output at most, of which 64 kB of each stream are kept.
+    Safe for use by several threads.
     """
 
     def __init__(self) -> None:
