@@ -4,17 +4,16 @@ import json
 import math
 import mmap
 import os
-import resource
+import socket
 import struct
 import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sigma0.reason import inside
+from sigma0.reason.inside import RECORD_BYTES, SLOTS, SOURCE
 from sigma0.reason.isolation import (
     SCRATCH,
     SandboxUnavailable,
@@ -31,6 +30,7 @@ from sigma0.reason.watching import Watched
 MOST_PROCESSES = 64
 _MOST_OPEN_FILES = 64
 _STACK_BYTES = 8 * 2**20
+_LONGEST_CPU_S = 2**31
 _LAUNCHER = "/run/inside.py"
 _PROGRAM = f"{SCRATCH}/main.py"
 _FOLDER = f"{SCRATCH}/work"
@@ -100,12 +100,12 @@ def execute(way: Way, job: Job) -> RunResult:
     began = time.monotonic()
     with ExitStack() as stack:
         record = _record(stack)
-        seen = stack.enter_context(mmap.mmap(record, inside.RECORD_BYTES, prot=mmap.PROT_READ))
+        seen = stack.enter_context(mmap.mmap(record, RECORD_BYTES, prot=mmap.PROT_READ))
         watched = _start(stack, way, job, record)
         cut = watched.wait(began + job.timeout_s, job.memory_mb * 2**20)
-        begun, _, *counts = struct.unpack(f"{2 + 2 * inside.SLOTS}Q", seen[:])
+        counts = struct.unpack(f"{2 * SLOTS}Q", seen[:])
     out, error = (stream.text() for stream in watched.streams)
-    if not begun and cut is None:
+    if not watched.has_begun and cut is None:
         raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it told nothing'}")
     code = watched.bubblewrap.returncode
     if cut is not None or code < 0:
@@ -125,9 +125,12 @@ def execute(way: Way, job: Job) -> RunResult:
 
 def _record(stack: ExitStack) -> int:
     """A file in memory, written to inside and read here, whose size nobody can change."""
+    # these modules and names are not there off Linux, where the package is imported all the same
+    from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
+
     record = os.memfd_create("record", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     stack.callback(os.close, record)
-    os.ftruncate(record, inside.RECORD_BYTES)
+    os.ftruncate(record, RECORD_BYTES)
     fcntl(record, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
     return record
 
@@ -135,22 +138,21 @@ def _record(stack: ExitStack) -> int:
 def _start(stack: ExitStack, way: Way, job: Job, record: int) -> Watched:
     """A sandbox within its limits, ended with the stack."""
     status, status_end = os.pipe()
-    go_end, go = os.pipe()
     stack.callback(os.close, status)
-    stack.callback(os.close, go)
+    line, line_end = (stack.enter_context(each) for each in socket.socketpair())
     with ExitStack() as handed:
         handed.callback(os.close, status_end)
-        handed.callback(os.close, go_end)
+        handed.callback(line_end.close)
         user = spare_user()
-        plan = _plan(job, user if way.drops_inside else None, record, go_end)
-        descriptors = [record, status_end, go_end, *([] if job.archive is None else [job.archive.fileno()])]
+        plan = _plan(job, user if way.drops_inside else None, record, line_end.fileno())
+        descriptors = [record, status_end, line_end.fileno(), *([] if job.archive is None else [job.archive.fileno()])]
         options = [*way.options, "--json-status-fd", str(status_end)]
         options += _contents(handed, job, descriptors)
         words = [find_bubblewrap(), *options, "--", interpreter(), "-I", "-B", "-u", _LAUNCHER, json.dumps(plan)]
         outside = user if way.starts_without_rights else None
         bubblewrap = stack.enter_context(_open(words, descriptors, outside))
     stack.callback(bubblewrap.kill)
-    return Watched(bubblewrap, status, go, _limits(job))
+    return Watched(bubblewrap, status, line)
 
 
 def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
@@ -163,7 +165,7 @@ def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
         descriptors.append(file.fileno())
         return file.fileno()
 
-    files = [(hold(Path(inside.__file__).read_bytes()), _LAUNCHER)]
+    files = [(hold(Path(SOURCE).read_bytes()), _LAUNCHER)]
     if job.program is not None:
         files.append((hold(job.program), _PROGRAM))
     filtered = filter_program()
@@ -187,10 +189,10 @@ def _open(words: list[str], descriptors: list[int], user: int | None) -> "subpro
     )
 
 
-def _plan(job: Job, identity: int | None, record: int, go: int) -> dict[str, Any]:
+def _plan(job: Job, identity: int | None, record: int, line: int) -> dict[str, Any]:
     """See `inside.main`."""
     return {
-        "go": go,
+        "line": line,
         "identity": identity,
         "limits": list(_limits(job).items()),
         "record": record,
@@ -203,14 +205,19 @@ def _plan(job: Job, identity: int | None, record: int, go: int) -> dict[str, Any
 
 def _limits(job: Job) -> dict[int, int]:
     """By the numbers of `resource`."""
+    import resource
+
     return {
         resource.RLIMIT_AS: job.memory_mb * 2**20,
         # never before the wall clock, which may fail to end a run if this process is itself stopped
-        resource.RLIMIT_CPU: math.ceil(job.timeout_s) * (os.cpu_count() or 1) + 1,
+        resource.RLIMIT_CPU: min(math.ceil(job.timeout_s) * (os.cpu_count() or 1) + 1, _LONGEST_CPU_S),
         resource.RLIMIT_NPROC: MOST_PROCESSES,
         resource.RLIMIT_NOFILE: _MOST_OPEN_FILES,
         resource.RLIMIT_FSIZE: scratch_bytes(job.memory_mb),
         resource.RLIMIT_STACK: _STACK_BYTES,
-        **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0),
         resource.RLIMIT_SIGPENDING: 256,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        # at 0 a crash would still start the system's handler of crashes, outside
+        resource.RLIMIT_CORE: 1,
     }

@@ -8,15 +8,15 @@ import builtins
 import json
 import mmap
 import os
-import resource
 import sys
 import tarfile
 from types import ModuleType
 from typing import Any, NoReturn
 
-# A record shared with the outside: whether the program was begun, then for each process what it reached and what held.
+SOURCE = __file__
+# A record shared with the outside: for each process how many assertions it reached, and how many held.
 SLOTS = 1024
-RECORD_BYTES = 16 * (1 + SLOTS)
+RECORD_BYTES = 16 * SLOTS
 # no name that a program could have
 _COUNTS = "assertions: reached, held"
 
@@ -25,31 +25,30 @@ def main(plan: dict[str, Any]) -> None:
     """Runs what the plan says.
 
     Args:
-        plan: `go` (a descriptor, of which one byte is read first), `identity` (the user and group to become, or None to
-            stay), `limits` (pairs of what `resource` calls them and a value), `record` (a descriptor), and either
-            `program` (a path) or `command`, `archive` (a descriptor) and `folder`.
+        plan: `line` (a descriptor: a byte comes of who watches, and goes to them when rights and limits are settled),
+            `limits` (pairs of what `resource` calls them and a value), `identity` (the user and group to become, or
+            None to stay), `record` (a descriptor), and either `program` (a path) or `command`, `archive` (a descriptor)
+            and `folder`.
     """
     # nothing comes if whoever watches is gone: then nobody would end this either
-    if not os.read(plan["go"], 1):
+    if not os.read(plan["line"], 1):
         sys.exit("nobody watches")
-    os.close(plan["go"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    _give_up_rights(plan["identity"])
     for which, value in plan["limits"]:
-        # the hard limit is this one already, or was lower before
-        _, highest = resource.getrlimit(which)
-        lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(which, (lower, lower))
+        # on the first process, too: a program of the same user could take it over
+        for process in (1, os.getpid()):
+            _limit(process, which, value)
+    _give_up_rights(plan["identity"])
     record = memoryview(mmap.mmap(plan["record"], RECORD_BYTES)).cast("Q")
     os.close(plan["record"])
-    if plan["program"] is not None:
-        record[0] = 1
-        _run_program(plan["program"], record[2:])
-    else:
+    if plan["program"] is None:
         _unpack(plan["archive"], plan["folder"])
-        record[0] = 1
+    os.write(plan["line"], b"\0")
+    os.close(plan["line"])
+    if plan["program"] is None:
         _run_command(plan["command"])
+    _run_program(plan["program"], record)
 
 
 def _give_up_rights(identity: int | None) -> None:
@@ -62,6 +61,15 @@ def _give_up_rights(identity: int | None) -> None:
         status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
     if 0 in os.getresuid() or int(status["CapEff"], 16) or int(status["CapPrm"], 16) or status["NoNewPrivs"] != "1":
         raise PermissionError(f"rights could not be given up: user {os.getuid()}, capabilities {status['CapPrm']}")
+
+
+def _limit(process: int, which: int, value: int) -> None:
+    # not there on Windows, where this file is imported but never run
+    import resource
+
+    _, highest = resource.prlimit(process, which)
+    lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
+    resource.prlimit(process, which, (lower, lower))
 
 
 def _unpack(archive: int, folder: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+SOURCE = __file__
 _NEW_USER_NAMESPACE = 0x10000000
 
 

@@ -1,14 +1,22 @@
 """Running strangers' code where it can do no harm."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from sigma0.reason import probe
 from sigma0.reason.execution import Job, RunResult, execute, scratch_bytes
-from sigma0.reason.isolation import SandboxUnavailable, Way, interpreter, interpreter_folders, ways
+from sigma0.reason.isolation import (
+    SandboxUnavailable,
+    Way,
+    find_bubblewrap,
+    interpreter,
+    interpreter_folders,
+    ways,
+)
 from sigma0.reason.packing import pack
+from sigma0.reason.probe import SOURCE, bait
 
 __all__ = ["RunResult", "Sandbox", "SandboxUnavailable"]
 
@@ -22,9 +30,9 @@ class Sandbox:
     """Runs programs without rights: bubblewrap, limits on all they take, and a filter of system calls.
 
     Inside there are the system's programs and this interpreter's libraries, to be read; a private /tmp, that ends with
-    the run; no network, no other process, no home folder. A run has one time, one sum of memory over all its processes
-    and files, 64 processes, and 8 MB of output at most, of which 64 kB of each stream are kept. Safe for use by several
-    threads.
+    the run; no network, not even to itself; no other process, no home folder. A run has one time, one sum of memory
+    over all its processes and files, 64 processes, and 8 MB of output at most, of which 64 kB of each stream are kept.
+    Safe for use by several threads.
     """
 
     def __init__(self) -> None:
@@ -84,8 +92,8 @@ class Sandbox:
         words = tuple(command)
         if isinstance(command, str) or not words or not words[0] or any("\0" in word for word in words):
             raise ValueError(f"command must be a program's name and its arguments, got {command!r}")
-        if sum(map(len, words)) > LONGEST_COMMAND:
-            raise ValueError(f"a command of {sum(map(len, words))} characters is too long: at most {LONGEST_COMMAND}")
+        if len(json.dumps(words)) > LONGEST_COMMAND:
+            raise ValueError(f"command is too long: at most {LONGEST_COMMAND} characters, as JSON")
         way = self._usable()
         if words[0] == "python":
             words = (interpreter(), *words[1:])
@@ -108,6 +116,10 @@ def _check(timeout_s: float, memory_mb: int) -> None:
 
 def _choose() -> tuple[Way | None, str | None]:
     """The first way that passes the probe; or why there is none."""
+    try:
+        find_bubblewrap()
+    except SandboxUnavailable as error:
+        return None, f"no code is run: {error}"
     reasons = []
     for way in ways():
         try:
@@ -117,14 +129,14 @@ def _choose() -> tuple[Way | None, str | None]:
         if why is None:
             return way, None
         reasons.append(f"{way.name}: {why}")
-    told = "; ".join(dict.fromkeys(reasons))
-    return None, f"no isolation passes the start-up probe, so no code is run ({told})"
+    needs = "bubblewrap 0.8 or later, and either user namespaces that any user may make, or root's right to mount"
+    return None, f"no isolation passes the start-up probe, so no code is run; it needs {needs} ({'; '.join(reasons)})"
 
 
 def _probe(way: Way) -> str | None:
     """What a hostile program could do, if anything."""
-    with probe.bait(["/", "/usr", "/dev", "/run", "/proc/sys", *interpreter_folders()]) as plan:
-        program = f"{Path(probe.__file__).read_text()}\n\nmain({plan!r})\n"
+    with bait(["/", "/usr", "/dev", "/run", "/proc/sys", *interpreter_folders()]) as plan:
+        program = f"{Path(SOURCE).read_text()}\n\nmain({plan!r})\n"
         result = execute(way, Job(_PROBE_S, 256, program=program.encode()))
     if result.ok and result.stdout == "[]\n" and (result.assertions_run, result.assertions_held) == (1, 1):
         return None

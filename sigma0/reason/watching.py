@@ -2,12 +2,12 @@
 
 import json
 import os
-import resource
 import selectors
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,7 +40,11 @@ class Stream:
 
     def read(self) -> bool:
         """Reads once; False at its end."""
-        chunk = os.read(self.descriptor, _CHUNK)
+        try:
+            chunk = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            # a program can open its own output, and take back what it wrote
+            return True
         self.written += len(chunk)
         self.kept += chunk[: KEPT_BYTES - len(self.kept)]
         return bool(chunk)
@@ -56,31 +60,29 @@ class Watched:
     Args:
         bubblewrap: That makes it.
         status: Where bubblewrap writes its status.
-        go: What the launcher inside waits for.
-        limits: Of each process inside, by the numbers of `resource`: set from outside on the first, which no program
-            inside is then better off to take over, and had by all others from it.
+        line: To the launcher inside: it waits for a byte, and sends one when it is ready to run the program.
 
     Attributes:
         streams: Standard output and standard error.
+        has_begun: Once it ended, whether the program was begun.
 
     Raises:
         SandboxUnavailable: If bubblewrap did not begin.
     """
 
-    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, go: int, limits: Mapping[int, int]) -> None:
+    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, line: socket.socket) -> None:
         assert bubblewrap.stdout is not None and bubblewrap.stderr is not None
         self.bubblewrap = bubblewrap
+        self.has_begun = False
         self.streams = (Stream(bubblewrap.stdout.fileno()), Stream(bubblewrap.stderr.fileno()))
         self.init = first_process(bubblewrap, status)
         self._init_handle = _handle(self.init, bubblewrap.pid)
-        try:
-            if self._init_handle is not None:
-                limit(self.init, limits)
-                with suppress(BrokenPipeError):
-                    os.write(go, b"\0")
-        except BaseException:
-            self.end()
-            raise
+        for stream in self.streams:
+            os.set_blocking(stream.descriptor, False)
+        self._line = line
+        if self._init_handle is not None:
+            with suppress(BrokenPipeError):
+                line.send(b"\0")
 
     def wait(self, deadline: float, memory_bytes: int) -> Cut | None:
         """Waits for its end, and brings it about where a limit is reached.
@@ -138,20 +140,12 @@ class Watched:
             self._init_handle = None
         self.bubblewrap.kill()
         self.bubblewrap.wait()
+        # nobody is left to write
         for stream in self.streams:
             while stream.read():
                 pass
-
-
-def limit(process: int, limits: Mapping[int, int]) -> None:
-    """Sets a process's limits, or keeps what is lower."""
-    for which, value in limits.items():
-        try:
-            _, highest = resource.prlimit(process, which)
-            lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
-            resource.prlimit(process, which, (lower, lower))
-        except ProcessLookupError:
-            return
+        with suppress(ConnectionResetError):
+            self.has_begun = bool(self._line.recv(1))
 
 
 def _handle(init: int, bubblewrap: int) -> int | None:
