@@ -54,7 +54,12 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens[:SPECIAL_TOKENS]])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=tokens[1], eos_token=tokens[2], unk_token=tokens[0], pad_token=tokens[2]
+        tokenizer_object=tokenizer,
+        bos_token=tokens[1],
+        eos_token=tokens[2],
+        unk_token=tokens[0],
+        pad_token=tokens[2],
+        chat_template=fields["tokenizer.chat_template"].contents(),
     )
 
 

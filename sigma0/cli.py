@@ -1,4 +1,4 @@
-"""The command line: `sigma0 generate`, `serve`, `calibrate`, `trail`, `doctor`, `export`."""
+"""The command line: `sigma0 generate`, `solve`, `serve`, `calibrate`, `trail`, `doctor`, `export`."""
 
 import json
 import sys
@@ -11,13 +11,15 @@ from sigma0.calibrate_command import calibrate
 from sigma0.doctor import examine
 from sigma0.export import export as write_folder
 from sigma0.ladder import FidelityLadder, LocalRung
-from sigma0.ladder_command import open_ladder, run_ladder, trail
+from sigma0.ladder_command import open_ladder, run_ladder
 from sigma0.loading import load
 from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.serve.command import serve
 from sigma0.settings import ExitConfig
+from sigma0.solve_command import solve
 from sigma0.text import Messages, stream
+from sigma0.trail_command import trail
 
 app = typer.Typer(
     help="Looped language models with a depth of its own for each token.",
@@ -174,6 +176,7 @@ def generate(
 
 
 app.command()(calibrate)
+app.command()(solve)
 app.command()(trail)
 app.command()(serve)
 

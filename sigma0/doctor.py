@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict
 
 from sigma0.loading import shipped_models
+from sigma0.reason.sandbox import Sandbox
 from sigma0.settings import switches
 
 DISTRIBUTION = "sigma0-lm"
@@ -43,7 +44,7 @@ class Report(BaseModel):
 
 
 def examine() -> Report:
-    """Looks at the machine and the installation; loads no model."""
+    """Looks at the machine and the installation, and probes the sandbox; loads no model."""
     return Report(
         versions=_versions(), devices=_devices(), features=_features(), switches=_switches(), models=_models()
     )
@@ -92,12 +93,19 @@ def _devices() -> tuple[Finding, ...]:
 
 
 def _features() -> tuple[Finding, ...]:
+    return _triton(), _sandbox()
+
+
+def _triton() -> Finding:
     if find_spec("triton") is None:
-        return (
-            Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA"),
-        )
+        return Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA")
     chosen = "the kernels run on CUDA" if torch.cuda.is_available() else "the kernels need CUDA; here plain torch runs"
-    return (Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}"),)
+    return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
+
+
+def _sandbox() -> Finding:
+    why = Sandbox().unavailable
+    return Finding(name="sandbox", ok=why is None, detail=why or "bubblewrap contains what the probe tried")
 
 
 def _switches() -> tuple[Finding, ...]:

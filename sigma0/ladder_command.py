@@ -1,11 +1,11 @@
-"""`sigma0 generate --ladder` and `sigma0 trail`: texts marked by rung, and the decisions behind them."""
+"""`sigma0 generate --ladder`, and trails of ladders: texts marked by rung, and the decisions behind them."""
 
 import json
 import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -18,7 +18,6 @@ from sigma0.ladder.trail import Decision, Heading, Trail, Unit
 from sigma0.ladder.triggers import Trigger, trigger_from_dict
 from sigma0.loading import load_causal
 from sigma0.ops import Backend
-from sigma0.rendering import one_line_errors
 from sigma0.text import Messages
 
 # The lowest rung's tokens are plain, those above stand out without colour too.
@@ -146,14 +145,15 @@ def report_lines(found: LadderGeneration, names: list[str]) -> list[Text]:
     return lines
 
 
-def trail(
-    file: Annotated[Path, typer.Argument(help="A trail, as generate --trail FILE writes it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
-    """Show the decisions of a ladder, and make each of them again from what was recorded."""
-    with one_line_errors():
-        read = read_trail(file)
-        differences = replay(read)
+def show_trail(file: Path, as_json: bool) -> None:
+    """Shows the decisions of a ladder, and makes each of them again from what was recorded.
+
+    Raises:
+        ValueError: If the file is no trail.
+        typer.Exit: With code 1 if a decision came out otherwise.
+    """
+    read = read_trail(file)
+    differences = replay(read)
     if as_json:
         counts = Counter(decision.outcome for decision in read.decisions)
         typer.echo(json.dumps({"outcomes": counts, "decisions": len(read.decisions), "differences": differences}))

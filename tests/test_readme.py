@@ -9,6 +9,9 @@ import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
+from sigma0.bench.effort.report import EffortReport
+from sigma0.bench.effort.simulation import Rates
+from sigma0.bench.effort.table import markdown
 from sigma0.bench.ladder_tables import ladder_runs, ladder_table
 from sigma0.bench.ledger import FidelityRow, read_rows
 from sigma0.bench.pocket.items import split_of
@@ -216,6 +219,32 @@ def test_what_is_said_of_another_tokenizer_is_in_the_ledger():
     )
     assert f"and {shares[1]} of its time; `pocket` alone costs {shares[2]} and {shares[3]}." in words
     assert f"writes its own in {warm.accuracy.value * warm.n:.0f} of {warm.n}." in words
+
+
+def test_what_policies_of_effort_do_is_quoted_right():
+    """The measured table here, the simulated one in the bench's own page, and neither in the other's place."""
+    reports = {
+        name: TypeAdapter(EffortReport).validate_python(
+            json.loads((ROOT / "bench" / "results" / f"effort-{name}.json").read_text())
+        )
+        for name in ("pocket", "simulation")
+    }
+    assert {name: report.kind for name, report in reports.items()} == {
+        "pocket": "measurement",
+        "simulation": "simulation",
+    }
+    section = README.split("## Outer loops")[1].split("\n## ")[0]
+    page = (ROOT / "bench" / "effort" / "README.md").read_text()
+    measured, simulated = reports["pocket"], reports["simulation"]
+    assert markdown(measured) in section and markdown(simulated) in page.split("## Simulated")[1]
+    assert markdown(simulated) not in section
+    assert f"in {100 * measured.first_right.value:.1f} %" in " ".join(section.split())
+    by_policy = {each.policy: each for each in measured.policies}
+    flat, rising = by_policy.pop("flat high"), by_policy.values()
+    assert all(each.accepted_wrong.value == 0 for each in (flat, *rising))
+    assert all(each.accepted_right.value <= 0.75 and each.cost.value > flat.cost.value for each in rising)
+    rates = TypeAdapter(Rates).validate_python(simulated.settings["rates"])
+    assert rates == Rates(), "the page tells the default odds"
 
 
 def test_the_load_table_is_that_of_the_ledger():

@@ -43,7 +43,7 @@ class LocalChat:
         exit_config: A looped model's setting at effort `medium`; by default as its checkpoint says.
 
     Raises:
-        ValueError: For an exit setting of a model without loops, or a bad one.
+        ValueError: For a tokenizer without a chat template, an exit setting of a model without loops, or a bad one.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, exit_config: Any = None) -> None:
@@ -51,6 +51,8 @@ class LocalChat:
         self.model = model
         self.tokenizer = tokenizer
         self.is_looped = isinstance(model, DepthGenerationMixin)
+        if tokenizer.chat_template is None:
+            raise ValueError(f"{name!r} has no chat template, so that it cannot be asked in messages")
         if exit_config is not None and not self.is_looped:
             raise ValueError(f"{name!r} has no loops to exit from: leave the exit setting out")
         self._own = model.resolve_exit_config(exit_config) if self.is_looped else None
@@ -99,6 +101,7 @@ class LocalChat:
         stop: Sequence[str],
         settings: dict[str, Any],
     ) -> Completion:
+        check_fits(self.name, self.model, self.tokenizer, messages, max_tokens)
         with self._alone:
             began = time.monotonic()
             if self.is_looped:
@@ -151,7 +154,6 @@ class LocalChat:
         began: float,
     ) -> Completion:
         ids = encode(self.tokenizer, messages).to(self.model.device)
-        check_context(self.model, ids.shape[1], max_tokens)
         if stop:
             settings = {**settings, "stop_strings": list(stop), "tokenizer": self.tokenizer}
         with torch.random.fork_rng(enabled=seed is not None):
@@ -211,6 +213,9 @@ class LadderChat:
             raise ValueError(
                 f"a ladder of whole {self.unit}s is greedy: temperature {temperature} needs unit='token', or is 0"
             )
+        for rung in self.ladder.rungs:
+            if isinstance(rung, LocalRung):
+                check_fits(rung.name, rung.model, rung.tokenizer, messages, max_tokens)
         with self._alone:
             written = self.ladder.generate(
                 [dict(message) for message in messages],
@@ -375,6 +380,20 @@ class ScriptedChat:
                     raise ChatFailed(f"{self.name} has no reply to question {len(self.asked)}")
                 reply = found
         return reply if isinstance(reply, Completion) else Completion(reply)
+
+
+def check_fits(name: str, model: Any, tokenizer: Any, messages: Messages, max_tokens: int) -> None:
+    """Refuses what a model's positions cannot hold: how long a question gets is no setting of whoever asked it.
+
+    Raises:
+        ChatFailed: Naming the lengths and the limit.
+        ValueError: For messages that cannot be encoded.
+    """
+    length = encode(tokenizer, messages).shape[1]
+    try:
+        check_context(model, length, max_tokens)
+    except ValueError as error:
+        raise ChatFailed(f"{name} cannot hold the question: {error}") from error
 
 
 def label_ways(tokenizer: Any, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:

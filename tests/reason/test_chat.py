@@ -1,5 +1,7 @@
 """Chat models over real parts: the shipped models, a model without loops, a ladder, and this package's own server."""
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,10 +105,17 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     assert chat.choose(BINARY, ("Yes", "No"))[0] in ("Yes", "No")
     sampled = [chat.complete(ASKED, max_tokens=9, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
+    silent = copy.deepcopy(pocket[1])
+    silent.chat_template = None
+    with pytest.raises(ValueError, match="'plain' has no chat template"):
+        LocalChat(plain, silent, "plain")
     with pytest.raises(ValueError, match="no loops"):
         LocalChat(plain, pocket[1], "plain", {"mode": "full"})
-    with pytest.raises(ValueError, match="context of 256"):
+    with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
         chat.complete(ASKED, max_tokens=400)
+    ladder = LadderChat(FidelityLadder([Rung.local(plain, pocket[1], "plain")]))
+    with pytest.raises(ChatFailed, match="context of 256"):
+        ladder.complete(ASKED, max_tokens=400)
 
 
 @pytest.mark.parametrize("labels", [("Yes",), ("Yes", "Yes"), ("Yes", ""), ("Yes", " No"), ("Yes", "<|im_end|>")])

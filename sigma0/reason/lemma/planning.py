@@ -1,0 +1,168 @@
+"""From a problem to a graph of lemmas: the plan's format, and who asks for it.
+
+A plan is blocks of five fields, each on a line of its own and in this order or another:
+
+    LEMMA L1
+    TYPE: structural | reduction | computational | verification | synthesis
+    STATEMENT: what is to be shown or found
+    DEPENDS: none, or ids with commas between them
+    VERIFY: how code may check it
+
+Case, blank lines, bullets, bold type and Markdown fences do not matter, and prose in front of the first block is
+skipped; a line that begins no field goes on with the one before. All else is refused: unknown types and ids, fields
+that lack or stand twice, and whatever `LemmaGraph` refuses.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+import sigma0.reason.lemma.prompts as prompts
+from sigma0.reason.lemma.asking import Questions
+from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
+from sigma0.settings import explain
+from sigma0.text import Messages
+
+PLAN_ATTEMPTS = 2
+_FIELDS = ("TYPE", "STATEMENT", "DEPENDS", "VERIFY")
+_DECORATION = r"^[\s>#*+\-\u2022_]*(?:[0-9]+[.)]\s+)?[*_]*"
+_HEADER = re.compile(rf"{_DECORATION}lemma\s+([^\s:*]+)[\s:*]*$", re.IGNORECASE)
+_FIELD = re.compile(rf"{_DECORATION}({'|'.join(_FIELDS)})[*_]*\s*:[*_]*\s*(.*)$", re.IGNORECASE)
+_FENCE = re.compile(r"^\s*(?:```|~~~)")
+_NONE = frozenset(("", "none", "-", "nothing", "n/a"))
+_ID = re.compile(ID_PATTERN)
+P = TypeVar("P")
+
+
+class LemmaGraphBuilder:
+    """Asks for a plan, tells what is wrong with it, and falls back to the problem as one lemma.
+
+    Args:
+        questions: How a model is asked.
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        self.questions = questions
+
+    def build(self, problem: str) -> LemmaGraph:
+        """A graph for a problem; FINAL alone where no valid plan came.
+
+        Args:
+            problem: Not empty, and short enough for a statement.
+
+        Raises:
+            LimitReached: If a limit of the run forbids a question.
+            ChatFailed: If no model answers.
+        """
+        trail = self.questions.desk.trail
+        found = ask_for_lemmas(
+            self.questions, "plan", prompts.plan(problem), lambda text: LemmaGraph(tuple(parse_lemmas(text)))
+        )
+        if found is not None:
+            trail.decide("planned", f"a valid plan of {len(found.lemmas)} lemmas came", graph=found.to_dict())
+            return found
+        alone = LemmaGraph((Lemma(FINAL, problem, "synthesis", verification_strategy="compute the answer"),))
+        why = f"no valid plan came in {PLAN_ATTEMPTS} attempts, so the problem is tried as one lemma"
+        trail.decide("fallback", why, graph=alone.to_dict())
+        return alone
+
+
+def ask_for_lemmas(
+    questions: Questions, purpose: str, messages: Messages, read: Callable[[str], P], lemma: str | None = None
+) -> P | None:
+    """Asks for lemmas until they can be read, telling each time what is wrong; each refusal is written down.
+
+    Args:
+        questions: How a model is asked.
+        purpose: Of all attempts.
+        messages: The question.
+        read: Makes of a text what is asked for; a ValueError says what is wrong with it.
+        lemma: Id of the one that they are for, if there is one.
+
+    Returns:
+        What was read; None after `PLAN_ATTEMPTS`.
+    """
+    asked = messages
+    for attempt in range(1, PLAN_ATTEMPTS + 1):
+        reply = questions.ask("plan", f"{purpose}, attempt {attempt}", asked, lemma).text[:MAX_TEXT]
+        try:
+            return read(reply)
+        except ValueError as error:
+            questions.desk.trail.decide("plan refused", str(error), purpose=purpose, attempt=attempt)
+            asked = prompts.again(messages, reply, str(error))
+    return None
+
+
+def parse_lemmas(text: str) -> list[Lemma]:
+    """The lemmas of a plan.
+
+    Args:
+        text: In the format above.
+
+    Raises:
+        ValueError: If it is not in that format; says which lemma and what lacks.
+    """
+    blocks: list[tuple[str, dict[str, str]]] = []
+    field: str | None = None
+    for line in text[:MAX_TEXT].splitlines():
+        header, named = _HEADER.match(line), _FIELD.match(line)
+        if header:
+            blocks.append((header[1].upper(), {}))
+            field = None
+        elif not blocks or not line.strip():
+            continue
+        elif _FENCE.match(line):
+            # what stands behind a plan in a fence is no part of it
+            break
+        elif named:
+            field = _open_field(blocks[-1], named[1].upper(), named[2])
+        elif field is None:
+            raise ValueError(f"lemma {blocks[-1][0]}: the line {shortened(line, 40)!r} stands in none of its fields")
+        else:
+            blocks[-1][1][field] += f" {line.strip()}"
+    if not blocks:
+        raise ValueError("the plan holds no line of the form 'LEMMA L1'")
+    return [_lemma(*block) for block in blocks]
+
+
+def _open_field(block: tuple[str, dict[str, str]], name: str, value: str) -> str:
+    lemma_id, fields = block
+    if name in fields:
+        raise ValueError(f"lemma {shortened(lemma_id, 20)}: {name} stands in it twice")
+    fields[name] = value.strip()
+    return name
+
+
+def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
+    shown = shortened(lemma_id, 20)
+    if not _ID.match(lemma_id):
+        raise ValueError(f"lemma id {shown!r} must be a letter and then at most 15 letters, digits or underscores")
+    missing = [name for name in _FIELDS if name not in fields or (name == "STATEMENT" and not fields[name])]
+    if missing:
+        raise ValueError(f"lemma {shown} lacks {', '.join(missing)}")
+    kind = next((each for each in TYPES if each == fields["TYPE"].strip(" .*_`").lower()), None)
+    if kind is None:
+        raise ValueError(f"lemma {shown}: TYPE {shortened(fields['TYPE'], 30)!r} is none of {', '.join(TYPES)}")
+    try:
+        return Lemma(
+            id=lemma_id,
+            statement=fields["STATEMENT"],
+            type=kind,
+            dependencies=_ids(shown, fields["DEPENDS"]),
+            verification_strategy=fields["VERIFY"],
+        )
+    except ValidationError as error:
+        raise ValueError(f"lemma {shown}: {explain(error)}") from error
+
+
+def _ids(lemma_id: str, text: str) -> tuple[str, ...]:
+    bare = text.strip(" .*_`[](){}")
+    if bare.lower() in _NONE:
+        return ()
+    found = tuple(dict.fromkeys(each.upper() for each in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+|\s+", bare) if each))
+    wrong = [each for each in found if not _ID.match(each)]
+    if wrong:
+        raise ValueError(f"lemma {lemma_id}: DEPENDS names {shortened(wrong[0], 30)!r}, which is no id: ids or none")
+    return found

@@ -1,0 +1,209 @@
+import ast
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.reason.desk import Desk
+from sigma0.reason.lemma import FINAL, ExhaustiveSearcher, GateRefused, Lemma, LemmaSettings, is_counting
+from sigma0.reason.lemma.counting import claimed, same_number
+from sigma0.reason.trail import Run, Trail
+from tests.reason.lemma.helpers import SubprocessRunner
+
+PAIRS = Lemma("L1", "How many pairs of 1 to 4 have an even sum?", "computational")
+ENUMERATES = "found = [(a, b) for a in range(1, 5) for b in range(a + 1, 5) if (a + b) % 2 == 0]\nresult = len(found)\n"
+RULE = "assert all(sum(pair) % 2 == 0 for pair in found)\n"
+
+
+def search(code, lemma=PAIRS, proof=""):
+    trail = Trail()
+    searcher = ExhaustiveSearcher(SubprocessRunner(), Desk(trail, seed=3), LemmaSettings())
+    return searcher.search(lemma, proof, code, "check L1, attempt 1"), trail
+
+
+def test_the_executed_value_is_the_value():
+    found, trail = search(ENUMERATES + RULE)
+    assert (found.value, found.objection, dict(found.overruled)) == ("2", None, {})
+    assert isinstance(trail.lines[0], Run)
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        "assert result == 3",
+        "assert 3 == result, 'three'",
+        "expected = 3\nassert result == expected",
+        "assert len(found) == 3",
+        "assert result == 3 and all(found)",
+    ],
+)
+def test_an_estimate_is_taken_out_and_overruled(estimate):
+    found, trail = search(ENUMERATES + RULE + estimate, proof="So it is \\boxed{3}.")
+    assert found.value == "2" and found.overruled["proof"] == "3"
+    assert found.overruled.get("code", "3") == "3"
+    kept = [ast.unparse(node) for node in ast.walk(ast.parse(trail.lines[0].code)) if isinstance(node, ast.Assert)]
+    assert not any("3" in test or "expected" in test for test in kept)
+    assert trail.lines[0].result["assertions_run"] == 1 + ("all(found)" in estimate)
+
+
+def test_an_assertion_on_a_small_case_or_a_formula_is_no_estimate():
+    code = (
+        "from math import comb\n"
+        "def count(n):\n"
+        "    return sum(1 for a in range(1, n + 1) for b in range(a + 1, n + 1) if (a + b) % 2 == 0)\n"
+        "assert count(3) == 1\nresult = count(4)\nassert result == 2 * comb(2, 2)\n"
+    )
+    found, trail = search(code)
+    assert found.value == "2" and trail.lines[0].result["assertions_held"] == 2
+
+
+@pytest.mark.parametrize(
+    "code, told",
+    [
+        (ENUMERATES, "holds no assertion"),
+        (ENUMERATES + "assert 1 == 1", "no assertion mentions anything computed"),
+        (ENUMERATES + "assert result == 3", "merely compare `result` with a number"),
+        (ENUMERATES + "assert 0 < result < 9", "merely compare"),
+        (ENUMERATES + "assert result", "merely compare"),
+        (ENUMERATES + "count = result\nassert result == 3 and len(found) == 3", "merely compare"),
+        ("n = 4\nresult = n * 3 // 6\nassert n * 2 == 8", "comes of no enumeration"),
+        ("from math import comb\nresult = comb(4, 2)\nassert comb(4, 1) == 4", "comes of no enumeration"),
+        (ENUMERATES + RULE + "result = 3", "comes of no enumeration"),
+        ("for n in range(4):\n    result = 3\nassert sum(range(4)) == 6", "comes of no enumeration"),
+        ("total = sum(1 for n in range(4))\nassert total == 4", "does not bind `result`"),
+        (
+            "def main():\n    result = sum(1 for n in range(4))\n    assert result == 4\nmain()",
+            "does not bind `result`",
+        ),
+        ("found = [n for n in range(7)]\nresult = len(found)\nassert max(found) == 6", "none of the numbers"),
+    ],
+)
+def test_code_that_does_not_enumerate_or_asserts_nothing_is_refused(code, told):
+    with pytest.raises(GateRefused, match=told):
+        search(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+        from itertools import combinations as pairs
+        result = len([1 for pair in pairs(range(1, 5), 2) if sum(pair) % 2 == 0])
+        """,
+        """
+        import itertools
+        result = len(list(filter(lambda pair: sum(pair) % 2 == 0, itertools.combinations(range(1, 5), 2))))
+        """,
+        """
+        result = 0
+        for a in range(1, 5):
+            for b in range(1, a):
+                if (a + b) % 2 == 0:
+                    result += 1
+        """,
+        """
+        hits = []
+        def go(a, b):
+            if b == 5:
+                return
+            if (a + b) % 2 == 0:
+                hits.append((a, b))
+            go(a, b + 1)
+        for a in range(1, 5):
+            go(a, a + 1)
+        result = len(hits)
+        """,
+        """
+        def count():
+            n = 0
+            for a in range(1, 5):
+                for b in range(1, a):
+                    n += (a + b) % 2 == 0
+            return n
+        result = count()
+        """,
+        """
+        class Search:
+            def run(self):
+                self.found = 0
+                for a in range(1, 5):
+                    self.found += sum(1 for b in range(1, a) if (a + b) % 2 == 0)
+                return self.found
+        result = Search().run()
+        """,
+    ],
+)
+def test_many_ways_to_enumerate_count(code):
+    found, _ = search(dedent(code) + "assert sum(range(4)) == 6\n")
+    assert found.value == "2"
+
+
+@pytest.mark.parametrize(
+    "tail, told",
+    [
+        ("assert sum(found[0]) % 2 == 1", "1 of 2 assertions did not hold"),
+        ("result = result / 2", "exit code 1"),
+        ("result = result == 2", "a truth value, no whole number"),
+        ("raise SystemExit(0)", "`result` could not be read"),
+    ],
+)
+def test_a_run_that_goes_wrong_gives_no_value(tail, told):
+    found, _ = search(ENUMERATES + RULE + tail)
+    assert found.value is None and told in found.objection
+
+
+def test_a_program_cannot_tell_a_value_by_printing():
+    found, _ = search(
+        "print('result 9')\nprint(9)\n" + ENUMERATES + RULE + "def print(*_): pass\ndef str(_): return '9'\n"
+    )
+    assert found.value == "2"
+
+
+def test_a_claim_in_the_statement_is_overruled_and_need_not_stand_in_the_code():
+    lemma = Lemma("L1", "The number of pairs of four cards with an even sum is 3.")
+    found, _ = search(ENUMERATES + RULE, lemma)
+    assert found.value == "2" and dict(found.overruled) == {"statement": "3"}
+
+
+@pytest.mark.parametrize(
+    "statement, kind, strategy, counts",
+    [
+        ("How many primes are below 100?", "structural", "", True),
+        ("The number of edges is even.", "structural", "", True),
+        ("Count the derangements of four letters.", "structural", "", True),
+        ("The largest prime below 100.", "computational", "enumerate all below 100", True),
+        ("The largest prime below 100.", "structural", "enumerate all below 100", False),
+        ("The account of this country grows.", "computational", "compute it", False),
+    ],
+)
+def test_counting_lemmas_are_told_by_their_words(statement, kind, strategy, counts):
+    lemma = Lemma("L1", statement, kind, verification_strategy=strategy)
+    assert is_counting(lemma, "How many are there?") is counts
+
+
+def test_final_counts_where_the_problem_does():
+    assert is_counting(Lemma(FINAL, "The answer is twice L1."), "How many are there?")
+    assert not is_counting(Lemma(FINAL, "The answer is twice L1."), "What is twice L1?")
+
+
+@pytest.mark.parametrize(
+    "statement, claim",
+    [
+        ("The number of pairs is 1,200.", "1200"),
+        ("There are exactly 12 such pairs among 5 cards.", "12"),
+        ("The count of n with n mod 7 = 3", "3"),
+        ("How many n have n mod 7 = 3?", None),
+        ("Count the n for which n mod 7 = 3.", None),
+        ("The number of pairs among 5 cards.", None),
+    ],
+)
+def test_claims_of_a_statement(statement, claim):
+    assert claimed(statement) == claim
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_a_number_is_itself_with_commas_and_signs_around_it(number):
+    assert same_number(f"${number:,}$", str(number))
+    assert same_number(f"{number} \\text{{ ways}}", str(number))
+    assert not same_number(f"{number + 1}", str(number))

@@ -1,0 +1,174 @@
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.reason.lemma import FINAL, Lemma, LemmaGraph
+from sigma0.reason.lemma.graph import MAX_STATEMENT, shortened
+
+
+def graph_of(**depends):
+    """A graph out of id=ids that it builds on."""
+    return LemmaGraph(tuple(Lemma(each, f"about {each}", dependencies=tuple(on)) for each, on in depends.items()))
+
+
+@st.composite
+def graphs(draw):
+    """Any valid graph, its lemmas in any order."""
+    count = draw(st.integers(0, 9))
+    ids = [f"L{number}" for number in range(count)]
+    edges = {each: draw(st.sets(st.sampled_from(ids[:place]))) if place else set() for place, each in enumerate(ids)}
+    needed = set().union(*edges.values()) if edges else set()
+    edges[FINAL] = set(ids) - needed | (draw(st.sets(st.sampled_from(ids))) if ids else set())
+    order = draw(st.permutations([*ids, FINAL]))
+    return graph_of(**{each: sorted(edges[each]) for each in order})
+
+
+@given(graphs())
+def test_the_order_is_topological_and_deterministic(graph):
+    order = [lemma.id for lemma in graph.order()]
+    assert sorted(order) == sorted(lemma.id for lemma in graph.lemmas)
+    assert order[-1] == FINAL
+    for lemma in graph.lemmas:
+        assert all(order.index(each) < order.index(lemma.id) for each in lemma.dependencies)
+    assert graph.order() == LemmaGraph(graph.lemmas).order()
+
+
+@given(graphs())
+def test_layers_partition_the_lemmas_and_hold_none_that_build_on_each_other(graph):
+    layers = graph.layers()
+    assert sum(layers, ()) == graph.order() and all(layers)
+    for number, layer in enumerate(layers):
+        ids = {lemma.id for lemma in layer}
+        earlier = {lemma.id for each in layers[:number] for lemma in each}
+        for lemma in layer:
+            assert not graph.needed_by(lemma.id) & ids
+            assert set(lemma.dependencies) <= earlier
+
+
+@given(graphs(), st.data())
+def test_a_cycle_is_always_found_and_named(graph, data):
+    lemma = data.draw(st.sampled_from(graph.lemmas))
+    below = data.draw(st.sampled_from(sorted(graph.needed_by(lemma.id) | {lemma.id})))
+    depends = {each.id: set(each.dependencies) for each in graph.lemmas}
+    depends[below].add(lemma.id)
+    with pytest.raises(ValueError, match="go in a circle") as error:
+        graph_of(**{each: sorted(on) for each, on in depends.items()})
+    circle = str(error.value).removeprefix("the lemmas go in a circle: ").split(" builds on ")
+    assert circle[0] == circle[-1] and len(circle) >= 2
+    assert all(later in depends[earlier] for earlier, later in pairwise(circle))
+
+
+@given(graphs())
+def test_verifying_what_is_ready_ends_with_everything_verified(graph):
+    rounds = 0
+    while graph.ready(graph.verified):
+        rounds += 1
+        for lemma in graph.ready(graph.verified):
+            graph = graph.with_status(lemma.id, "verified", "it held")
+    assert rounds == len(graph.layers())
+    assert {lemma.status for lemma in graph.lemmas} == {"verified"}
+
+
+@given(graphs())
+def test_a_graph_survives_json(graph):
+    graph = graph.with_status(FINAL, "failed", "no", "a proof", "7")
+    assert LemmaGraph.from_dict(json.loads(json.dumps(graph.to_dict()))) == graph
+
+
+def test_too_many_lemmas_are_refused():
+    ids = [f"L{number}" for number in range(10)]
+    with pytest.raises(ValueError, match="plan of 11 lemmas is too long: at most 10"):
+        graph_of(**dict.fromkeys(ids, ()), FINAL=ids)
+
+
+@pytest.mark.parametrize(
+    "depends, told",
+    [
+        ({"L1": ()}, "no lemma FINAL"),
+        ({}, "no lemma FINAL"),
+        ({"FINAL": ("L1",)}, "FINAL depends on L1, which the plan does not hold"),
+        ({"L1": (), "L2": ("L1",), "FINAL": ()}, "FINAL does not build on L1, L2"),
+        ({"FINAL": ("FINAL",)}, "FINAL builds on FINAL"),
+    ],
+)
+def test_what_is_no_graph_is_refused_with_a_message(depends, told):
+    with pytest.raises(ValueError, match=told):
+        graph_of(**depends)
+
+
+def test_an_id_that_stands_twice_is_refused():
+    with pytest.raises(ValueError, match="lemma FINAL stands in the plan more than once"):
+        LemmaGraph((Lemma(FINAL, "one"), Lemma(FINAL, "two")))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "l1"},
+        {"id": "1"},
+        {"id": "L1\n\nx"},
+        {"id": "L" * 17},
+        {"statement": "  "},
+        {"statement": "x" * (MAX_STATEMENT + 1)},
+        {"type": "guess"},
+        {"status": "proved"},
+        {"dependencies": ("L2", "L2")},
+        {"dependencies": ("a b",)},
+    ],
+)
+def test_a_malformed_lemma_is_refused(fields):
+    with pytest.raises(ValueError, match="for Lemma"):
+        Lemma(**{"id": "L1", "statement": "so it is", **fields})
+
+
+def test_unknown_keys_are_refused():
+    with pytest.raises(ValueError, match="colour"):
+        Lemma.from_dict({"id": "L1", "statement": "so it is", "colour": "red"})
+    with pytest.raises(ValueError, match="lemmas"):
+        LemmaGraph.from_dict({"lemmas": [], "edges": []})
+    with pytest.raises(ValueError, match="mapping"):
+        LemmaGraph.from_dict({"lemmas": ["L1"]})
+
+
+def test_only_pending_lemmas_on_verified_ones_are_ready():
+    graph = graph_of(L1=(), L2=(), L3=("L1",), FINAL=("L2", "L3"))
+    assert [lemma.id for lemma in graph.ready(())] == ["L1", "L2"]
+    assert [lemma.id for lemma in graph.ready({"L1"})] == ["L2", "L3"]
+    failed = graph.with_status("L2", "failed", "it did not hold")
+    assert [lemma.id for lemma in failed.ready({"L1"})] == ["L3"]
+    assert failed.ready({"L1", "L3"}) == ()
+
+
+def test_a_graph_is_never_changed_in_place():
+    graph = graph_of(FINAL=())
+    longer = graph.with_lemmas(Lemma("L1", "new"), Lemma(FINAL, "on it", dependencies=("L1",)))
+    assert [lemma.id for lemma in longer.lemmas] == ["L1", FINAL]
+    assert graph == graph_of(FINAL=())
+    with pytest.raises(ValueError, match="does not build on L1"):
+        graph.with_lemmas(Lemma("L1", "new"))
+
+
+@given(st.text(min_size=1, max_size=80))
+def test_no_statement_breaks_out_of_the_mermaid_text(statement):
+    if not statement.strip():
+        return
+    text = LemmaGraph((Lemma(FINAL, statement),)).to_mermaid()
+    lines = text.splitlines()
+    assert lines[0] == "graph TD" and len(lines) == 6
+    assert re.fullmatch(r'    FINAL\["[^"\]<>`]*"\]:::pending', lines[1])
+
+
+def test_mermaid_shows_edges_values_and_statuses():
+    graph = graph_of(L1=(), FINAL=("L1",)).with_status("L1", "verified", "held", value="6")
+    text = graph.to_mermaid()
+    assert '    L1["L1: about L1 = 6"]:::verified' in text and "    L1 --> FINAL" in text
+
+
+@given(st.text(max_size=200), st.integers(5, 80))
+def test_a_shortened_text_is_one_short_printable_line(text, most):
+    line = shortened(text, most)
+    assert len(line) <= most and line.isprintable()

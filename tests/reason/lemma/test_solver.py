@@ -1,0 +1,361 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk, Limits
+from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph
+from sigma0.reason.messages import ChatFailed, Completion
+from sigma0.reason.trail import Call, Heading, Run, Trail, read_lines
+from tests.reason.lemma.helpers import NoRunner, Script, SubprocessRunner, fenced, plan, solve, whats
+
+PROBLEM = "What is the sum of the squares of 3 and 4, plus 5?"
+PLAN = plan(
+    ("L1", "", "The square of 3 is 9."),
+    ("L2", "", "The square of 4 is 16."),
+    ("FINAL", "L1, L2", "The answer is 9 + 16 + 5.", "synthesis"),
+)
+GOOD = {
+    "plan": PLAN,
+    "prove L1": "3 * 3 = 9",
+    "prove L2": "4 * 4 = 16",
+    "prove FINAL": "9 + 16 + 5 = \\boxed{30}",
+    "code L1": fenced("assert 3 * 3 == 9"),
+    "code L2": fenced("assert 4 ** 2 == 16"),
+    "code FINAL": fenced("total = sum(n * n for n in (3, 4)) + 5\nassert total == 30"),
+}
+FAILS = fenced("assert 3 * 3 == 10")
+
+
+def test_everything_is_verified_at_once():
+    solution, trail, script = solve(PROBLEM, GOOD)
+    assert (solution.answer, solution.verified, solution.best_guess) == ("30", True, None)
+    assert [lemma.status for lemma in solution.graph.lemmas] == ["verified"] * 3
+    assert whats(trail) == ["planned", "verified", "verified", "verified"]
+    assert solution.usage.calls == 13 == len(script.asked)
+    runs = [line for line in trail.lines if isinstance(line, Run)]
+    assert [run.result["assertions_held"] for run in runs] == [1, 1, 1]
+    json.dumps(solution.to_dict())
+
+
+def test_every_question_has_a_purpose_and_a_seed_of_its_own():
+    _, trail, _ = solve(PROBLEM, {**GOOD, "code L1": [FAILS, GOOD["code L1"]]})
+    calls = [line for line in trail.lines if isinstance(line, Call)]
+    assert len({call.purpose for call in calls}) == len(calls) == len({call.seed for call in calls})
+    assert "prove L1, attempt 2" in {call.purpose for call in calls}
+
+
+def test_a_proof_sees_verified_lemmas_alone_and_of_them_those_it_builds_on():
+    _, _, script = solve(PROBLEM, GOOD)
+    (first,) = script.texts("prove L1")
+    assert "Verified so far:\nnothing" in first and "square of 4" not in first
+    (final,) = script.texts("prove FINAL")
+    assert "L1: The square of 3 is 9." in final and "L2: The square of 4 is 16." in final
+
+
+def test_a_failed_lemma_is_repaired_and_told_what_failed():
+    solution, trail, script = solve(PROBLEM, {**GOOD, "code L1": [FAILS, GOOD["code L1"]]})
+    assert solution.answer == "30"
+    assert whats(trail).count("repair") == 1
+    second = script.texts("prove L1")[1]
+    assert "These approaches failed" in second and "1 of 1 assertions did not hold" in second and "3 * 3 = 9" in second
+
+
+def test_a_lemma_that_is_found_flawed_runs_no_code_and_is_repaired():
+    said = {**GOOD, "object L1": "9 is prime", "judge L1": ["FLAWED", "SOUND"]}
+    solution, trail, script = solve(PROBLEM, said)
+    assert solution.verified
+    assert script.counts["code L1"] == 1
+    (repair,) = [each for each in trail.decisions if each.what == "repair"]
+    assert "the check found it flawed: 9 is prime" in repair.why
+
+
+def test_a_judgement_that_is_no_label_counts_as_flawed():
+    solution, _, _ = solve(PROBLEM, {**GOOD, "judge L1": "It is SOUND, I think"}, repairs=0, restructures=0)
+    assert not solution.verified
+    assert "gave no clear judgement" in solution.graph["L1"].why
+
+
+def test_a_lemma_that_keeps_failing_is_restructured():
+    said = {
+        **GOOD,
+        "code L1": [FAILS, FAILS, GOOD["code L1"]],
+        "restructure": plan(("M1", "", "The sum 3 + 3 + 3 is 9.")),
+        "prove M1": "by adding",
+        "code M1": fenced("assert sum([3] * 3) == 9"),
+    }
+    solution, trail, script = solve(PROBLEM, said, repairs=1)
+    assert solution.answer == "30"
+    assert whats(trail) == ["planned", "repair", "verified", "restructure", "verified", "verified", "verified"]
+    assert solution.graph["L1"].dependencies == ("M1",)
+    assert "M1: The sum 3 + 3 + 3 is 9." in script.texts("prove L1")[-1]
+
+
+def test_a_restructuring_that_is_no_valid_graph_is_told_why_and_then_given_up():
+    said = {**GOOD, "code L1": FAILS, "restructure": plan(("M1", "FINAL", "The answer is 30."))}
+    solution, trail, script = solve(PROBLEM, said, repairs=0)
+    assert not solution.verified
+    refused = [each for each in trail.decisions if each.what == "plan refused"]
+    assert len(refused) == 2 and "circle" in refused[0].why
+    assert "go in a circle" in script.texts("restructure")[1]
+    assert "no valid new lemmas came" in solution.why
+
+
+def test_it_gives_up_honestly_with_a_guess_marked_as_such():
+    said = {
+        **GOOD,
+        "code L1": FAILS,
+        "restructure": plan(("M1", "", "The sum 3 + 3 + 3 is 9.")),
+        "prove M1": "by adding",
+        "code M1": fenced("assert sum([3] * 3) == 9"),
+        "guess": "Perhaps \\boxed{29}.",
+    }
+    solution, trail, script = solve(PROBLEM, said, repairs=1)
+    assert (solution.answer, solution.verified, solution.best_guess) == (None, False, "29")
+    assert {lemma.id: lemma.status for lemma in solution.graph.lemmas} == {
+        "M1": "verified",
+        "L1": "failed",
+        "L2": "verified",
+        "FINAL": "pending",
+    }
+    assert "it builds on L1" in solution.graph["FINAL"].why
+    assert script.counts["prove L1"] == 4 and script.counts["prove FINAL"] == 0
+    assert whats(trail)[-2:] == ["failed", "gave up"]
+    assert "FINAL will not be attempted" in trail.decisions[-2].why
+    assert "nothing vouches for" in trail.decisions[-1].why
+    assert "L2: The square of 4 is 16." in script.texts("guess")[0] and "L1: " not in script.texts("guess")[0]
+
+
+def test_the_answer_of_a_final_proof_that_failed_is_the_guess():
+    said = {**GOOD, "code FINAL": fenced("assert sum((9, 16, 5)) == 31")}
+    solution, _, script = solve(PROBLEM, said, repairs=0, restructures=0)
+    assert (solution.answer, solution.best_guess) == (None, "30")
+    assert script.counts["guess"] == 0
+
+
+def test_a_final_answer_that_its_code_does_not_hold_is_not_verified():
+    said = {**GOOD, "prove FINAL": "\\boxed{31}", "code FINAL": fenced("assert sum((9, 16, 5)) > 20")}
+    solution, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
+    assert not solution.verified
+    assert "none of the numbers of the answer (31)" in solution.why
+
+
+def test_a_final_proof_without_a_box_fails():
+    solution, _, _ = solve(PROBLEM, {**GOOD, "prove FINAL": "It is 30.", "guess": "30"}, repairs=0, restructures=0)
+    assert "\\boxed{}" in solution.why
+    assert (solution.answer, solution.best_guess) == (None, None)
+
+
+COUNTING = "How many two-digit numbers with the digits 1, 2 and 3 have digits that differ?"
+ENUMERATES = """
+from itertools import product
+found = [pair for pair in product((1, 2, 3), repeat=2) if pair[0] != pair[1]]
+assert all(len(set(pair)) == 2 for pair in found)
+result = len(found)
+assert result == 9
+"""
+
+
+def test_a_counting_problem_whose_text_claims_a_wrong_number_ends_with_the_enumerated_one():
+    said = {
+        "plan": "I have no plan.",
+        "prove FINAL": "There are three choices, twice: \\boxed{9}",
+        "code FINAL": fenced(ENUMERATES),
+    }
+    solution, trail, _ = solve(COUNTING, said)
+    assert (solution.answer, solution.verified) == ("6", True)
+    (overruled,) = [each for each in trail.decisions if each.what == "overruled"]
+    assert overruled.state == {"lemma": "FINAL", "value": "6", "claimed": {"proof": "9", "code": "9"}}
+
+
+def test_what_depends_on_a_counting_lemma_sees_the_enumerated_value():
+    said = {
+        "plan": plan(
+            ("L1", "", "The number of ordered pairs of different digits among 1, 2, 3 is 9."),
+            ("FINAL", "L1", "The answer is twice that.", "synthesis"),
+        ),
+        "prove L1": "\\boxed{9}",
+        "code L1": fenced(ENUMERATES),
+        "prove FINAL": "2 * 6 = \\boxed{12}",
+        "code FINAL": fenced("assert 2 * 6 == 12"),
+    }
+    solution, trail, script = solve("Twice the pairs of different digits among 1, 2, 3?", said)
+    assert solution.answer == "12"
+    assert "a program counted 6; any other number for it is wrong" in script.texts("prove FINAL")[0]
+    assert "\\boxed{9}" not in script.texts("prove FINAL")[0]
+    overruled = next(each for each in trail.decisions if each.what == "overruled")
+    assert overruled.state["claimed"] == {"statement": "9", "proof": "9", "code": "9"}
+
+
+@pytest.mark.parametrize(
+    "code, why",
+    [
+        ("x = 9\nassert x == 9", "no assertion mentions anything computed"),
+        ("print(3 * 3)", "holds no assertion"),
+        ("assert 2 * 2 == 4", "none of the numbers of the statement"),
+        ("try:\n    assert 3 * 3 == 8\nexcept AssertionError:\n    pass", "did not hold, though the code went on"),
+        ("if 3 * 3 == 8:\n    assert 3 * 3 == 9", "no assertion was reached"),
+        ("assert 3 * 3 == 9\nraise OSError('no disk')", "exit code 1: OSError: no disk"),
+        ("assert 3 * 3 == 9\nwhile True:\n    pass", "longer than 0.5 s"),
+        ("assert 3 * 3 ==", "no Python, line 1"),
+    ],
+)
+def test_a_lemma_whose_code_verifies_nothing_is_not_verified(code, why):
+    said = {**GOOD, "code L1": fenced(code)}
+    solution, _, _ = solve(PROBLEM, said, repairs=0, restructures=0, code_timeout_s=0.5)
+    assert solution.graph["L1"].status == "failed"
+    assert why in solution.graph["L1"].why
+    assert not solution.verified
+
+
+@pytest.mark.parametrize("reply", ["I would rather not.", "```python\nassert 3 * 3 == 9"])
+def test_a_lemma_without_a_whole_code_block_is_not_verified(reply):
+    said = {**GOOD, "code L1": reply}
+    solution, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
+    assert "code block" in solution.graph["L1"].why and not solution.verified
+
+
+def test_vacuous_assertions_are_taken_out_before_the_code_is_run():
+    runner = SubprocessRunner()
+    code = "x = 9\nassert x == 10\nassert print('seen') is None\nassert 3 * 3 == x"
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "code L1": fenced(code)}, runner=runner)
+    assert solution.verified
+    run = next(line for line in trail.lines if isinstance(line, Run) and line.purpose.startswith("check L1"))
+    assert run.result["assertions_run"] == 1 and run.result["stdout"] == "seen\n"
+    assert run.code.count("assert ") == 1 and run.code in runner.ran
+
+
+def test_without_a_sandbox_lemmas_stay_unverified_and_the_reason_is_told():
+    solution, trail, script = solve(PROBLEM, {**GOOD, "guess": "\\boxed{30}"}, runner=NoRunner())
+    assert (solution.answer, solution.verified, solution.best_guess) == (None, False, "30")
+    assert solution.graph["L1"].status == "unverified" and solution.graph["FINAL"].status == "pending"
+    assert "no isolation passed" in solution.why and "no isolation passed" in solution.graph["L1"].why
+    assert "unverified" in whats(trail) and script.counts["prove FINAL"] == 0
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5, 9, 12])
+def test_a_limit_of_the_run_ends_it_honestly(calls):
+    solution, trail, _ = solve(PROBLEM, GOOD, limits=Limits(calls=calls))
+    assert not solution.verified and solution.answer is None
+    assert solution.usage.calls == calls
+    assert f"the limit of {calls} calls is reached" in solution.why
+    assert {"limit", "gave up"} <= set(whats(trail))
+
+
+def test_a_limit_before_there_is_a_plan_is_told():
+    solution, trail, _ = solve(PROBLEM, {"plan": "no"}, limits=Limits(calls=1))
+    assert solution.graph is None and "there is no plan" in solution.why
+    assert whats(trail) == ["plan refused", "limit", "gave up"]
+
+
+def test_the_limit_of_a_lemma_ends_that_lemma_alone():
+    said = {**GOOD, "code L1": FAILS, "guess": "\\boxed{30}"}
+    solution, _, script = solve(PROBLEM, said, repairs=50, calls_per_lemma=6)
+    assert "limit of 6 questions about L1" in solution.graph["L1"].why
+    assert sum(key.endswith("L1") for key, _ in script.asked) == 6
+    assert solution.graph["L2"].status == "verified"
+
+
+def told(trail):
+    return sorted((call.purpose, call.seed, json.dumps(call.answer)) for call in trail.lines if isinstance(call, Call))
+
+
+@pytest.mark.parametrize("changes", [{}, {"code L1": [FAILS, GOOD["code L1"]]}, {"code L2": FAILS, "guess": "no"}])
+def test_parallel_equals_serial(changes):
+    said = {**GOOD, "restructure": "no", **changes}
+    serial, serial_trail, _ = solve(PROBLEM, said, workers=1)
+    parallel, parallel_trail, _ = solve(PROBLEM, said, workers=4)
+    assert parallel == serial
+    assert told(parallel_trail) == told(serial_trail)
+    assert [each for each in parallel_trail.decisions if each.what not in ("overruled", "plan refused")] == [
+        each for each in serial_trail.decisions if each.what not in ("overruled", "plan refused")
+    ]
+
+
+def unsure(text, door="escalate"):
+    return Completion(text, door=door)
+
+
+@pytest.mark.parametrize("door", ["escalate", "abort"])
+def test_a_proof_whose_verdict_says_so_is_asked_of_the_larger_model(door):
+    above = Script({"prove L1": "3 * 3 = 9, surely"})
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure("eight?", door)}, above=above)
+    assert solution.verified and solution.graph["L1"].proof == "3 * 3 = 9, surely"
+    assert [key for key, _ in above.asked] == ["prove L1"]
+    (risen,) = [each for each in trail.decisions if each.what == "escalate"]
+    assert risen.state == {"lemma": "L1", "door": door, "model": "larger"}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_escalations_are_limited_in_the_order_of_the_plan(workers):
+    said = {**GOOD, **{key: unsure(GOOD[key]) for key in ("prove L1", "prove L2", "prove FINAL")}}
+    above = Script({"prove L1": "nine", "prove L2": "sixteen", "prove FINAL": "\\boxed{30}"})
+    solution, trail, _ = solve(PROBLEM, said, above=above, escalations=1, workers=workers)
+    assert solution.verified
+    assert [key for key, _ in above.asked] == ["prove L1"]
+    assert whats(trail).count("escalate") == 1 and whats(trail).count("stay") == 2
+
+
+def test_without_a_larger_model_an_unsure_proof_is_examined_as_it_is():
+    solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure(GOOD["prove L1"])})
+    assert solution.verified and "escalate" not in whats(trail)
+
+
+def test_a_model_that_fails_ends_the_run_and_is_written_down():
+    trail = Trail()
+    solver = ALGSolver(ScriptedChat([PLAN]), SubprocessRunner(), desk=Desk(trail))
+    with pytest.raises(ChatFailed):
+        solver.solve(PROBLEM)
+    assert trail.lines[-1].failed
+
+
+def test_where_a_model_fails_the_larger_one_is_asked_if_there_is_one():
+    trail = Trail()
+    larger = ScriptedChat(Script(GOOD), name="larger")
+    solution = ALGSolver(ScriptedChat([PLAN]), SubprocessRunner(), above=larger, desk=Desk(trail)).solve(PROBLEM)
+    assert solution.answer == "30"
+    assert any(each.what == "escalate" and "gave no answer" in each.why for each in trail.decisions)
+
+
+def test_an_earlier_graph_is_gone_on_with():
+    said = {**GOOD, "code FINAL": FAILS}
+    first, _, _ = solve(PROBLEM, said, repairs=0, restructures=0)
+    script = Script({key: reply for key, reply in GOOD.items() if key.endswith("FINAL")})
+    solver = ALGSolver(ScriptedChat(script), SubprocessRunner(), desk=Desk(Trail()))
+    second = solver.solve(PROBLEM, LemmaGraph.from_dict(json.loads(json.dumps(first.graph.to_dict()))))
+    assert second.answer == "30"
+    assert {key.split()[1] for key, _ in script.asked} == {"FINAL"}
+
+
+def test_of_an_earlier_graph_only_what_builds_on_verified_lemmas_stands():
+    graph = LemmaGraph(
+        (
+            Lemma("L1", "The square of 3 is 9.", status="failed"),
+            Lemma("L2", "The square of 4 is 16.", dependencies=("L1",), status="verified"),
+            Lemma("FINAL", "The answer is 30.", dependencies=("L2",)),
+        )
+    )
+    script = Script(GOOD)
+    solution = ALGSolver(ScriptedChat(script), SubprocessRunner(), desk=Desk(Trail())).solve(PROBLEM, graph)
+    assert solution.verified and script.counts["prove L2"] == 1
+    assert replace(solution.graph["L1"], proof="", why="").status == "verified"
+
+
+@pytest.mark.parametrize("problem", ["", "  ", "x" * 9000])
+def test_a_problem_that_is_empty_or_too_long_is_refused(problem):
+    solver = ALGSolver(ScriptedChat([]), SubprocessRunner(), desk=Desk(Trail()))
+    with pytest.raises(ValueError, match="1 to 8000 characters"):
+        solver.solve(problem)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match="repair_count"):
+        ALGSolver(ScriptedChat([]), SubprocessRunner(), settings={"repair_count": 1}, desk=Desk(Trail()))
+
+
+def test_the_trail_can_be_read_again(tmp_path):
+    trail = Trail(tmp_path / "trail.jsonl")
+    trail.add(Heading("lemma", PROBLEM, ("scripted",), {}, {}))
+    ALGSolver(ScriptedChat(Script(GOOD)), SubprocessRunner(), desk=Desk(trail)).solve(PROBLEM)
+    assert len(read_lines(tmp_path / "trail.jsonl")) == len(trail.lines)
