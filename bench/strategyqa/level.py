@@ -67,6 +67,9 @@ class Level(Protocol):
     def learn(self, item: Item, prediction: Prediction) -> None:
         """Is shown an item that it has answered, with its label."""
 
+    def seeds(self) -> Sequence[str]:
+        """Ids of the items that it was made from: it is never scored on them."""
+
 
 def read_answer(text: str) -> bool | None:
     """Yes or no out of a model's words: the last "answer is yes", else a yes or no that they begin with; else None."""
