@@ -7,16 +7,18 @@ from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Prediction, Question, read
 
-DEMONSTRATION = """>>> strategy_qa("Could a llama give birth during the War in Vietnam?")
-Calling decompose("Could a llama give birth during the War in Vietnam?")...
-...decompose returned ["How long did the Vietnam war last?", "How long is a llama's gestation period?"]
-Calling answer_factual("How long did the Vietnam war last?")...
-...answer_factual returned "About 20 years"
-Calling answer_factual("How long is a llama's gestation period?")...
-...answer_factual returned "11 months"
-Calling combine_facts(["About 20 years", "11 months"])...
-...combine_facts returned True
-Final answer: Yes
+DEMONSTRATION = """>>> strategy_qa("Would a grand piano fit into the boot of a small car?")
+Calling decompose("Would a grand piano fit into the boot of a small car?")...
+...decompose returned ["How long is a grand piano?", "How long is the boot of a small car?", "Is #1 less than #2?"]
+Calling answer_factual("How long is a grand piano?")...
+...answer_factual returned "at least 1.5 metres"
+Calling answer_factual("How long is the boot of a small car?")...
+...answer_factual returned "about 0.7 metres"
+Calling evaluate_condition("Is at least 1.5 metres less than about 0.7 metres?")...
+...evaluate_condition returned False
+Calling combine_facts([False])...
+...combine_facts returned False
+Final answer: No
 """
 
 
@@ -84,8 +86,8 @@ class ProgramTrace(_Fixed):
         """See `Level`."""
         shown = "\n".join(self.demonstrations)
         asked = (
-            f"Complete the last doctest with the trace of the program, to its 'Final answer: Yes' or 'Final answer: No'."
-            f'\n\n{shown}\n>>> strategy_qa("{question.text}")\n'
+            "Complete the last doctest with the trace of the program, to 'Final answer: Yes' or 'Final answer: No'.\n\n"
+            f'{shown}\n>>> strategy_qa("{question.text}")\n'
         )
         trace = ask("trace", asked, stop=[">>>"])
         return read(trace, "trace", {"trace": trace})
