@@ -1,0 +1,132 @@
+"""A model without loops that answers several threads in one batch: greedy questions that wait together go together."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import torch
+
+from sigma0.effort import Effort
+from sigma0.reason.chat import LocalChat
+from sigma0.reason.messages import MAX_TOKENS, Completion, Usage
+from sigma0.text import Messages, encode
+
+# seconds that a batch waits for company behind its first question
+PATIENCE = 0.03
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A question on its way into a batch."""
+
+    ids: torch.Tensor
+    max_tokens: int
+    stop: tuple[str, ...]
+    answer: "Future[Completion]" = field(default_factory=Future)
+
+    @property
+    def kind(self) -> tuple[int, tuple[str, ...]]:
+        """What questions of one batch have in common."""
+        return self.max_tokens, self.stop
+
+
+class BatchedChat:
+    """A `LocalChat` whose greedy questions are answered in batches; sampled ones are asked one by one.
+
+    Args:
+        chat: Of a model without loops.
+        batch_size: Questions in a batch at most.
+
+    Raises:
+        ValueError: For a looped model, which has a server for that, or a batch of less than one.
+    """
+
+    def __init__(self, chat: LocalChat, batch_size: int) -> None:
+        if chat.is_looped:
+            raise ValueError(f"{chat.name!r} is looped: `sigma0 serve` batches it by depth")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.name = chat.name
+        self.chat = chat
+        self.batch_size = batch_size
+        self._queue: Queue[_Waiting] = Queue()
+        self._left: list[_Waiting] = []
+        Thread(target=self._serve, daemon=True).start()
+
+    def complete(
+        self,
+        messages: Messages,
+        *,
+        effort: Effort = "low",
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """See `ChatModel`."""
+        if temperature > 0:
+            return self.chat.complete(
+                messages, effort=effort, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
+            )
+        waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], max_tokens, tuple(stop))
+        self._queue.put(waiting)
+        return waiting.answer.result()
+
+    def _serve(self) -> None:
+        while True:
+            batch = self._gather()
+            try:
+                for each, answer in zip(batch, self._write(batch), strict=True):
+                    each.answer.set_result(answer)
+            except Exception as error:
+                # whoever asked is told; the next batch may fare better
+                for each in batch:
+                    each.answer.set_exception(error)
+
+    def _gather(self) -> list[_Waiting]:
+        """Questions of one kind, those that were left over first."""
+        first = self._left.pop(0) if self._left else self._queue.get()
+        batch, deadline = [first], time.monotonic() + PATIENCE
+        for each in list(self._left):
+            if each.kind == first.kind and len(batch) < self.batch_size:
+                batch.append(each)
+                self._left.remove(each)
+        while len(batch) < self.batch_size:
+            try:
+                each = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if each.kind == first.kind:
+                batch.append(each)
+            else:
+                self._left.append(each)
+        return batch
+
+    @torch.no_grad()
+    def _write(self, batch: Sequence[_Waiting]) -> list[Completion]:
+        began = time.monotonic()
+        tokenizer, model = self.chat.tokenizer, self.chat.model
+        padded = tokenizer.pad({"input_ids": [each.ids.tolist() for each in batch]}, return_tensors="pt")
+        padded = {name: value.to(model.device) for name, value in padded.items() if name != "token_type_ids"}
+        stop: dict[str, Any] = {"stop_strings": list(batch[0].stop), "tokenizer": tokenizer} if batch[0].stop else {}
+        out = model.generate(**padded, max_new_tokens=batch[0].max_tokens, do_sample=False, **stop)
+        width = padded["input_ids"].shape[1]
+        share = (time.monotonic() - began) / len(batch)
+        return [self._completion(each, row[width:], share) for each, row in zip(batch, out, strict=True)]
+
+    def _completion(self, asked: _Waiting, new: torch.Tensor, seconds: float) -> Completion:
+        """What one row says, up to its own end: behind it the batch holds pads."""
+        told = self.chat.model.generation_config.eos_token_id
+        ends = {told} if isinstance(told, int) else set(told or ())
+        ids = new.tolist()
+        place = next((place for place, token in enumerate(ids) if token in ends), None)
+        ids = ids if place is None else ids[: place + 1]
+        text = str(self.chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        cut = min((text.find(string) for string in asked.stop if string in text), default=None)
+        whole = place is not None or cut is not None
+        usage = Usage(1, len(asked.ids), len(ids), seconds=seconds)
+        return Completion(text if cut is None else text[:cut], usage, None, "stop" if whole else "length")

@@ -1,0 +1,135 @@
+"""A level over items: asked beside each other where it learns nothing, one after the other where it does."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sigma0.bench.strategyqa.asking import Ask, AskSettings, Cache
+from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.level import Level, Prediction, Question
+from sigma0.reason.messages import ChatFailed, ChatModel, Usage
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a level made of an item.
+
+    Attributes:
+        qid: Of the item.
+        label: Its answer.
+        prediction: The level's.
+        purposes: Of its questions, in their order.
+        usage: Of them all, cached ones as when they were asked.
+        cached: How many came from the cache.
+        doors: That the verdicts on their answers opened; empty where a model has none.
+    """
+
+    qid: str
+    label: bool
+    prediction: Prediction
+    purposes: tuple[str, ...]
+    usage: Usage
+    cached: int
+    doors: tuple[str, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is the label; a miss is wrong."""
+        return self.prediction.answer is self.label
+
+
+@dataclass(frozen=True)
+class LevelRun:
+    """A level over items.
+
+    Attributes:
+        level: Its name.
+        learns: Whether it was shown each label behind its own prediction.
+        answered: In the order of the items.
+    """
+
+    level: str
+    learns: bool
+    answered: tuple[Answered, ...]
+
+    @property
+    def right(self) -> int:
+        """How many are right."""
+        return sum(each.right for each in self.answered)
+
+    @property
+    def usage(self) -> Usage:
+        """Of all."""
+        whole = Usage()
+        for each in self.answered:
+            whole = whole.plus(each.usage)
+        return whole
+
+    @property
+    def misses(self) -> Counter[str]:
+        """Reasons for which there was no answer, by step."""
+        told = (each.prediction.miss for each in self.answered)
+        return Counter(miss.partition(":")[0] for miss in told if miss is not None)
+
+
+def run_level(
+    level: Level,
+    items: Sequence[Item],
+    model: ChatModel,
+    settings: AskSettings,
+    cache: Cache | None = None,
+    concurrency: int = 1,
+    retries: int = 2,
+    advance: Callable[[], None] = lambda: None,
+) -> LevelRun:
+    """Runs a level over items.
+
+    Args:
+        level: A new one, if it learns.
+        items: None of which it was made from.
+        model: Who is asked.
+        settings: Of all questions.
+        cache: Answers that were given before.
+        concurrency: Items at a time; a level that learns takes one.
+        retries: How often an item is begun anew whose question got no answer, before it counts as a miss.
+        advance: Called after each item.
+
+    Raises:
+        ValueError: If the level was made from an item that it would be scored on.
+    """
+    seen = set(level.seeds()) & {item.qid for item in items}
+    if seen:
+        raise ValueError(f"{level.name} was made from {len(seen)} of the items to be scored, such as {min(seen)}")
+
+    def answer(item: Item) -> Answered:
+        found = _answer(level, item, Ask(model, settings, cache), retries)
+        if level.learns:
+            level.learn(item, found.prediction)
+        advance()
+        return found
+
+    if level.learns or concurrency == 1:
+        return LevelRun(level.name, level.learns, tuple(answer(item) for item in items))
+    with ThreadPoolExecutor(concurrency) as pool:
+        return LevelRun(level.name, level.learns, tuple(pool.map(answer, items)))
+
+
+def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:
+    question = Question.of(item)
+    prediction = None
+    for attempt in range(retries + 1):
+        ask.asked.clear()
+        try:
+            prediction = level.predict(question, ask)
+            break
+        except ChatFailed as error:
+            if attempt == retries:
+                prediction = Prediction(None, f"no answer: {error}")
+    assert prediction is not None
+    usage = Usage()
+    for each in ask.asked:
+        usage = usage.plus(each.answer.usage)
+    doors = tuple(str(each.answer.door) for each in ask.asked if each.answer.door is not None)
+    purposes = tuple(each.purpose for each in ask.asked)
+    return Answered(item.qid, item.answer, prediction, purposes, usage, ask.cached, doors)
