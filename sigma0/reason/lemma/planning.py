@@ -186,7 +186,7 @@ def _ids(lemma_id: str, text: str) -> tuple[str, ...]:
     bare = _bare(text)
     if bare.lower() in _NONE:
         return ()
-    words = (each.strip("*_`[]{}.") for each in re.split(r"[\s,;&+]+", bare))
+    words = (each.strip("*_`()[]{}.") for each in re.split(r"[\s,;&+]+", bare))
     named = (each for each in words if each and each.lower() not in ("and", "lemma", "lemmas"))
     found = tuple(dict.fromkeys(map(_as_id, named)))
     wrong = [each for each in found if not _ID.match(each)]
