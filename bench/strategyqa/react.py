@@ -120,7 +120,8 @@ class _Run:
     def _done(self, step: ReactStep) -> ReactStep:
         """A step with what came of it."""
         facts = self._facts()
-        filled, places = step.argument, tuple[int, ...]()
+        filled = step.argument
+        places: tuple[int, ...] = ()
         if self._level.keeps_facts:
             try:
                 filled, places = fill(step.argument, [self.steps[number].observation for number in facts])
