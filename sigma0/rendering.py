@@ -4,6 +4,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unicodedata import category
 
 import typer
 from pydantic import ValidationError
@@ -31,6 +32,11 @@ def one_line_errors() -> Iterator[None]:
         message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
+
+
+def printable(text: str) -> str:
+    """A stranger's text for a terminal: lines and tabs stay, other signs that would steer it are shown as U+FFFD."""
+    return "".join(sign if sign in "\n\t" or category(sign) not in ("Cc", "Cs") else "\ufffd" for sign in text)
 
 
 def quiet_transformers() -> None:

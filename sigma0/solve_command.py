@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.console import Console
 
+from sigma0.extras import needs_extra
 from sigma0.reason.agent import AgentSettings, RepoAgent
 from sigma0.reason.chat import ChatFailed, ChatModel
 from sigma0.reason.critique import Critique
@@ -20,7 +21,7 @@ from sigma0.reason.policies import named_config
 from sigma0.reason.sandbox import Sandbox
 from sigma0.reason.trail import Heading, Outcome, Strategy, Trail
 from sigma0.reason.verify_loop import VerifyLoop
-from sigma0.rendering import one_line_errors, quiet_transformers
+from sigma0.rendering import one_line_errors, printable, quiet_transformers
 from sigma0.solve_models import as_ladder, open_chats
 from sigma0.solve_progress import SolveProgress, lemma_line
 
@@ -108,8 +109,7 @@ def solve(
         text = typer.get_text_stream("stdin").read().strip() if problem == "-" else problem
         _check(text, strategy, {"memory": memory, "repo": repo, "patch": patch, "graph": graph}, resume, temperature)
         for path in (trail, patch, graph, memory):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ValueError(f"{str(path)!r}: there is no such folder")
+            _check_writable(path)
         quiet_transformers()
         limits = Limits(calls=max_calls, seconds=max_seconds)
         chats = open_chats(model, ladder, base_url, device, dtype)
@@ -129,10 +129,24 @@ def solve(
         typer.echo(json.dumps({"strategy": strategy, **found.report}, indent=2, ensure_ascii=False))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        console.print(found.text, markup=False)
-        console.print(f"\n{'solved' if found.solved else 'NOT solved'}: {found.why}", markup=False)
+        console.print(printable(found.text), markup=False)
+        console.print(f"\n{'solved' if found.solved else 'NOT solved'}: {printable(found.why)}", markup=False)
     if not found.solved:
         raise typer.Exit(1)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Refuses a file that could not be written once all is done.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{str(path)!r}: there is no such folder")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder: name a file")
 
 
 def _check(
@@ -145,6 +159,8 @@ def _check(
     """
     if not problem.strip():
         raise ValueError("the problem is empty")
+    if any("\ud800" <= sign <= "\udfff" for sign in problem):
+        raise ValueError("the problem is no UTF-8 text")
     if strategy not in get_args(Strategy):
         raise ValueError(f"no such strategy: {strategy!r}; there are {', '.join(get_args(Strategy))}")
     of = {"memory": "progressive", "repo": "agent", "patch": "agent", "graph": "lemma"}
@@ -154,6 +170,9 @@ def _check(
     memory, repo, graph = files["memory"], files["repo"], files["graph"]
     if graph is not None and graph.suffix not in (".svg", ".mmd"):
         raise ValueError(f"--graph {str(graph)!r} ends neither in .svg nor in .mmd")
+    if graph is not None and graph.suffix == ".svg":
+        with needs_extra("bench"):
+            import matplotlib as matplotlib
     if resume and memory is None:
         raise ValueError("--resume needs --memory FILE")
     if memory is not None and memory.exists() and not resume:
@@ -176,7 +195,7 @@ def _own(order: Order) -> dict[str, Any]:
     if order.config is not None:
         try:
             values = json.loads(Path(order.config).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"--config {order.config!r} cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ValueError(f"--config {order.config!r} holds no JSON object")

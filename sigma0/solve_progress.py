@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sigma0.reason.policies import LEVELS
 from sigma0.reason.trail import Call, Decision, Line, Run, Strategy
+from sigma0.rendering import printable
 
 # decisions that stay on the screen
 SHOWN = 8
@@ -68,7 +69,7 @@ class SolveProgress:
             self._state = {**self._state, **line.state}
             self._take_lemmas(line)
             if not self._hidden and self._live is None:
-                self._console.print(f"{line.what}: {line.why}", markup=False, soft_wrap=True)
+                self._console.print(printable(f"{line.what}: {line.why}"), markup=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The screen as it stands."""
@@ -76,7 +77,9 @@ class SolveProgress:
         head = f"{seconds:5.0f} s  {self._questions} questions, {self._tokens} tokens, {self._runs} runs  {self._doing}"
         decisions = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for decision in self._decisions:
-            decisions.add_row(Text(decision.what, style="bold"), Text(decision.why, overflow="ellipsis", no_wrap=True))
+            decisions.add_row(
+                Text(decision.what, style="bold"), Text(printable(decision.why), overflow="ellipsis", no_wrap=True)
+            )
         return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._own(), decisions)
 
     def _take_lemmas(self, line: Decision) -> None:

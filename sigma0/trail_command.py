@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sigma0.ladder_command import show_trail
-from sigma0.reason.trail import Call, Decision, Heading, Line, Outcome, Run, read_lines
-from sigma0.rendering import one_line_errors
+from sigma0.reason.trail import Call, Decision, Heading, Line, Outcome, Run, is_heading, read_lines
+from sigma0.rendering import one_line_errors, printable
 
 # characters of an answer or of code that a line shows
 SHOWN = 100
@@ -43,10 +43,9 @@ def is_of_a_loop(file: Path) -> bool:
     """Whether a file's first line is that of an outer loop; what cannot be read is left to whoever reads it next."""
     try:
         with file.open(encoding="utf-8") as opened:
-            heading = json.loads(opened.readline())
+            return is_heading(opened.readline())
     except (OSError, ValueError):
         return False
-    return isinstance(heading, dict) and "strategy" in heading
 
 
 def print_lines(lines: Sequence[Line]) -> None:
@@ -56,20 +55,26 @@ def print_lines(lines: Sequence[Line]) -> None:
     for line in lines:
         if isinstance(line, Heading):
             again = " (resumed)" if line.resumed else ""
-            table.add_row(Text(line.strategy, style="bold"), ", ".join(line.models) + again, Text(_short(line.problem)))
+            table.add_row(
+                Text(line.strategy, style="bold"),
+                Text(_short(", ".join(line.models)) + again),
+                Text(_short(line.problem)),
+            )
         elif isinstance(line, Call):
-            told = line.failed if line.answer is None else line.answer["text"]
-            table.add_row("asked", Text(line.purpose), Text(_short(told or ""), style="dim"))
+            told = line.failed if line.answer is None else str(line.answer.get("text", ""))
+            table.add_row("asked", Text(_short(line.purpose)), Text(_short(told or ""), style="dim"))
         elif isinstance(line, Run):
             ended = "ok" if line.result.get("ok") else f"exit {line.result.get('exit_code')}"
-            table.add_row("ran", Text(line.purpose), Text(f"{ended}: {_short(line.code)}", style="dim"))
+            table.add_row("ran", Text(_short(line.purpose)), Text(f"{ended}: {_short(line.code)}", style="dim"))
         elif isinstance(line, Decision):
-            table.add_row("decided", Text(line.what, style="bold"), Text(line.why))
+            table.add_row("decided", Text(_short(line.what), style="bold"), Text(printable(line.why)))
         else:
-            table.add_row("ended", Text("solved" if line.solved else "NOT solved", style="bold"), Text(line.why))
+            table.add_row(
+                "ended", Text("solved" if line.solved else "NOT solved", style="bold"), Text(printable(line.why))
+            )
     console.print(table)
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(printable(text).split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]} ..."

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from sigma0.cli import app
 from sigma0.reason.messages import Completion
 from sigma0.reason.policies import PRESETS, ProgressiveConfig
-from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
+from sigma0.reason.trail import Call, Decision, Heading, Outcome, Trail, read_lines
 from sigma0.solve_models import as_ladder, open_chats
 from sigma0.solve_progress import SolveProgress
 from tests.serve.conftest import served
@@ -151,10 +152,16 @@ def test_ladders_hand_up_tokens_where_they_can():
         (["x", "--model", "no-such"], "no such model: 'no-such'"),
         (["x", "--max-seconds", "0"], "limit seconds must be above 0"),
         (["x", "--memory", "none.json", "--resume"], "cannot be read"),
+        (["x", "--trail", "."], "'.' is a folder: name a file"),
+        (["x", "--strategy", "agent", "--repo", ".", "--patch", "/tmp"], "'/tmp' is a folder: name a file"),
+        (["x\udcff"], "the problem is no UTF-8 text"),
+        (["x", "--config", "deep.json"], "'deep.json' cannot be read"),
+        (["x", "--strategy", "lemma", "--config", "deep.json"], "'deep.json' cannot be read"),
     ],
 )
 def test_bad_input_is_told_in_a_line(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 50_000)
     found = run(*options)
     assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.stderr
 
@@ -170,3 +177,24 @@ def test_progress_shows_level_streak_and_gates():
     text = screen.file.getvalue()
     assert "1 questions" in text and "iteration 5, 2 passes in a row, waits for iteration 12" in text
     assert "upgrade" in text and "found no fault" in text
+
+
+def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = run("x", "--strategy", "lemma", "--model", "no-such", "--graph", str(tmp_path / "plan.svg"))
+    assert found.exit_code == 2 and "matplotlib" in found.stderr and "no-such" not in found.stderr
+
+
+def test_trails_of_strangers_steer_no_terminal(tmp_path):
+    path = tmp_path / "trail.jsonl"
+    trail = Trail(path)
+    trail.add(Heading("lemma", "\x1b[31mp", ("[red]m[/",), {}, {}))
+    trail.add(Call("solve", "m", "low", 1, {"odd": 1}))
+    trail.add(Decision("\x1b[31mx", "\x1b]0;title\x07", {}))
+    with path.open("a") as file:
+        file.write('{"kind": "decision", "what": "x", "why": "\\ud800", "state": {}}\n')
+    shown = CliRunner().invoke(app, ["trail", str(path)])
+    assert shown.exit_code == 0 and "[red]m[/" in shown.stdout and "\x1b" not in shown.stdout
+    deep = tmp_path / "deep"
+    deep.write_text("[" * 50_000)
+    assert CliRunner().invoke(app, ["trail", str(deep)]).exit_code == 2

@@ -75,12 +75,18 @@ class ProgramTrace(_Fixed):
 
     Args:
         demonstrations: Traces shown before it; by default one that belongs to no item of the data.
+        qids: Of the items that they come from.
     """
 
     name = "L1-ptp"
 
-    def __init__(self, demonstrations: Sequence[str] = (DEMONSTRATION,)) -> None:
+    def __init__(self, demonstrations: Sequence[str] = (DEMONSTRATION,), qids: Sequence[str] = ()) -> None:
         self.demonstrations = tuple(demonstrations)
+        self._qids = tuple(qids)
+
+    def seeds(self) -> Sequence[str]:
+        """The items that its demonstrations come from."""
+        return self._qids
 
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""

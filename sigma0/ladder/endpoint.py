@@ -18,6 +18,8 @@ from sigma0.verdict import Door, ReasonVerdict
 BYTES_PER_TOKEN = 16
 # Ids of a prompt at most: one for each byte, and some around each message.
 IDS_PER_MESSAGE = 64
+# No answer has looped more often.
+MOST_PASSES = 2**53
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Asker:
             self._pay(asked, answer.tokens, time.monotonic() - began, told)
             if told == "ok":
                 cut = answer.finish_reason == "length"
-                return Reply("".join(answer.parts), told, None, asked, cut, *_verdict(answer.sigma0))
+                return Reply(_whole("".join(answer.parts)), told, None, asked, cut, *_verdict(answer.sigma0))
             if told == "refused":
                 break
         return Reply(None, told, None, asked)
@@ -206,6 +208,11 @@ def _gather(stream: Any, answer: _Answer, max_new_tokens: int) -> str:
     return "cut off" if answer.finish_reason is None else "ok"
 
 
+def _whole(text: str) -> str:
+    """A text in which halves of surrogate pairs are put together, or replaced where one is alone: no file holds it."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _usage(usage: Any) -> tuple[int, int] | None:
     """Tokens read and written, as far as the endpoint says; what cannot be read is unknown."""
     read, written = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
@@ -226,7 +233,7 @@ def _verdict(told: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | None
     except ValidationError:
         return None, None, None
     door, passes = told.get("door"), told.get("passes")
-    known = isinstance(passes, int) and not isinstance(passes, bool) and passes >= 0
+    known = isinstance(passes, int) and not isinstance(passes, bool) and 0 <= passes <= MOST_PASSES
     return verdict, door if door in get_args(Door) else None, passes if known else None
 
 

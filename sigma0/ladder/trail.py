@@ -166,7 +166,7 @@ def read_trail(path: Path) -> Trail:
             lines.append(_LINES[value["kind"]].validate_python(value))
         except ValidationError as error:
             raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
     if not lines or not isinstance(lines[0], Heading) or any(isinstance(line, Heading) for line in lines[1:]):
         raise ValueError(f"{str(path)!r} does not begin with one heading")

@@ -13,6 +13,8 @@ from sigma0.text import Messages
 
 # of a label that is asked for in words: it, and a sign or two
 LABEL_TOKENS = 8
+# that a model may put around a label
+_AROUND = "*_`'\" \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,6 @@ class Desk:
 
 
 def as_label(text: str, labels: Sequence[str]) -> str | None:
-    """The label that a text is, but for case, spaces and a full stop; None where it is none."""
-    bare = text.strip().removesuffix(".").strip().casefold()
+    """The label that a text is, but for case, spaces, Markdown, quotes and a full stop; None where it is none."""
+    bare = text.strip(_AROUND).removesuffix(".").strip(_AROUND).casefold()
     return next((label for label in labels if label.casefold() == bare), None)

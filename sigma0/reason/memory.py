@@ -3,14 +3,16 @@
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigma0.reason.messages import Usage
 from sigma0.settings import explain
 
 MAX_BYTES = 16 * 2**20
+# up to it a float tells every whole number
+MAX_SPENT = 2.0**53
 
 
 class Memory(BaseModel):
@@ -33,7 +35,7 @@ class Memory(BaseModel):
     report: str | None = None
     seed: int = 0
     progressive: dict[str, Any] | None = None
-    usage: dict[str, float] = {}
+    usage: dict[str, Annotated[float, Field(ge=0, le=MAX_SPENT, allow_inf_nan=False)]] = {}
 
     @property
     def spent(self) -> Usage:

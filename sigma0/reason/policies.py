@@ -119,7 +119,7 @@ class ProgressiveConfig:
             ValueError: For unknown keys or bad values, naming them.
         """
         try:
-            return TypeAdapter(cls).validate_python(dict(value))
+            return TypeAdapter(cls).validate_python(value)
         except ValidationError as error:
             raise ValueError(f"progressive config: {explain(error)}") from error
 
@@ -184,7 +184,7 @@ def named_config(name: str) -> ProgressiveConfig:
     if name.endswith(".json"):
         try:
             value = json.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"progressive config {name!r} cannot be read: {error}") from error
         if not isinstance(value, dict):
             raise ValueError(f"progressive config {name!r} holds no JSON object")

@@ -133,6 +133,9 @@ class Trail:
     Args:
         path: Where they are appended; None keeps them in memory alone.
         listener: Told each line.
+
+    Raises:
+        ValueError: If the file exists and cannot be read, or is no trail of an outer loop.
     """
 
     def __init__(self, path: Path | None = None, listener: Callable[[Line], None] | None = None) -> None:
@@ -140,13 +143,15 @@ class Trail:
         self._path = path
         self._listener = listener
         self._alone = Lock()
+        if path is not None and path.is_file():
+            _mend(path)
 
     def add(self, line: Line) -> None:
         """Adds a line."""
         with self._alone:
             self.lines.append(line)
             if self._path is not None:
-                with self._path.open("a", encoding="utf-8") as file:
+                with self._path.open("a", encoding="utf-8", errors="replace") as file:
                     file.write(json.dumps(asdict(line), ensure_ascii=False, default=str) + "\n")
             if self._listener is not None:
                 self._listener(line)
@@ -159,6 +164,36 @@ class Trail:
     def decisions(self) -> list[Decision]:
         """The decisions alone."""
         return [line for line in self.lines if isinstance(line, Decision)]
+
+
+def _mend(path: Path) -> None:
+    """Takes away a last line that a crash cut off, so that the next one does not go on with it.
+
+    Raises:
+        ValueError: If the file cannot be read, or does not begin as a trail does: it is left as it is.
+    """
+    try:
+        with path.open("rb+") as file:
+            first = file.readline()
+            if first and not is_heading(first.decode("utf-8", "replace")):
+                raise ValueError(f"{str(path)!r} exists and is no trail of an outer loop: name another file")
+            end = whole = file.tell() if first.endswith(b"\n") else 0
+            for line in file:
+                end += len(line)
+                whole = end if line.endswith(b"\n") else whole
+            if first:
+                file.truncate(whole)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be written: {error}") from error
+
+
+def is_heading(line: str) -> bool:
+    """Whether a line is the heading of an outer loop's trail, as far as its keys tell."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "strategy" in value
 
 
 def read_lines(path: Path) -> Sequence[Line]:
@@ -181,7 +216,7 @@ def read_lines(path: Path) -> Sequence[Line]:
             lines.append(_LINES[value["kind"]].validate_python(value))
         except ValidationError as error:
             raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
     if not lines or not isinstance(lines[0], Heading):
         raise ValueError(f"{str(path)!r} does not begin with a heading")

@@ -106,7 +106,8 @@ class VerifyLoop:
 
     Args:
         task: What is solved.
-        desk: Where questions go; its limits hold over the run, what ran before a resumption included.
+        desk: Where questions go; its limits of calls and tokens hold over the run, what ran before a
+            resumption included.
         solver: Writes and corrects.
         verifier: Verifies; by default the solver.
         manager: The policy; by default a new one as SIGMA0_PROGRESSIVE_CONFIG says.

@@ -17,7 +17,7 @@ from sigma0.reason.trees import StoredFile, is_left_out, read_tree, unfit, write
 
 TESTS = ("tests/", "test/", "test_*.py", "*_test.py", "conftest.py")
 # what decides which tests run, or would be imported in the test tool's stead
-TEST_SETTINGS = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
+TEST_SETTINGS = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml")
 TEST_TOOLS = ("pytest.py", "pytest/", "_pytest/", "sitecustomize.py", "usercustomize.py")
 PROTECTED = (*TESTS, *TEST_SETTINGS, *TEST_TOOLS)
 LISTED = 200

@@ -27,6 +27,7 @@ from sigma0.ladder import (
     read_trail,
     replay,
 )
+from sigma0.ladder.endpoint import _verdict, _whole
 
 pytest.importorskip("openai")
 SERVER = Path(__file__).with_name("misbehaving_server.py")
@@ -318,3 +319,15 @@ def test_bad_keys_are_refused_and_not_shown(key):
         Rung.endpoint("http://127.0.0.1:1/v1", "m", key)
     assert not key or key not in str(caught.value)
     assert Rung.endpoint("http://127.0.0.1:1/v1", "m", "abc\n").api_key.get_secret_value() == "abc"
+
+
+def test_halves_of_surrogate_pairs_are_put_together_or_replaced():
+    assert _whole("a\ud83d\ude00b\ud800") == "a\U0001f600b\ufffd" and _whole("plain \u2028") == "plain \u2028"
+
+
+def test_passes_that_no_answer_took_are_not_known():
+    verdict = {"converged": True, "depth": 1, "proximity": 0, "grounded": None, "stable": None, "reason": None}
+    assert [_verdict({"verdict": verdict, "passes": passes})[2] for passes in (7, 10**4000, -1, True)] == [
+        7,
+        *[None] * 3,
+    ]

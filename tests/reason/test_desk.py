@@ -75,6 +75,7 @@ def test_a_label_is_asked_for_twice_and_then_there_is_none():
 def test_a_label_is_the_whole_answer():
     assert as_label(" yes. ", ("YES", "NO")) == "YES" and as_label("yes..", ("YES", "NO")) is None
     assert as_label("not NO", ("YES", "NO")) is None
+    assert as_label("**Yes**.", ("YES", "NO")) == as_label("`yes.`", ("YES", "NO")) == "YES"
 
 
 def test_a_trail_is_read_back_as_it_was(tmp_path):

@@ -204,6 +204,9 @@ def test_memory_that_does_not_fit_is_refused(tmp_path):
         ({"problem": PROBLEM, "seed": 9}, "seed 9"),
         ({"problem": PROBLEM, "pickle": 1}, "pickle"),
         ({"problem": PROBLEM, "usage": {"gold": 1}}, "gold"),
+        ({"problem": PROBLEM, "usage": {"calls": float("inf")}}, "usage.calls"),
+        ({"problem": PROBLEM, "usage": {"calls": -4}}, "usage.calls"),
+        ({"problem": PROBLEM, "progressive": {"config": 5, "state": {}}}, "progressive config"),
         ({"problem": PROBLEM, "progressive": {"level": "low"}}, "config and state"),
     ]
     for content, named in cases:

@@ -152,6 +152,8 @@ def test_links_inside_the_copy_are_not_followed(workspace, tmp_path):
         "numbers_test.py",
         "deep/conftest.py",
         "pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
         "pyproject.toml",
         "pytest.py",
         "./tests/test_numbers.py",

@@ -27,7 +27,7 @@ _COUNTS = re.compile(r"\bhow many\b|\bnumber of\b|\bcount(?:s|ed|ing)?\b", re.I)
 _ENUMERATE = re.compile(r"\benumerat", re.I)
 _ASKS = re.compile(r"(?:how|what|count|find|determine|compute|calculate|enumerate)\b|.*\?\s*$", re.I | re.DOTALL)
 _CLAIM = re.compile(
-    r"(?:\b(?:is|are|equals|exactly)\b|=)\s*\$?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})\$?[.!]?\s*$"
+    r"(?:\b(?:is|are|equals|exactly)\b|=)[\s$*`]*(?:\\boxed\s*\{\s*)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})[\s$*`}.!]*$"
     r"|\bthere (?:is|are) (?:exactly )?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})\b",
     re.I,
 )

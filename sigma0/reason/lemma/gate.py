@@ -5,6 +5,7 @@ name that holds such (`sigma0.reason.lemma.origins`). These do not:
 
     x = 5; assert x == 5               written down on both sides
     assert total == total              one thing compared with itself
+    x = 5; assert abs(x - 5) < 1e-9    the same as x == 5, as is math.isclose(x, 5)
     assert True or check()             true whatever is computed
     assert (total == 5, "message")     a tuple, which is always true
     assert isinstance(total, int)      a fact about a kind
@@ -30,6 +31,8 @@ _PYTHON = ("", "py", "python", "python3")
 _NUMBER = re.compile(r"(?<![\w.])(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 # digits; longer ones are no numbers of a statement
 _LONGEST = 300
+# what two numbers may differ by that are meant to be equal
+_TOLERANCE = 0.01
 
 
 class GateRefused(ValueError):
@@ -80,7 +83,9 @@ class Program:
         if isinstance(test, ast.Compare):
             sides = [test.left, *test.comparators]
             enough = any if positive else all
-            return enough(self._compares(assertion, left, right) for left, right in pairwise(sides))
+            return enough(self._compares(assertion, *_near(left, right)) for left, right in pairwise(sides))
+        if isinstance(test, ast.Call) and len(test.args) == 2 and ast.unparse(test.func) in ("isclose", "math.isclose"):
+            return self._compares(assertion, *test.args)
         return not isinstance(test, _ALWAYS_TRUE) and self.is_computed(assertion, test)
 
     def is_computed(self, assertion: ast.Assert, expression: ast.expr) -> bool:
@@ -102,6 +107,8 @@ class Program:
                 continue
             if isinstance(node, ast.Constant):
                 found |= _of_constant(node.value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+                found |= _last_of(node)
             children = [node.test] if isinstance(node, ast.Assert) else ast.iter_child_nodes(node)
             open_nodes += children
         return frozenset(found)
@@ -204,6 +211,22 @@ def _readable() -> Iterator[None]:
         raise GateRefused("the code is nested too deeply to be looked at: write it in more steps") from error
     except ValueError as error:
         raise GateRefused(f"the code cannot be read: {error}") from error
+
+
+def _near(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+    """What a comparison is about: of abs(a - b) < 0.1 and of a - b == 0 it is a and b."""
+    if isinstance(right, ast.Constant) and isinstance(right.value, int | float) and 0 <= right.value < _TOLERANCE:
+        if isinstance(left, ast.Call) and ast.unparse(left.func) == "abs" and len(left.args) == 1:
+            left = left.args[0]
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub):
+            return left.left, left.right
+    return left, right
+
+
+def _last_of(called: ast.Call) -> frozenset[Fraction]:
+    """The last number of a range, in front of the one that it is written with."""
+    stop = called.args[1:2] or called.args[:1]
+    return frozenset(each - 1 for end in stop if isinstance(end, ast.Constant) for each in _of_constant(end.value))
 
 
 def _of_constant(value: object) -> frozenset[Fraction]:

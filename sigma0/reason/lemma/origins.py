@@ -123,7 +123,10 @@ class Origins:
         self.functions.setdefault(name, []).append(function)
         body = [function.body] if isinstance(function, ast.Lambda) else function.body
         nodes = [node for statement in body for node in ast.walk(statement)]
-        if any(isinstance(node, ast.For | ast.AsyncFor | ast.While | _COMPREHENSIONS) for node in nodes):
+        loops = any(isinstance(node, ast.For | ast.AsyncFor | ast.While | _COMPREHENSIONS) for node in nodes)
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        # a function that calls itself twice goes through a tree of cases
+        if loops or sum(isinstance(called, ast.Name) and called.id == name for called in calls) > 1:
             self.in_loops.add(name)
 
     def _inside(self, name: str, function: _Function) -> None:
@@ -179,7 +182,7 @@ class Scope:
     def _composed(self, node: ast.expr) -> Origin:
         parts = [self.of(part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
         found = joined(*parts)
-        if isinstance(node, ast.BinOp):
+        if isinstance(node, ast.BinOp) or (isinstance(node, ast.Slice) and parts):
             return found | Origin.COMPUTED
         if isinstance(node, ast.BoolOp):
             return found if self._is_open(node, parts) else Origin.LITERAL
@@ -327,6 +330,8 @@ class Scope:
             self.foreign |= set(node.names)
         elif isinstance(node, ast.ClassDef):
             Scope(self.origins, None, dict(self.names)).walk(node.body)
+            # what stands in it is not followed, what is changed in it from outside is
+            self._bind(ast.Name(node.name, ast.Store()), Origin.LITERAL)
         elif isinstance(node, ast.Expr):
             self.of(node.value)
 

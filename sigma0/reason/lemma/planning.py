@@ -8,9 +8,10 @@ A plan is blocks of five fields, each on a line of its own and in this order or 
     DEPENDS: none, or ids with commas between them
     VERIFY: how code may check it
 
-Case, blank lines, bullets, bold type and Markdown fences do not matter, and prose in front of the first block is
-skipped; a line that begins no field goes on with the one before. All else is refused: unknown types and ids, fields
-that lack or stand twice, and whatever `LemmaGraph` refuses.
+Case, blank lines, rules, bullets, bold type and Markdown fences do not matter, and prose in front of the first block
+is skipped; a line that begins no field goes on with the one before. "Lemma 1" is L1, "Final lemma" is FINAL, a title
+may stand behind an id, and a remark in brackets behind a type or an id. All else is refused: unknown types and ids,
+fields that lack or stand twice, and whatever `LemmaGraph` refuses.
 """
 
 import re
@@ -27,11 +28,17 @@ from sigma0.text import Messages
 
 PLAN_ATTEMPTS = 2
 _FIELDS = ("TYPE", "STATEMENT", "DEPENDS", "VERIFY")
-_DECORATION = r"^[\s>#*+\-\u2022_]*(?:[0-9]+[.)]\s+)?[*_]*"
-_HEADER = re.compile(rf"{_DECORATION}lemma\s+([^\s:*]+)[\s:*]*$", re.IGNORECASE)
-_FIELD = re.compile(rf"{_DECORATION}({'|'.join(_FIELDS)})[*_]*\s*:[*_]*\s*(.*)$", re.IGNORECASE)
+_DECORATION = r"^[\s>#*+\-\u2022_`]*(?:[0-9]+[.)]\s+)?[*_`]*"
+# a title is parted from its id by a sign, so that prose such as "Lemma L1 is plain" is none
+_TITLE = r"(?:\s*[:.\u2013\u2014-].*|\s*\(.*\))?[\s:*_`]*$"
+_HEADER = re.compile(rf"{_DECORATION}lemma\s+[*_`\[]*([^\s:.*`()\[\]\u2013\u2014-]+)[*_`\]]*{_TITLE}", re.IGNORECASE)
+_FINAL_HEADER = re.compile(rf"{_DECORATION}(?:the\s+)?final(?:\s+lemma)?[*_`]*\s*:?[\s*_`]*$", re.IGNORECASE)
+_NAMES = rf"{'|'.join(_FIELDS)}|DEPENDS ON|DEPENDENCIES|VERIFICATION"
+_FIELD = re.compile(rf"{_DECORATION}({_NAMES})[*_`]*\s*:[*_`]*\s*(.*)$", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
-_NONE = frozenset(("", "none", "-", "nothing", "n/a"))
+_RULE = re.compile(r"^\s*(?:[-*_=]\s*){3,}$")
+_REMARK = re.compile(r"(?<=[\w*_`])\s*\([^()]*\)")
+_NONE = frozenset(("", "none", "-", "\u2013", "\u2014", "nothing", "n/a"))
 _ID = re.compile(ID_PATTERN)
 P = TypeVar("P")
 
@@ -106,18 +113,19 @@ def parse_lemmas(text: str) -> list[Lemma]:
     """
     blocks: list[tuple[str, dict[str, str]]] = []
     field: str | None = None
+    closed = False
     for line in text[:MAX_TEXT].splitlines():
-        header, named = _HEADER.match(line), _FIELD.match(line)
-        if header:
-            blocks.append((header[1].upper(), {}))
-            field = None
-        elif not blocks or not line.strip():
+        header, named = _header(line), _FIELD.match(line)
+        if header is not None:
+            blocks.append((header, {}))
+            field, closed = None, False
+        elif not blocks or not line.strip() or closed:
             continue
-        elif _FENCE.match(line):
-            # what stands behind a plan in a fence is no part of it
-            break
+        elif _FENCE.match(line) or _RULE.match(line):
+            # what stands behind a fence or a rule, up to the next lemma, is no part of the plan
+            closed = len(blocks[-1][1]) > 0
         elif named:
-            field = _open_field(blocks[-1], named[1].upper(), named[2])
+            field = _open_field(blocks[-1], _field_name(named[1]), named[2])
         elif field is None:
             raise ValueError(f"lemma {blocks[-1][0]}: the line {shortened(line, 40)!r} stands in none of its fields")
         else:
@@ -125,6 +133,23 @@ def parse_lemmas(text: str) -> list[Lemma]:
     if not blocks:
         raise ValueError("the plan holds no line of the form 'LEMMA L1'")
     return [_lemma(*block) for block in blocks]
+
+
+def _header(line: str) -> str | None:
+    """The id in a line that begins a lemma."""
+    found = _HEADER.match(line)
+    if found:
+        return _as_id(found[1])
+    return FINAL if _FINAL_HEADER.match(line) else None
+
+
+def _as_id(name: str) -> str:
+    """A name as an id: of a bare number that of the lemma so numbered."""
+    return f"L{name}" if name.isdecimal() else name.upper()
+
+
+def _field_name(told: str) -> str:
+    return next(name for name in _FIELDS if told[:5].upper() == name[:5])
 
 
 def _open_field(block: tuple[str, dict[str, str]], name: str, value: str) -> str:
@@ -142,7 +167,7 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
     missing = [name for name in _FIELDS if name not in fields or (name == "STATEMENT" and not fields[name])]
     if missing:
         raise ValueError(f"lemma {shown} lacks {', '.join(missing)}")
-    kind = next((each for each in TYPES if each == fields["TYPE"].strip(" .*_`").lower()), None)
+    kind = next((each for each in TYPES if each == _bare(fields["TYPE"]).lower()), None)
     if kind is None:
         raise ValueError(f"lemma {shown}: TYPE {shortened(fields['TYPE'], 30)!r} is none of {', '.join(TYPES)}")
     try:
@@ -158,11 +183,18 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
 
 
 def _ids(lemma_id: str, text: str) -> tuple[str, ...]:
-    bare = text.strip(" .*_`[](){}")
+    bare = _bare(text)
     if bare.lower() in _NONE:
         return ()
-    found = tuple(dict.fromkeys(each.upper() for each in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+|\s+", bare) if each))
+    words = (each.strip("*_`()[]{}.") for each in re.split(r"[\s,;&+]+", bare))
+    named = (each for each in words if each and each.lower() not in ("and", "lemma", "lemmas"))
+    found = tuple(dict.fromkeys(map(_as_id, named)))
     wrong = [each for each in found if not _ID.match(each)]
     if wrong:
         raise ValueError(f"lemma {lemma_id}: DEPENDS names {shortened(wrong[0], 30)!r}, which is no id: ids or none")
     return found
+
+
+def _bare(value: str) -> str:
+    """What a field says, without remarks in brackets and the signs around it."""
+    return _REMARK.sub(" ", value).strip(" .*_`[](){}")

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.reason.desk import Desk
-from sigma0.reason.lemma import FINAL, ExhaustiveSearcher, GateRefused, Lemma, LemmaSettings, is_counting
+from sigma0.reason.lemma import FINAL, ExhaustiveSearcher, GateRefused, Lemma, LemmaSettings, Program, is_counting
 from sigma0.reason.lemma.counting import claimed, same_number
+from sigma0.reason.lemma.origins import Origin
 from sigma0.reason.trail import Run, Trail
 from tests.reason.lemma.helpers import SubprocessRunner
 
@@ -207,3 +208,15 @@ def test_a_number_is_itself_with_commas_and_signs_around_it(number):
     assert same_number(f"${number:,}$", str(number))
     assert same_number(f"{number} \\text{{ ways}}", str(number))
     assert not same_number(f"{number + 1}", str(number))
+
+
+@pytest.mark.parametrize("number", ["12", "**12**", "$12$.", "\\boxed{12}", "$\\boxed{12}$."])
+def test_a_claim_may_be_set_off(number):
+    assert claimed(f"The number of ways is {number}") == "12"
+
+
+def test_a_function_that_branches_into_itself_enumerates_and_one_that_multiplies_does_not():
+    branches = "def f(n):\n    return 1 if n < 2 else f(n - 1) + f(n - 2)\nresult = f(6)"
+    multiplies = "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\nresult = f(6)"
+    found = [Program(code).origins.at_end("result") & Origin.ENUMERATED for code in (branches, multiplies)]
+    assert list(map(bool, found)) == [True, False]

@@ -215,3 +215,29 @@ def test_code_comes_out_of_its_fence(language):
 def test_an_answer_without_one_block_of_python_is_refused(text, told):
     with pytest.raises(GateRefused, match=told):
         fenced_code(text)
+
+
+@pytest.mark.parametrize(
+    "test", ["abs(x - 5) < 1e-9", "abs(5 - x) <= 0.001", "x - 5 == 0", "math.isclose(x, 5)", "not x - 4 == 0"]
+)
+def test_a_comparison_within_a_tolerance_says_as_little_as_one_without(test):
+    assert Program(f"import math\nx = 5\nassert {test}").meaningful == []
+    assert Program(f"import math\nx = sum([2, 3])\nassert {test}").vacuous == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "s = 'racecar'\nassert s == s[::-1]",
+        "class T:\n    n = 0\nfor i in range(10):\n    T.n += i\nassert T.n == 45",
+        "x, y = 3, 4\nassert abs(x - y) == 1",
+    ],
+)
+def test_ordinary_programs_are_let_through(code):
+    exec(code, {})
+    assert Program(code).vacuous == []
+
+
+def test_a_range_holds_the_number_that_it_ends_with():
+    assert Fraction(6) in Program("xs = list(range(1, 7))").numbers()
+    assert Fraction(9) in Program("xs = list(range(10))").numbers()

@@ -48,7 +48,7 @@ def test_case_blank_lines_fences_bullets_and_bold_type_do_not_matter(changed):
         (PLAN.replace("Two is even.", ""), "lemma L1 lacks STATEMENT"),
         (PLAN.replace("computational", "obvious"), "TYPE 'obvious' is none of structural"),
         (PLAN.replace("DEPENDS: L1", "DEPENDS: the_first! one"), "'THE_FIRST!', which is no id"),
-        (PLAN.replace("LEMMA L1", "LEMMA 1"), "lemma id '1' must be a letter"),
+        (PLAN.replace("LEMMA L1", "LEMMA 1x"), "lemma id '1X' must be a letter"),
         (PLAN.replace("TYPE: synthesis", "TYPE: synthesis\nTYPE: reduction"), "TYPE stands in it twice"),
         (PLAN.replace("TYPE: computational", "We begin so.\nTYPE: computational"), "stands in none of its fields"),
         (PLAN.replace("Two is even.", "x" * 9000), "lemma L1: statement"),
@@ -100,3 +100,33 @@ def test_a_bad_plan_is_refused_with_its_error_and_then_fallen_back_from(bad, tol
 def test_a_plan_that_is_put_right_is_taken():
     graph, trail, _ = build(["no plan", PLAN])
     assert len(graph.lemmas) == 2 and whats(trail) == ["plan refused", "planned"]
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("LEMMA L1", "### Lemma 1:"),
+        ("LEMMA L1", "**LEMMA L1: two is even**"),
+        ("LEMMA L1", "Lemma L1 (two is even)"),
+        ("LEMMA L1", "`LEMMA [L1]`"),
+        ("LEMMA FINAL", "**Final Lemma**"),
+        ("LEMMA FINAL", "FINAL:"),
+        ("LEMMA FINAL", "---\n\nLEMMA FINAL"),
+        ("LEMMA FINAL", "```\nNow the last one:\n```\nLEMMA FINAL"),
+        ("TYPE: computational", "TYPE: [computational]"),
+        ("TYPE: computational", "TYPE: computational (a small one)"),
+        ("DEPENDS: none", "DEPENDS: None (it is a fact)"),
+        ("DEPENDS: none", "DEPENDS: \u2014"),
+        ("DEPENDS: L1", "**DEPENDS ON:** Lemma L1 (the fact)."),
+        ("DEPENDS: L1", "Dependencies: 1; L1"),
+        ("DEPENDS: L1", "DEPENDS: (L1), [L1]"),
+    ],
+)
+def test_a_plan_may_be_written_as_models_write_it(old, new):
+    assert old in PLAN
+    assert parse_lemmas(PLAN.replace(old, new)) == parse_lemmas(PLAN)
+
+
+def test_prose_about_a_lemma_begins_none():
+    changed = PLAN.replace("STATEMENT: The answer is 2.", "STATEMENT: The answer\nLemma L1 is used (twice) for.")
+    assert parse_lemmas(changed)[1].statement == "The answer Lemma L1 is used (twice) for."

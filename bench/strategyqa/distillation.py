@@ -1,0 +1,202 @@
+"""From what a higher level did right to files that a lower one loads: demonstrations, or a template of steps."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+
+from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.level import Prediction
+from sigma0.bench.strategyqa.prompted import ProgramTrace
+from sigma0.bench.strategyqa.react_traces import ReactTrace
+from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
+from sigma0.bench.strategyqa.workflow import Template, Workflow, check_parts, function_of, is_pattern
+from sigma0.settings import explain
+
+Rows = Sequence[tuple[Item, Prediction]]
+T = TypeVar("T")
+
+# demonstrations that a prompt holds
+MOST = 3
+# a question, calls with what they returned, and the answer: no line but these, so that it can end no prompt early
+_CALL = r"Calling \w+\(.*\)\.\.\.\n\.\.\.\w+ returned .*\n"
+_FORM = re.compile(rf'>>> strategy_qa\(".*"\)\n(?:{_CALL})+Final answer: (?:Yes|No)\n')
+
+
+class Demonstration(BaseModel):
+    """A trace that is shown to a model.
+
+    Attributes:
+        qid: Of the item that it comes from.
+        text: In the form of `prompted.DEMONSTRATION`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    qid: str
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def _check(cls, text: str) -> str:
+        if not _FORM.fullmatch(text):
+            raise ValueError(f"no trace from '>>> strategy_qa(\"...\")' to 'Final answer: Yes' or No: {text[:60]!r}")
+        return text
+
+
+_DEMONSTRATIONS = TypeAdapter(list[Demonstration])
+_TEMPLATE = TypeAdapter(Template)
+
+
+def distil_demonstrations(rows: Rows, most: int = MOST) -> list[Demonstration]:
+    """The shortest demonstrations of right and audited traces, those of Yes and of No in turn.
+
+    Args:
+        rows: Items with what a level with steps (L2, L2-rag, L3, L3-simple) predicted.
+        most: Demonstrations at most, >= 1.
+
+    Raises:
+        ValueError: If there is none, or a right prediction has no trace that can be shown.
+    """
+    if most < 1:
+        raise ValueError(f"at least 1 demonstration is needed, got most {most}")
+    found: dict[bool, list[Demonstration]] = {True: [], False: []}
+    for item, prediction in _right(rows):
+        trace = audited(prediction.trace)
+        if trace is not None:
+            found[item.answer].append(Demonstration(qid=item.qid, text=trace.to_icl_demo()))
+    sides = (sorted(each, key=lambda one: (len(one.text), one.qid)) for each in found.values())
+    chosen = [one for one in chain.from_iterable(zip_longest(*sides)) if one is not None][:most]
+    if not chosen:
+        raise ValueError(_nothing(rows))
+    return chosen
+
+
+def distil_template(rows: Rows) -> Template:
+    """The most common pattern of right and audited traces; of equally common ones the shortest.
+
+    Args:
+        rows: As of `distil_demonstrations`; of a level that only plans its steps (L5) the plans are taken.
+
+    Raises:
+        ValueError: If there is none, or a right prediction has no trace that can be read.
+    """
+    found = [(item.qid, pattern) for item, prediction in _right(rows) if (pattern := _pattern(prediction.trace))]
+    if not found:
+        raise ValueError(_nothing(rows))
+    counts = Counter(pattern for _, pattern in found)
+    best = min(counts, key=lambda pattern: (-counts[pattern], len(pattern), pattern))
+    # the others voted too
+    return Template(best, tuple(qid for qid, _ in found))
+
+
+def audited(trace: Mapping[str, Any]) -> WorkflowTrace | None:
+    """The workflow of a prediction's trace; None where a step failed, or a conclusion does not rest on answers.
+
+    Raises:
+        ValueError: For a trace of a level without steps whose answers it kept.
+    """
+    kind = trace.get("kind")
+    if kind in ("workflow", "react"):
+        found = WorkflowTrace.from_dict(trace) if kind == "workflow" else ReactTrace.from_dict(trace)
+        info = found.get_audit_info()
+        if info["misses"] or not info["grounded"]:
+            return None
+        return found.to_workflow() if isinstance(found, ReactTrace) else found
+    raise ValueError(
+        f"a trace with {', '.join(map(str, trace)) or 'nothing'} holds no answered steps: distil from a run of L2, "
+        "L2-rag, L3 or L3-simple"
+    )
+
+
+def save_demonstrations(demonstrations: Sequence[Demonstration], path: Path) -> None:
+    """Writes a file that `load_demonstrations` reads."""
+    _write([one.model_dump() for one in demonstrations], path)
+
+
+def load_demonstrations(path: Path) -> list[Demonstration]:
+    """The demonstrations of a file.
+
+    Raises:
+        ValueError: If it cannot be read, is empty, or holds unknown keys or other texts.
+    """
+    found = _load(_DEMONSTRATIONS, path)
+    if not found:
+        raise ValueError(f"{str(path)!r} holds no demonstrations")
+    return found
+
+
+def save_template(template: Template, path: Path) -> None:
+    """Writes a file that `load_template` reads."""
+    _write(_TEMPLATE.dump_python(template, mode="json"), path)
+
+
+def load_template(path: Path) -> Template:
+    """The template of a file.
+
+    Raises:
+        ValueError: If it cannot be read, or holds unknown keys or another pattern than a workflow has.
+    """
+    return _load(_TEMPLATE, path)
+
+
+def demonstrated(path: Path) -> ProgramTrace:
+    """L1-ptp with the demonstrations of a file; it is never scored on the items that these come from.
+
+    Raises:
+        ValueError: As `load_demonstrations`.
+    """
+    found = load_demonstrations(path)
+    return ProgramTrace([one.text for one in found], [one.qid for one in found])
+
+
+def templated(path: Path) -> Workflow:
+    """L2 held to the template of a file; it is never scored on the items that this was made from.
+
+    Raises:
+        ValueError: As `load_template`.
+    """
+    return Workflow(load_template(path))
+
+
+def _right(rows: Rows) -> list[tuple[Item, Prediction]]:
+    return [(item, prediction) for item, prediction in rows if prediction.answer == item.answer]
+
+
+def _pattern(trace: Mapping[str, Any]) -> tuple[Function, ...] | None:
+    """Of an audited trace or of a plan; None where it did not pass, or has steps that no template holds."""
+    steps = trace.get("steps")
+    if "kind" not in trace and isinstance(steps, list) and all(isinstance(step, str) for step in steps):
+        if check_parts(steps) is not None:
+            return None
+        functions: tuple[Function, ...] = ("decompose", *map(function_of, steps), "combine_facts")
+    else:
+        found = audited(trace)
+        if found is None:
+            return None
+        functions = found.pattern
+    return functions if is_pattern(functions) else None
+
+
+def _nothing(rows: Rows) -> str:
+    right = len(_right(rows))
+    return f"nothing to distil: of {len(rows)} predictions {right} are right, and no trace of these passes the audit"
+
+
+def _write(value: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _load(adapter: TypeAdapter[T], path: Path) -> T:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{str(path)!r}: {explain(error)[:400]}") from error
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error

@@ -1,0 +1,159 @@
+"""What a workflow did for a question: its steps, for audits, and as a demonstration for a model."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from sigma0.bench.strategyqa.level import Prediction
+from sigma0.settings import explain
+
+Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
+Value = str | bool | tuple[str | bool, ...] | None
+T = TypeVar("T")
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=STRICT)
+class TraceStep:
+    """A step of a workflow.
+
+    Attributes:
+        function: That was called.
+        arguments: Of the call, answers put in for `#1`.
+        result: That it returned; None where it failed.
+        purpose: What it was for: the step as the decomposition words it.
+        miss: Why there is no result; None where there is one.
+        uses: Numbers of the earlier steps, from 0, whose results the arguments hold.
+    """
+
+    function: Function
+    arguments: tuple[Value, ...]
+    result: Value
+    purpose: str
+    miss: str | None = None
+    uses: tuple[int, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has a result."""
+        return self.miss is None
+
+
+@dataclass(frozen=True, config=STRICT)
+class WorkflowTrace:
+    """What a workflow did for a question.
+
+    Attributes:
+        qid: Of the question.
+        question: It.
+        steps: In order.
+        kind: Tells this trace from others.
+    """
+
+    qid: str
+    question: str
+    steps: tuple[TraceStep, ...]
+    kind: Literal["workflow"] = "workflow"
+
+    @property
+    def answer(self) -> bool | None:
+        """The final one; None where there is none."""
+        last = self.steps[-1] if self.steps else None
+        return last.result if last and last.function == "combine_facts" and isinstance(last.result, bool) else None
+
+    @property
+    def pattern(self) -> tuple[Function, ...]:
+        """Functions in order; retrieval is left out, for it belongs to the question behind it."""
+        return tuple(step.function for step in self.steps if step.function != "retrieve")
+
+    def prediction(self) -> Prediction:
+        """The final answer, or the first miss."""
+        misses = [step.miss for step in self.steps if step.miss is not None]
+        return Prediction(None if misses else self.answer, misses[0] if misses else None, self.to_dict())
+
+    def to_icl_demo(self) -> str:
+        """The trace as a doctest, to be shown to a model; retrieval is left out, as whoever completes it has no index.
+
+        Raises:
+            ValueError: If it has no answer.
+        """
+        if self.answer is None or not all(step.ok for step in self.steps):
+            raise ValueError(f"the trace of {self.qid!r} has no answer to show: only whole traces demonstrate anything")
+        calls = "".join(_call(step) for step in self.steps if step.function != "retrieve")
+        return f">>> strategy_qa({_literal(self.question)})\n{calls}Final answer: {words(self.answer)}\n"
+
+    def get_audit_info(self) -> dict[str, Any]:
+        """What an auditor asks, as JSON.
+
+        Returns:
+            `steps`, how many; `calls` by function; `misses`, the reasons; `grounded`, whether every condition and the
+            final answer used results of earlier steps that did not fail; `used`, those of the final answer.
+        """
+        last = self.steps[-1] if self.steps else None
+        final = last.uses if last and last.function == "combine_facts" else ()
+        return {
+            "steps": len(self.steps),
+            "calls": dict(Counter(step.function for step in self.steps)),
+            "misses": [step.miss for step in self.steps if step.miss is not None],
+            "grounded": self.answer is not None and all(map(self._grounded, range(len(self.steps)))),
+            "used": [self.steps[number].result for number in final if 0 <= number < len(self.steps)],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dict(_TRACE.dump_python(self, mode="json"))
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "WorkflowTrace":
+        """A trace out of what its `to_dict` said.
+
+        Raises:
+            ValueError: For unknown keys or bad values.
+        """
+        return parsed(_TRACE, value, "trace of a workflow")
+
+    def _grounded(self, number: int) -> bool:
+        step = self.steps[number]
+        needed = step.function in ("evaluate_condition", "combine_facts")
+        found = all(0 <= used < number and self.steps[used].ok for used in step.uses)
+        if step.function == "combine_facts" and found:
+            found = step.arguments == (tuple(self.steps[used].result for used in step.uses),)
+        return found and bool(step.uses or not needed)
+
+
+_TRACE = TypeAdapter(WorkflowTrace)
+
+
+def parsed(adapter: TypeAdapter[T], value: Mapping[str, Any], what: str) -> T:
+    """A trace out of plain JSON values.
+
+    Raises:
+        ValueError: For unknown keys or bad values, naming what was expected.
+    """
+    try:
+        return adapter.validate_json(json.dumps(value))
+    except (ValidationError, TypeError) as error:
+        why = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"no {what}: {why[:400]}") from error
+
+
+def words(value: Value) -> str:
+    """A value as it is said: Yes and No for truth values."""
+    return ("Yes" if value else "No") if isinstance(value, bool) else str(value)
+
+
+def _call(step: TraceStep) -> str:
+    told = ", ".join(map(_literal, step.arguments))
+    return f"Calling {step.function}({told})...\n...{step.function} returned {_literal(step.result)}\n"
+
+
+def _literal(value: Value) -> str:
+    """A value as the demonstration writes it: like Python, with double quotation marks."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,272 @@
+"""L2: a program holds the steps, and the model is asked for one at a time; what it did is kept as a trace."""
+
+import re
+from collections.abc import Sequence
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.direct import FORM
+from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
+from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
+from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
+
+__all__ = ["RetrievalWorkflow", "Run", "Template", "TraceStep", "Workflow", "WorkflowTrace"]
+
+# steps of a decomposition at most
+MAX_STEPS = 5
+# characters of a step, an answer or a passage at most: what stands in the prompts after it
+LONGEST = 300
+_REFERENCE = re.compile(r"#([0-9]+)")
+# how a question of yes or no begins, or the clause of one that follows a condition: "If #1, is ..."
+_CONDITION = re.compile(
+    r"(?:^|,)\W*(?:is|are|was|were|do|does|did|has|have|had|can|could|would|will|should|must|may|might)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Template:
+    """The steps that a workflow is held to.
+
+    Attributes:
+        pattern: Functions in order: `decompose`, then 1 to `MAX_STEPS` of `answer_factual` and `evaluate_condition`,
+            the first of which asks for a fact, then `combine_facts`.
+        qids: Of the items that it was made from.
+    """
+
+    pattern: tuple[Function, ...]
+    qids: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Function, ...]:
+        """What becomes of each step of the decomposition."""
+        return self.pattern[1:-1]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Template":
+        if not is_pattern(self.pattern):
+            raise ValueError(
+                f"a pattern is decompose, answer_factual, at most {MAX_STEPS - 1} more of answer_factual and "
+                f"evaluate_condition, and combine_facts, got {', '.join(self.pattern)}"
+            )
+        return self
+
+
+def is_pattern(functions: Sequence[Function]) -> bool:
+    """Whether a template can hold these."""
+    ends = tuple(functions[:2]) == ("decompose", "answer_factual") and functions[-1] == "combine_facts"
+    inner = functions[1:-1]
+    return ends and set(inner) <= {"answer_factual", "evaluate_condition"} and 1 <= len(inner) <= MAX_STEPS
+
+
+class Workflow:
+    """Has the question split, each step answered, and the answer drawn from these answers, in Python.
+
+    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
+
+    Args:
+        template: The steps that it is held to; by default they are as many as the model finds, and one that asks yes or
+            no about earlier answers is a condition.
+    """
+
+    name = "L2"
+    learns = False
+
+    def __init__(self, template: Template | None = None) -> None:
+        self.template = template
+
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`."""
+        return Run(question, ask, self.template).trace().prediction()
+
+    def learn(self, item: Item, prediction: Prediction) -> None:
+        """Learns nothing."""
+
+    def seeds(self) -> Sequence[str]:
+        """The items that its template was made from."""
+        return () if self.template is None else self.template.qids
+
+
+class RetrievalWorkflow(Workflow):
+    """As `Workflow`, with paragraphs in the prompt of each question of fact.
+
+    Calls: decompose, then answer_factual or evaluate_condition for each step, then combine_facts.
+
+    Args:
+        index: Searched before each question of fact.
+        top_k: Paragraphs at most.
+        template: As of `Workflow`.
+    """
+
+    name = "L2-rag"
+
+    def __init__(self, index: Index, top_k: int = TOP_K, template: Template | None = None) -> None:
+        super().__init__(template)
+        self.index = index
+        self.top_k = top_k
+
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`."""
+        return Run(question, ask, self.template, self.index, self.top_k).trace().prediction()
+
+
+class Run:
+    """One question's way through a workflow; it ends at the first step that fails.
+
+    Args:
+        question: It.
+        ask: Who is asked.
+        template: See `Workflow`.
+        index: Searched before each question of fact; None searches nothing.
+        top_k: Paragraphs at most.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        ask: Ask,
+        template: Template | None = None,
+        index: Index | None = None,
+        top_k: int = TOP_K,
+    ) -> None:
+        self._question = question
+        self._ask = ask
+        self._template = template
+        self._index = index
+        self._top_k = top_k
+        self._steps: list[TraceStep] = []
+        # numbers of the steps that hold the answers to #1, #2, ...
+        self._answers: list[int] = []
+
+    def trace(self) -> WorkflowTrace:
+        """Goes it."""
+        parts = self._decompose()
+        functions = self._template.parts if self._template else tuple(map(function_of, parts))
+        if parts and all(self._answer(part, function) for part, function in zip(parts, functions, strict=True)):
+            self._combine()
+        return WorkflowTrace(self._question.qid, self._question.text, tuple(self._steps))
+
+    def _decompose(self) -> tuple[str, ...]:
+        text = self._question.text
+        said = self._ask("decompose", decompose_prompt(text, self._template))
+        parts, miss = read_parts(said, self._template)
+        self._note(TraceStep("decompose", (text,), None if miss else parts, "steps", miss))
+        return () if miss else parts
+
+    def _answer(self, part: str, function: Function) -> bool:
+        results = [self._steps[number].result for number in self._answers]
+        filled, places = fill(part, results)
+        uses = tuple(self._answers[place] for place in places)
+        if function == "evaluate_condition":
+            found = read(self._ask(function, f"{filled}\n{FORM}"), function, {})
+            step = TraceStep(function, (filled,), found.answer, part, found.miss, uses)
+        else:
+            prompt = fact_prompt(self._question.text, filled, self._retrieve(filled, part, uses))
+            answer, miss = read_fact(self._ask(function, prompt), function)
+            step = TraceStep(function, (filled,), answer, part, miss, uses)
+        self._answers.append(len(self._steps))
+        return self._note(step)
+
+    def _retrieve(self, query: str, part: str, uses: tuple[int, ...]) -> str:
+        if self._index is None:
+            return ""
+        found = self._index.search(query, self._top_k)
+        self._note(TraceStep("retrieve", (query,), tuple(each.id for each in found), part, None, uses))
+        return shown(found, LONGEST)
+
+    def _combine(self) -> None:
+        used = [self._steps[number] for number in self._answers]
+        facts = "".join(f"- {step.arguments[0]} {words(step.result)}\n" for step in used)
+        found = read(
+            self._ask("combine_facts", combine_prompt(self._question.text, facts)),
+            "combine_facts",
+            {},
+        )
+        values = tuple(step.result for step in used if isinstance(step.result, str | bool))
+        self._note(TraceStep("combine_facts", (values,), found.answer, "answer", found.miss, tuple(self._answers)))
+
+    def _note(self, step: TraceStep) -> bool:
+        self._steps.append(step)
+        return step.ok
+
+
+def decompose_prompt(text: str, template: Template | None = None) -> str:
+    """Asks for the steps of a question."""
+    if template is None:
+        return (
+            f"Question: {text}\nSplit it into at most {MAX_STEPS} short questions, numbered, one a line. Write #1 for "
+            "the answer to the first. Do not answer them."
+        )
+    kinds = {"answer_factual": "a fact", "evaluate_condition": "yes or no about earlier answers"}
+    told = " ".join(f"Number {number} asks for {kinds[part]}." for number, part in enumerate(template.parts, start=1))
+    return (
+        f"Question: {text}\nSplit it into {len(template.parts)} short questions, numbered, one a line. {told} Write #1 "
+        "for the answer to the first. Do not answer them."
+    )
+
+
+def fact_prompt(text: str, part: str, passages: str = "") -> str:
+    """Asks for a fact that a question needs; passages are lines."""
+    known = f"Passages:\n{passages}" if passages else ""
+    return f"{known}Question: {text}\nAnswer only this part of it, in a few words: {part}"
+
+
+def combine_prompt(text: str, facts: str) -> str:
+    """Asks for the answer that follows from facts, which are lines."""
+    return f"Facts:\n{facts}Question: {text}\nGoing by these facts: {FORM}"
+
+
+def function_of(part: str) -> Function:
+    """What a step of a decomposition calls for: a condition asks yes or no about earlier answers."""
+    return "evaluate_condition" if _REFERENCE.search(part) and _CONDITION.search(part) else "answer_factual"
+
+
+def read_parts(text: str, template: Template | None = None) -> tuple[tuple[str, ...], str | None]:
+    """The steps out of a model's list, and what is wrong with them; None where nothing is."""
+    parts = tuple(numbered(text, len(template.parts) if template else MAX_STEPS))
+    if not parts:
+        return (), f"decompose: no numbered steps in {_start(text)!r}"
+    if template and len(parts) < len(template.parts):
+        return parts, f"decompose: {len(parts)} steps where the template has {len(template.parts)}"
+    return parts, check_parts(parts)
+
+
+def check_parts(parts: Sequence[str]) -> str | None:
+    """What is wrong with the steps of a decomposition; None where nothing is."""
+    for number, part in enumerate(parts, start=1):
+        if len(part) > LONGEST:
+            return f"decompose: step {number} is longer than {LONGEST} characters"
+        late = [found for found in _REFERENCE.findall(part) if not 1 <= int(found) < number]
+        if late:
+            return f"decompose: step {number} refers to #{late[0]}, which is not answered by then"
+    return None
+
+
+def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
+    """The first line of a model's words, and what is wrong with it; None where nothing is."""
+    fact = next((" ".join(line.split()) for line in text.splitlines() if re.search(r"\w", line)), "")
+    return (fact[:LONGEST].removesuffix("."), None) if fact else (None, f"{step}: no words in {_start(text)!r}")
+
+
+def fill(part: str, results: Sequence[Value]) -> tuple[str, tuple[int, ...]]:
+    """Puts answers in for `#1`, `#2`, ...
+
+    Returns:
+        The text, and the places of the answers in it, from 0.
+
+    Raises:
+        ValueError: For a number that no answer has.
+    """
+    numbers = sorted({int(found) for found in _REFERENCE.findall(part)})
+    for number in numbers:
+        if not 1 <= number <= len(results):
+            raise ValueError(f"#{number} has no answer yet: there are {len(results)}")
+    filled = _REFERENCE.sub(lambda found: words(results[int(found.group(1)) - 1]), part)
+    return filled, tuple(number - 1 for number in numbers)
+
+
+def _start(text: str) -> str:
+    return " ".join(text.split())[:60]
