@@ -155,8 +155,8 @@ def shown_patterns(patterns: Sequence[Pattern]) -> str:
 def decompose_prompt(text: str, shown: str) -> str:
     """Asks for steps."""
     return (
-        f"{shown}Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short questions that "
-        "lead to the answer. #1 stands for the answer to the first."
+        f"{shown}Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short questions "
+        "that lead to the answer. #1 stands for the answer to the first."
     )
 
 

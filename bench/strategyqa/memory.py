@@ -89,6 +89,8 @@ class PatternMemory:
         self.seen: dict[str, None] = {}
         self._patterns: dict[str, Pattern] = {}
         self._stems: dict[str, frozenset[str]] = {}
+        # how many patterns hold a word
+        self._counts: Counter[str] = Counter()
         self._added = 0
 
     def __len__(self) -> int:
@@ -142,10 +144,10 @@ class PatternMemory:
         Likeness is the cosine of the words' stems, each weighted by how rare it is among the patterns; ties go to the
         higher confidence, then to the older pattern.
         """
-        kind, stems, weights = question_type(text), _stems(asked(text)), self._weights()
+        kind, stems = question_type(text), _stems(asked(text))
 
         def rank(pattern: Pattern) -> tuple[bool, float, float]:
-            likeness = _likeness(stems, self._stems[pattern.id], weights)
+            likeness = self._likeness(stems, self._stems[pattern.id])
             return pattern.question_type != kind, -likeness * pattern.confidence, -pattern.confidence
 
         return sorted(self._patterns.values(), key=rank)[:top_k]
@@ -177,7 +179,8 @@ class PatternMemory:
         excess = max(0, len(self) - self.limit)
         dropped = sorted(self._patterns.values(), key=lambda each: (each.confidence, each.uses))[:excess]
         for pattern in dropped:
-            del self._patterns[pattern.id], self._stems[pattern.id]
+            del self._patterns[pattern.id]
+            self._counts.subtract(self._stems.pop(pattern.id))
         return dropped
 
     def __contains__(self, pattern_id: str) -> bool:
@@ -220,40 +223,31 @@ class PatternMemory:
     def _put(self, pattern: Pattern) -> None:
         self._patterns[pattern.id] = pattern
         self._stems[pattern.id] = _stems(pattern.question)
+        self._counts.update(self._stems[pattern.id])
 
     def _twin(self, new: Pattern) -> Pattern | None:
         """The pattern that is most like a new one, where it is nearly the same."""
-        stems, weights = _stems(new.question), self._weights()
+        stems = _stems(new.question)
         alike = [
-            (_likeness(stems, self._stems[each.id], weights), each)
+            (self._likeness(stems, self._stems[each.id]), each)
             for each in self._patterns.values()
             if (each.kind, each.question_type, each.lesson) == (new.kind, new.question_type, new.lesson)
         ]
         likeness, twin = max(alike, key=lambda pair: pair[0], default=(0.0, None))
         return twin if likeness >= SAME else None
 
-    def _weights(self) -> "_Weights":
-        return _Weights(Counter(word for stems in self._stems.values() for word in stems), len(self))
+    def _likeness(self, first: frozenset[str], second: frozenset[str]) -> float:
+        """Cosine in [0, 1] of two sets of words; 0 where they share none."""
+        if first.isdisjoint(second):
+            return 0.0
+        shared, one, other = (self._weight(words) for words in (first & second, first, second))
+        return shared / sqrt(one * other)
 
-
-class _Weights:
-    """How rare words are: `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold the word."""
-
-    def __init__(self, counts: Counter[str], patterns: int) -> None:
-        self._counts, self._patterns = counts, patterns
-
-    def __getitem__(self, word: str) -> float:
-        return log((1 + self._patterns) / (1 + self._counts[word])) + 1
+    def _weight(self, words: frozenset[str]) -> float:
+        """Squares of how rare words are, summed: `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold it."""
+        # in one order, so that the sum of floats is the same in every process
+        return sum((log((1 + len(self)) / (1 + self._counts[word])) + 1) ** 2 for word in sorted(words))
 
 
 def _stems(text: str) -> frozenset[str]:
     return frozenset(stem(word) for word in words_of(text) if not is_stop(word))
-
-
-def _likeness(first: frozenset[str], second: frozenset[str], weights: _Weights) -> float:
-    """Cosine in [0, 1] of two sets of words; 0 where either is empty."""
-    # sorted: a sum of floats is the same in every process
-    shared, one, other = (
-        sum(weights[word] ** 2 for word in sorted(words)) for words in (first & second, first, second)
-    )
-    return shared / sqrt(one * other) if one and other else 0.0

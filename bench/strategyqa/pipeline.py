@@ -111,7 +111,7 @@ def read_analysis(text: str) -> Analysis | str:
     needs = [] if need is None else [part.strip()[:MAX_LENGTH] for part in need.group(1).split(";") if part.strip()]
     if not needs:
         return "nothing that must be known"
-    stated = "" if condition is None else condition.group(1).strip().strip("`*").rstrip(".").strip()
+    stated = "" if condition is None else condition.group(1).strip("`*. \t\r")
     return Analysis(types[0], tuple(needs[:MAX_STEPS]), stated)
 
 

@@ -68,7 +68,8 @@ def value_of(text: str) -> Value:
     if len(numbers) != 1 or dates:
         return Value("name", name)
     found = numbers[0]
-    return Value("number", name, number=-found.value if found.nouns[:1] == ("bc",) else found.value, unit=found.unit)
+    before_christ = found.nouns[:1] in (("bc",), ("bce",))
+    return Value("number", name, number=-found.value if before_christ else found.value, unit=found.unit)
 
 
 def compare(first: Value, relation: Relation, second: Value) -> bool | Undecided:
