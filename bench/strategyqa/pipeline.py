@@ -10,15 +10,12 @@ from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
 from sigma0.bench.strategyqa.logic import evaluate, parse_condition
-from sigma0.bench.strategyqa.question_types import QUESTION_TYPES, QuestionType
+from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 from sigma0.bench.strategyqa.values import Undecided, Value, value_of
 
 MAX_STEPS = 5
 MAX_LENGTH = 300
-_LINE = r"^\W*{}\W*:[ \t]*\**[ \t]*(\S[^\n]*)$"
-_TYPE, _NEED, _CONDITION = (
-    re.compile(_LINE.format(word), re.IGNORECASE | re.MULTILINE) for word in ("type", "need(?:ed|s)?", "condition")
-)
+_CONDITION = re.compile(r"^\d*\W*condition\W*:[ \t]*\**[ \t]*(\S[^\n]*)$", re.IGNORECASE | re.MULTILINE)
 _STEP = re.compile(r"#(\d{1,3})")
 
 
@@ -27,7 +24,7 @@ class Analysis:
     """What a question is about.
 
     Attributes:
-        question_type: Its kind.
+        question_type: Its kind, by rules.
         needs: What must be known, in order.
         condition: On the answers, under which the question's is yes; "" where none was stated.
     """
@@ -40,7 +37,7 @@ class Analysis:
 class Pipeline:
     """Fixed stages, of which the last is Python's wherever it can be.
 
-    The analysis states a condition, such as `#1 < #2`, on the things that must be known. Where the steps are as many
+    The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
     as those things and their answers can be compared, Python works it out; else the model is shown the answers.
     What decided, and why it was not Python, is in the trace.
 
@@ -54,9 +51,9 @@ class Pipeline:
         """See `Level`."""
         trace: dict[str, Any] = {}
         said = ask("analyse", analyse_prompt(question.text))
-        analysis = read_analysis(said)
-        if isinstance(analysis, str):
-            return Prediction(None, f"analyse: {analysis} in {_shown(said)}", {"analysis": said})
+        analysis = read_analysis(question.text, said)
+        if analysis is None:
+            return Prediction(None, f"analyse: no numbered thing in {_shown(said)}", {"analysis": said})
         trace["analysis"] = asdict(analysis)
         said = ask("decompose", decompose_prompt(question.text, analysis))
         steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
@@ -82,11 +79,11 @@ class Pipeline:
 
 
 def analyse_prompt(text: str) -> str:
-    """Asks for the type, the things that must be known, and a condition on them."""
+    """Asks for the things that must be known, and a condition on them."""
     return (
-        f"Question: {text}\nDo not answer it. Write three lines:\nType: one of {', '.join(QUESTION_TYPES)}\n"
-        "Need: what must be known, the things separated by ;\n"
-        "Condition: when the answer is yes, such as #1 < #2, #1 = #2, or #1 and not #2, where #1 is the first thing"
+        f"Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short things that must be "
+        "known to answer it. Then write a last line that says when the answer is yes, such as 'Condition: #1 < #2', "
+        "'Condition: #1 = #2' or 'Condition: #1 and not #2', where #1 is the first thing."
     )
 
 
@@ -99,20 +96,12 @@ def decompose_prompt(text: str, analysis: Analysis) -> str:
     )
 
 
-def read_analysis(text: str) -> Analysis | str:
-    """An analysis out of a model's words, or what is missing."""
-    kind, need, condition = (pattern.search(text) for pattern in (_TYPE, _NEED, _CONDITION))
-    if kind is None:
-        return "no line of the type"
-    named = {word.lower() for word in re.findall(r"[A-Za-z]+", kind.group(1))}
-    types = [each for each in QUESTION_TYPES if each in named]
-    if len(types) != 1:
-        return f"{'no' if not types else 'more than one'} known type"
-    needs = [] if need is None else [part.strip()[:MAX_LENGTH] for part in need.group(1).split(";") if part.strip()]
-    if not needs:
-        return "nothing that must be known"
-    stated = "" if condition is None else condition.group(1).strip("`*. \t\r")
-    return Analysis(types[0], tuple(needs[:MAX_STEPS]), stated)
+def read_analysis(question: str, text: str) -> Analysis | None:
+    """An analysis out of a model's words; None where they list nothing that must be known."""
+    needs = [need[:MAX_LENGTH] for need in numbered(_CONDITION.sub("", text), MAX_STEPS)]
+    condition = _CONDITION.search(text)
+    stated = "" if condition is None else condition.group(1).strip("`'*. \t\r")
+    return Analysis(question_type(question), tuple(needs), stated) if needs else None
 
 
 def with_answers(step: str, answers: Sequence[str]) -> str:

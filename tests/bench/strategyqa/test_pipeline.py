@@ -9,7 +9,7 @@ from sigma0.bench.strategyqa.pipeline import Analysis, Pipeline, read_analysis, 
 from sigma0.reason.chat import ScriptedChat
 
 TEXT = "Is a hen heavier than a swan?"
-ANALYSIS = "Type: comparison\nNeed: weight of a hen; weight of a swan\nCondition: #1 > #2"
+ANALYSIS = "1. weight of a hen\n2. weight of a swan\nCondition: #1 > #2"
 STEPS = "1. How heavy is a hen?\n2. How heavy is a swan?"
 
 
@@ -27,11 +27,9 @@ def test_python_combines_what_it_can_compare():
     assert [(asked.purpose, asked.prompt) for asked in ask.asked] == [
         (
             "analyse",
-            f"Question: {TEXT}\nDo not answer it. Write three lines:\n"
-            "Type: one of comparison, temporal, causal, possibility, similarity, factual\n"
-            "Need: what must be known, the things separated by ;\n"
-            "Condition: when the answer is yes, such as #1 < #2, #1 = #2, or #1 and not #2, "
-            "where #1 is the first thing",
+            f"Question: {TEXT}\nDo not answer it yet. Write a numbered list of 2 to 5 short things that must be known "
+            "to answer it. Then write a last line that says when the answer is yes, such as 'Condition: #1 < #2', "
+            "'Condition: #1 = #2' or 'Condition: #1 and not #2', where #1 is the first thing.",
         ),
         (
             "decompose",
@@ -86,15 +84,9 @@ def test_the_model_combines_what_python_cannot(analysis, steps, answers, why):
 @pytest.mark.parametrize(
     "replies, miss",
     [
-        ([""], "analyse: no line of the type in ''"),
-        (["It is a comparison."], "analyse: no line of the type in 'It is a comparison.'"),
-        (["Type: odd\nNeed: a"], "analyse: no known type in 'Type: odd Need: a'"),
-        (
-            ["Type: causal or factual\nNeed: a"],
-            "analyse: more than one known type in 'Type: causal or factual Need: a'",
-        ),
-        (["Type: causal"], "analyse: nothing that must be known in 'Type: causal'"),
-        (["Type: causal\nNeed: ; ;"], "analyse: nothing that must be known in 'Type: causal Need: ; ;'"),
+        ([""], "analyse: no numbered thing in ''"),
+        (["It is a comparison."], "analyse: no numbered thing in 'It is a comparison.'"),
+        (["Condition: #1 < #2"], "analyse: no numbered thing in 'Condition: #1 < #2'"),
         ([ANALYSIS, ""], "decompose: no numbered question in ''"),
         ([ANALYSIS, "How heavy is a hen?"], "decompose: no numbered question in 'How heavy is a hen?'"),
         ([ANALYSIS, STEPS, " \n"], "answer: nothing was said to step 1"),
@@ -117,7 +109,7 @@ def test_a_miss_keeps_the_work_that_was_done():
 
 def test_answers_stand_for_their_numbers_in_later_steps():
     steps = "1. Who has the map?\n2. Where is #1?\n3. Is #2 the garage? #7"
-    analysis = "Type: factual\nNeed: holder; place; whether\nCondition: #3"
+    analysis = "1. holder\n2. place\n3. whether\nCondition: #3"
     found, ask = asking(analysis, steps, "Ben", "cellar", "No")
     assert [asked.prompt.splitlines()[1].split("first: ")[1] for asked in ask.asked[2:]] == [
         "Who has the map?",
@@ -134,18 +126,28 @@ def test_no_more_than_five_steps_are_taken():
     assert purposes(ask) == ["analyse", "decompose", *["answer"] * 5, "combine"]
 
 
-def test_an_analysis_is_read_with_marks_around_it():
-    text = "Sure!\n**Type:** Temporal.\n- Needed: birth; death ;\n* Condition: `#1 < #2`."
-    assert read_analysis(text) == Analysis("temporal", ("birth", "death"), "#1 < #2")
+@pytest.mark.parametrize(
+    "text, needs, condition",
+    [
+        ("Sure!\n1. birth\n 2) death \n**Condition:** `#1 < #2`.", ("birth", "death"), "#1 < #2"),
+        ("- birth\n* Condition: #1", ("birth",), "#1"),
+        ("1. birth\n2. Condition: #1", ("birth",), "#1"),
+        ("1. birth\nconditions: #1", ("birth",), ""),
+        ("1. birth\n'Condition: not #1'", ("birth",), "not #1"),
+        ("\n".join(f"{number}. what" for number in range(9)), ("what",) * 5, ""),
+    ],
+)
+def test_an_analysis_is_read_with_marks_around_it(text, needs, condition):
+    assert read_analysis("Was Bach born before Liszt?", text) == Analysis("temporal", needs, condition)
 
 
 def test_items_of_the_world_are_answered_by_their_own_steps():
     for item in world_items(20):
-        needs = "; ".join(f"fact {number}" for number in range(1, len(item.decomposition) + 1))
+        needs = "\n".join(f"{number}. a fact" for number in range(1, len(item.decomposition) + 1))
         number = min(len(item.decomposition), 5)
         steps = "\n".join(f"{place}. {step}" for place, step in enumerate(item.decomposition, start=1))
         answers = ["it is so"] * (number - 1) + ["Yes" if item.answer else "No"]
-        analysis = f"Type: factual\nNeed: {needs}\nCondition: #{number}"
+        analysis = f"{needs}\nCondition: #{number}"
         ask = Ask(ScriptedChat([analysis, steps, *answers]))
         found = Pipeline().predict(Question.of(item), ask)
         assert (found.answer, found.trace["decided"]) == (item.answer, "python")
