@@ -1,0 +1,141 @@
+"""L4: a router that sends a question to the level that it needs.
+
+By rules, the question itself without a story before it, points:
+
+    longer than 10 words                                      1
+    longer than 16 words                                      1
+    a word of comparison (than, more, older, largest, ...)    1
+    a number in digits                                        1
+    a conjunction (and, or, but, if, both, while, ...)        1
+    a word of possibility (can, could, would, might, ...)     1
+
+No points are simple, one is medium, more are hard. The rules look at no label, and their numbers were fitted to none.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.direct import FORM
+from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
+from sigma0.bench.strategyqa.question_types import COMPARATIVES, POSSIBILITIES, asked
+from sigma0.reason.messages import Completion
+from sigma0.verdict import DoorPolicy, objections
+
+Difficulty = Literal["simple", "medium", "hard"]
+Route = Literal["rules", "model", "verdict"]
+DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
+
+LONG, VERY_LONG = 10, 16
+_CONJUNCTIONS = "and|or|nor|but|if|unless|both|either|neither|while|although|though|because"
+_SIGNS = {
+    "comparison": re.compile(rf"\b(?:{COMPARATIVES})\b", re.IGNORECASE),
+    "number": re.compile(r"\d"),
+    "conjunction": re.compile(rf"\b(?:{_CONJUNCTIONS})\b", re.IGNORECASE),
+    "possibility": re.compile(rf"\b(?:{POSSIBILITIES})\b", re.IGNORECASE),
+}
+_WORD = re.compile(r"\W*(simple|medium|hard)\W*", re.IGNORECASE)
+
+
+class Adaptive:
+    """Sends a question to a level by its difficulty.
+
+    By `verdict` it is asked as L0 does first. Where that answer's door is `converge` it stands, whatever it says;
+    with two objections to the verdict or more the question is hard, with fewer, or without a verdict, it is medium.
+
+    Calls: by `rules` those of the level that it is sent to; by `model` route, then those; by `verdict` first, then
+    those unless the first answer stands.
+
+    Args:
+        simple: The level of simple questions.
+        medium: Of medium ones.
+        hard: Of hard ones.
+        route: Who decides.
+        policy: By which a verdict is off; the door itself is as the answer came with it.
+
+    Raises:
+        ValueError: For an unknown route, or a level that learns: it would have to be told which items were its own.
+    """
+
+    name = "L4"
+    learns = False
+
+    def __init__(
+        self, simple: Level, medium: Level, hard: Level, route: Route = "rules", policy: DoorPolicy | None = None
+    ) -> None:
+        if route not in get_args(Route):
+            raise ValueError(f"unknown route {route!r}: take one of {', '.join(get_args(Route))}")
+        self.route = route
+        self.levels: dict[Difficulty, Level] = {"simple": simple, "medium": medium, "hard": hard}
+        self.policy = policy or DoorPolicy()
+        learning = [level.name for level in self.levels.values() if level.learns]
+        if learning:
+            raise ValueError(f"a router goes to levels that do not learn, and {', '.join(learning)} does")
+
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`."""
+        if self.route == "verdict":
+            return self._by_verdict(question, ask)
+        if self.route == "model":
+            return self._by_model(question, ask)
+        difficulty, why = by_rules(question.text)
+        return self._sent(difficulty, why, {}, question, ask)
+
+    def learn(self, item: Item, prediction: Prediction) -> None:
+        """Learns nothing."""
+
+    def seeds(self) -> Sequence[str]:
+        """Ids of the items that any of its levels was made from."""
+        return tuple(dict.fromkeys(qid for level in self.levels.values() for qid in level.seeds()))
+
+    def _by_model(self, question: Question, ask: Ask) -> Prediction:
+        said = ask(
+            "route",
+            f"Question: {question.text}\nHow hard is it to answer? Reply with one word: simple, medium or hard.",
+        )
+        word = _WORD.fullmatch(said)
+        if word is not None:
+            difficulty: Difficulty = next(each for each in DIFFICULTIES if each == word.group(1).lower())
+            return self._sent(difficulty, "the model says so", {}, question, ask)
+        difficulty, why = by_rules(question.text)
+        unread = f"route: none of {', '.join(DIFFICULTIES)} but {' '.join(said.split())[:60]!r}"
+        return self._sent(difficulty, why, {"unread_route": unread}, question, ask)
+
+    def _by_verdict(self, question: Question, ask: Ask) -> Prediction:
+        first = ask("first", f"{question.text}\n{FORM}")
+        completion = ask.asked[-1].answer
+        trace = {"first": first, "door": completion.door}
+        if completion.door == "converge":
+            return read(
+                first, "first", {"route": "verdict", "difficulty": "simple", "why": "its door is converge"} | trace
+            )
+        difficulty, why = by_verdict(completion, self.policy)
+        return self._sent(difficulty, why, trace, question, ask)
+
+    def _sent(
+        self, difficulty: Difficulty, why: str, trace: dict[str, str | None], question: Question, ask: Ask
+    ) -> Prediction:
+        level = self.levels[difficulty]
+        found = level.predict(question, ask)
+        told = {"route": self.route, "difficulty": difficulty, "why": why, "level": level.name, **trace}
+        miss = None if found.miss is None else f"{level.name}: {found.miss}"
+        return Prediction(found.answer, miss, {**told, "trace": found.trace})
+
+
+def by_rules(text: str) -> tuple[Difficulty, str]:
+    """The difficulty of a question by the table above, and what was found."""
+    question = asked(text)
+    words = len(question.split())
+    found = [f"more than {limit} words" for limit in (LONG, VERY_LONG) if words > limit]
+    found += [name for name, sign in _SIGNS.items() if sign.search(question)]
+    return DIFFICULTIES[min(len(found), 2)], ", ".join(found) or "no sign"
+
+
+def by_verdict(completion: Completion, policy: DoorPolicy) -> tuple[Difficulty, str]:
+    """The difficulty of a question whose first answer does not stand, and why."""
+    if completion.verdict is None:
+        return "medium", "its first answer has no verdict"
+    found = objections(completion.verdict, policy)
+    return ("hard" if len(found) > 1 else "medium"), "; ".join(found) or f"its door is {completion.door}"

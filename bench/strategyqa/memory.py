@@ -1,0 +1,253 @@
+"""What a level learned from items that it has answered: patterns that worked, and lessons from those that did not."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import log, sqrt
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
+from sigma0.settings import explain
+from sigma0.words import is_stop, stem, words_of
+
+Kind = Literal["positive", "negative"]
+LIMIT = 200
+MAX_BYTES = 64 * 2**20
+# at which two patterns of a kind and a type are one
+SAME = 0.95
+# how many uses the confidence that a pattern begins with is worth
+PRIOR = 2
+
+
+class Pattern(BaseModel):
+    """A question that was answered before, and what is to be done or avoided with its like.
+
+    Attributes:
+        id: In its memory.
+        kind: Whether it worked.
+        question_type: Of the question.
+        question: Without a story before it.
+        decomposition: The steps that were taken.
+        lesson: The answer of a positive one; what went wrong with a negative one.
+        confidence: That it helps, in [0, 1].
+        uses: How often it was shown before an item was scored.
+        successes: How often the prediction was right then.
+        source: Id of the item that it is from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str
+    kind: Kind
+    question_type: QuestionType
+    question: str
+    decomposition: tuple[str, ...]
+    lesson: str
+    confidence: float = Field(default=0.5, ge=0, le=1)
+    uses: int = Field(default=0, ge=0)
+    successes: int = Field(default=0, ge=0)
+    source: str
+
+    @model_validator(mode="after")
+    def _counts(self) -> "Pattern":
+        if self.successes > self.uses:
+            raise ValueError(f"{self.successes} successes in {self.uses} uses")
+        return self
+
+
+class _Stored(BaseModel):
+    """The file of a memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    limit: int
+    added: int
+    seen: tuple[str, ...]
+    patterns: tuple[Pattern, ...]
+
+
+class PatternMemory:
+    """Patterns, found by the kind of a question and by its words.
+
+    Args:
+        limit: Patterns that `prune` leaves at most.
+
+    Attributes:
+        seen: Ids of all items whose labels had a part in it, also where their patterns were merged or pruned.
+
+    Raises:
+        ValueError: For a limit under 1.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        if limit < 1:
+            raise ValueError(f"a memory holds at least 1 pattern, got a limit of {limit}")
+        self.limit = limit
+        self.seen: dict[str, None] = {}
+        self._patterns: dict[str, Pattern] = {}
+        self._stems: dict[str, frozenset[str]] = {}
+        # how many patterns hold a word
+        self._counts: Counter[str] = Counter()
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._patterns)
+
+    @property
+    def patterns(self) -> Sequence[Pattern]:
+        """All, oldest first."""
+        return tuple(self._patterns.values())
+
+    def add(
+        self,
+        kind: Kind,
+        text: str,
+        decomposition: Iterable[str],
+        lesson: str,
+        source: str,
+        confidence: float = 0.5,
+    ) -> Pattern:
+        """Keeps a pattern; one that is nearly there already is merged into the older one, which is returned.
+
+        The merged one keeps its words and its counts; the confidences are averaged by what each rests on.
+
+        Raises:
+            ValueError: For bad values.
+        """
+        new = Pattern(
+            id=f"p{self._added + 1}",
+            kind=kind,
+            question_type=question_type(text),
+            question=asked(text),
+            decomposition=tuple(decomposition),
+            lesson=lesson,
+            confidence=confidence,
+            source=source,
+        )
+        self._added += 1
+        self.seen[source] = None
+        twin = self._twin(new)
+        if twin is None:
+            self._put(new)
+            return new
+        own = PRIOR + twin.uses
+        mean = (own * twin.confidence + PRIOR * new.confidence) / (own + PRIOR)
+        self._patterns[twin.id] = twin.model_copy(update={"confidence": mean})
+        return self._patterns[twin.id]
+
+    def retrieve(self, text: str, top_k: int = 3) -> Sequence[Pattern]:
+        """The patterns for a question, best first: those of its type, then by likeness times confidence.
+
+        Likeness is the cosine of the words' stems, each weighted by how rare it is among the patterns; ties go to the
+        higher confidence, then to the older pattern.
+        """
+        kind, stems = question_type(text), _stems(asked(text))
+
+        def rank(pattern: Pattern) -> tuple[bool, float, float]:
+            likeness = self._likeness(stems, self._stems[pattern.id])
+            return pattern.question_type != kind, -likeness * pattern.confidence, -pattern.confidence
+
+        return sorted(self._patterns.values(), key=rank)[:top_k]
+
+    def record_use(self, pattern_id: str, success: bool) -> None:
+        """Counts a use, and moves the confidence toward its outcome, the less the more uses there were.
+
+        Raises:
+            ValueError: If the memory holds no such pattern.
+        """
+        pattern = self._patterns.get(pattern_id)
+        if pattern is None:
+            raise ValueError(f"the memory holds no pattern {pattern_id!r}")
+        weight = PRIOR + pattern.uses
+        self._patterns[pattern_id] = pattern.model_copy(
+            update={
+                "uses": pattern.uses + 1,
+                "successes": pattern.successes + success,
+                "confidence": (weight * pattern.confidence + success) / (weight + 1),
+            }
+        )
+
+    def prune(self) -> Sequence[Pattern]:
+        """Drops patterns down to the limit: of the lowest confidence first, then the least used, then the oldest.
+
+        Returns:
+            Those that were dropped.
+        """
+        excess = max(0, len(self) - self.limit)
+        dropped = sorted(self._patterns.values(), key=lambda each: (each.confidence, each.uses))[:excess]
+        for pattern in dropped:
+            del self._patterns[pattern.id]
+            self._counts.subtract(self._stems.pop(pattern.id))
+        return dropped
+
+    def __contains__(self, pattern_id: str) -> bool:
+        return pattern_id in self._patterns
+
+    def save(self, path: Path) -> None:
+        """Replaces a file in one step, so that a crash leaves the old or the new one, whole."""
+        stored = _Stored(limit=self.limit, added=self._added, seen=tuple(self.seen), patterns=tuple(self.patterns))
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(stored.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "PatternMemory":
+        """The memory in a file.
+
+        Raises:
+            ValueError: If it cannot be read or is none, naming what is wrong.
+        """
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"the pattern memory {str(path)!r} is larger than {MAX_BYTES} bytes")
+            stored = _Stored.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"the pattern memory {str(path)!r} cannot be read: {error}") from error
+        except ValidationError as error:
+            raise ValueError(f"the pattern memory {str(path)!r}: {explain(error)}") from error
+        memory = cls(stored.limit)
+        memory.seen = dict.fromkeys(stored.seen)
+        memory._added = stored.added
+        for pattern in stored.patterns:
+            if pattern.id in memory or pattern.source not in memory.seen:
+                raise ValueError(f"the pattern memory {str(path)!r} holds {pattern.id!r} twice or of an unseen item")
+            memory._put(pattern)
+        return memory
+
+    def _put(self, pattern: Pattern) -> None:
+        self._patterns[pattern.id] = pattern
+        self._stems[pattern.id] = _stems(pattern.question)
+        self._counts.update(self._stems[pattern.id])
+
+    def _twin(self, new: Pattern) -> Pattern | None:
+        """The pattern that is most like a new one, where it is nearly the same."""
+        stems = _stems(new.question)
+        alike = [
+            (self._likeness(stems, self._stems[each.id]), each)
+            for each in self._patterns.values()
+            if (each.kind, each.question_type, each.lesson) == (new.kind, new.question_type, new.lesson)
+        ]
+        likeness, twin = max(alike, key=lambda pair: pair[0], default=(0.0, None))
+        return twin if likeness >= SAME else None
+
+    def _likeness(self, first: frozenset[str], second: frozenset[str]) -> float:
+        """Cosine in [0, 1] of two sets of words; 0 where they share none."""
+        if first.isdisjoint(second):
+            return 0.0
+        shared, one, other = (self._weight(words) for words in (first & second, first, second))
+        return shared / sqrt(one * other)
+
+    def _weight(self, words: frozenset[str]) -> float:
+        """Squares of how rare words are, summed: `log((1 + N) / (1 + n)) + 1`, of N patterns and the n that hold it."""
+        # in one order, so that the sum of floats is the same in every process
+        return sum((log((1 + len(self)) / (1 + self._counts[word])) + 1) ** 2 for word in sorted(words))
+
+
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(stem(word) for word in words_of(text) if not is_stop(word))

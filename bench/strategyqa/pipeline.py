@@ -1,0 +1,142 @@
+"""L4 as a pipeline: a question is analysed and split, its steps are answered, and Python combines what they say."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sigma0.bench.strategyqa.asking import Ask
+from sigma0.bench.strategyqa.direct import FORM
+from sigma0.bench.strategyqa.items import Item
+from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
+from sigma0.bench.strategyqa.logic import evaluate, parse_condition
+from sigma0.bench.strategyqa.question_types import QuestionType, question_type
+from sigma0.bench.strategyqa.values import Undecided, Value, value_of
+
+MAX_STEPS = 5
+MAX_LENGTH = 300
+_CONDITION = re.compile(r"^\d*\W*condition\W*:[ \t]*\**[ \t]*(\S[^\n]*)$", re.IGNORECASE | re.MULTILINE)
+_STEP = re.compile(r"#(\d{1,3})")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a question is about.
+
+    Attributes:
+        question_type: Its kind, by rules.
+        needs: What must be known, in order.
+        condition: On the answers, under which the question's is yes; "" where none was stated.
+    """
+
+    question_type: QuestionType
+    needs: tuple[str, ...]
+    condition: str
+
+
+class Pipeline:
+    """Fixed stages, of which the last is Python's wherever it can be.
+
+    The analysis lists what must be known, and states a condition on it, such as `#1 < #2`. Where the steps are as many
+    as those things and their answers can be compared, Python works it out; else the model is shown the answers.
+    What decided, and why it was not Python, is in the trace.
+
+    Calls: analyse, decompose, answer for each step, at most 5, and combine only where Python cannot decide.
+    """
+
+    name = "L4-pipeline"
+    learns = False
+
+    def predict(self, question: Question, ask: Ask) -> Prediction:
+        """See `Level`."""
+        trace: dict[str, Any] = {}
+        said = ask("analyse", analyse_prompt(question.text))
+        analysis = read_analysis(question.text, said)
+        if analysis is None:
+            return Prediction(None, f"analyse: no numbered thing in {_shown(said)}", {"analysis": said})
+        trace["analysis"] = asdict(analysis)
+        said = ask("decompose", decompose_prompt(question.text, analysis))
+        steps = [step[:MAX_LENGTH] for step in numbered(said, MAX_STEPS)]
+        if not steps:
+            return Prediction(None, f"decompose: no numbered question in {_shown(said)}", trace)
+        answers: list[str] = []
+        trace["steps"] = []
+        for number, step in enumerate(steps, start=1):
+            filled = with_answers(step, answers)
+            said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
+            answers.append(next((line.strip() for line in said.splitlines() if line.strip()), "")[:MAX_LENGTH])
+            trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
+            if not answers[-1]:
+                return Prediction(None, f"answer: nothing was said to step {number}", trace)
+        return _combine(question, ask, analysis, answers, trace)
+
+    def learn(self, item: Item, prediction: Prediction) -> None:
+        """Learns nothing."""
+
+    def seeds(self) -> Sequence[str]:
+        """Knows no items."""
+        return ()
+
+
+def analyse_prompt(text: str) -> str:
+    """Asks for the things that must be known, and a condition on them."""
+    return (
+        f"Question: {text}\nDo not answer it yet. Write a numbered list of 2 to {MAX_STEPS} short things that must be "
+        "known to answer it. Then write a last line that says when the answer is yes, such as 'Condition: #1 < #2', "
+        "'Condition: #1 = #2' or 'Condition: #1 and not #2', where #1 is the first thing."
+    )
+
+
+def decompose_prompt(text: str, analysis: Analysis) -> str:
+    """Asks for a question for each thing."""
+    needs = "\n".join(f"{number}. {need}" for number, need in enumerate(analysis.needs, start=1))
+    return (
+        f"Question: {text}\nTo answer this question of {analysis.question_type}, one must know:\n{needs}\n"
+        "Write a numbered list with one short question for each, in this order. #1 stands for the answer to the first."
+    )
+
+
+def read_analysis(question: str, text: str) -> Analysis | None:
+    """An analysis out of a model's words; None where they list nothing that must be known."""
+    needs = [need[:MAX_LENGTH] for need in numbered(_CONDITION.sub("", text), MAX_STEPS)]
+    condition = _CONDITION.search(text)
+    stated = "" if condition is None else condition.group(1).strip("`'*. \t\r")
+    return Analysis(question_type(question), tuple(needs), stated) if needs else None
+
+
+def with_answers(step: str, answers: Sequence[str]) -> str:
+    """A step with the answers to earlier ones in place of `#1`; a number that has no answer yet stays."""
+
+    def answer(match: re.Match[str]) -> str:
+        number = int(match.group(1))
+        return answers[number - 1] if 1 <= number <= len(answers) else match.group()
+
+    return _STEP.sub(answer, step)
+
+
+def decide(analysis: Analysis, values: Sequence[Value]) -> bool | Undecided:
+    """What Python makes of the condition, or why it cannot."""
+    if not analysis.condition:
+        return Undecided("no condition was stated")
+    if len(values) != len(analysis.needs):
+        return Undecided(f"{len(analysis.needs)} things were to be known, and {len(values)} steps were taken")
+    try:
+        condition = parse_condition(analysis.condition)
+    except ValueError as error:
+        return Undecided(str(error))
+    return evaluate(condition, values)
+
+
+def _combine(
+    question: Question, ask: Ask, analysis: Analysis, answers: Sequence[str], trace: dict[str, Any]
+) -> Prediction:
+    decided = decide(analysis, [value_of(answer) for answer in answers])
+    if not isinstance(decided, Undecided):
+        return Prediction(decided, None, {**trace, "decided": "python", "why": analysis.condition})
+    known = "\n".join(f"{step['question']} {step['answer']}" for step in trace["steps"])
+    said = ask("combine", f"Question: {question.text}\nKnown:\n{known}\nSo, going by what is known: {FORM}")
+    return read(said, "combine", {**trace, "decided": "model", "why": decided.why, "combined": said})
+
+
+def _shown(text: str) -> str:
+    return repr(" ".join(text.split())[:60])

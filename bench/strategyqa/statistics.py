@@ -1,0 +1,105 @@
+"""What a difference between two levels is worth: paired tests, their correction, and what guessing would score."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+
+from sigma0.bench.pocket.evaluate import wilson
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of items with its 95 % Wilson interval.
+
+    Attributes:
+        hits: Items that count.
+        n: All items.
+        low: Of the interval.
+        high: Of the interval.
+    """
+
+    hits: int
+    n: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The share."""
+        return self.hits / self.n
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Two levels on the same items, compared where one is right and the other wrong.
+
+    Attributes:
+        only_first: Items that only the first has right.
+        only_second: That only the second has right.
+        p: Two-sided: how often two equally good levels would differ as far.
+    """
+
+    only_first: int
+    only_second: int
+    p: float
+
+
+def rate(hits: int, n: int) -> Rate:
+    """A share with its interval.
+
+    Raises:
+        ValueError: If n is below 1 or hits is not between 0 and n.
+    """
+    return Rate(hits, n, *wilson(hits, n))
+
+
+def majority(labels: Sequence[bool]) -> Rate:
+    """What always saying the commoner label would score.
+
+    Raises:
+        ValueError: For no labels.
+    """
+    return rate(max(sum(labels), len(labels) - sum(labels)), len(labels))
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
+    """McNemar's test in its exact form (Q. McNemar, 1947), at any number of items.
+
+    Of the items on which the two differ, either is as likely to be right where they are equally good: the p-value is
+    twice the lower tail of that binomial distribution, at most 1. Whole numbers are summed, so that nothing is rounded
+    before the last division. No item that differs gives 1.
+
+    Args:
+        first: Whether the first level is right, by item; a miss is wrong.
+        second: The same of the second, in the same order.
+
+    Raises:
+        ValueError: If they are not of the same items: of different lengths, or empty.
+    """
+    if len(first) != len(second) or not first:
+        raise ValueError(f"a paired test needs the same items twice, got {len(first)} and {len(second)}")
+    pairs = list(zip(first, second, strict=True))
+    only_first = sum(one and not other for one, other in pairs)
+    only_second = sum(other and not one for one, other in pairs)
+    n, fewer = only_first + only_second, min(only_first, only_second)
+    tail = 2 * sum(comb(n, k) for k in range(fewer + 1))
+    return McNemar(only_first, only_second, min(tail, 2**n) / 2**n)
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """P-values corrected for being several (S. Holm, 1979), under the names and in the order that they came.
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none gets smaller than one before it, or over 1.
+
+    Raises:
+        ValueError: For a value that is not in [0, 1].
+    """
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"the p-value of {name} is {value!r}, not in [0, 1]")
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(values, key=lambda each: values[each])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+        corrected[name] = largest
+    return {name: corrected[name] for name in values}
