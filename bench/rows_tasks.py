@@ -18,6 +18,7 @@ class HumanEvalRow(Conditions):
         temperature: 0 is greedy.
         seed: Of the sampling.
         stop: Strings that end a completion.
+        strip_prompt: Whether white space at the end of prompts was left for the model to write.
         samples: Completions of each problem.
         sample_commits: Of the code that wrote them, as `commit` is of the code that judged them.
         timeout_s: For one completion's check.
@@ -39,6 +40,7 @@ class HumanEvalRow(Conditions):
     temperature: float
     seed: int
     stop: tuple[str, ...]
+    strip_prompt: bool
     samples: int
     sample_commits: tuple[str | None, ...]
     timeout_s: float
@@ -55,5 +57,5 @@ class HumanEvalRow(Conditions):
     @property
     def key(self) -> str:
         """What makes two rows of a run measurements of the same thing."""
-        settings = [self.exit_config, self.temperature, self.seed, self.stop, self.samples]
+        settings = [self.exit_config, self.temperature, self.seed, self.stop, self.strip_prompt, self.samples]
         return json.dumps([self.benchmark, *settings, self.timeout_s, self.memory_mb], sort_keys=True)

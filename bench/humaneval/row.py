@@ -53,6 +53,7 @@ def row_of(
             "temperature": run.settings.temperature,
             "seed": run.settings.seed,
             "stop": run.settings.stop,
+            "strip_prompt": run.settings.strip_prompt,
             "samples": run.samples,
             "sample_commits": commits,
             "timeout_s": limits.timeout_s,

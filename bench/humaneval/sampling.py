@@ -27,6 +27,7 @@ class SampleSettings(BaseModel):
         max_new_tokens: Of each completion at most.
         seed: Of all of them; each has one of its own, made from this, its problem and its number.
         stop: Strings that end a completion.
+        strip_prompt: Whether white space at the end of a prompt is left for the model to write.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +38,11 @@ class SampleSettings(BaseModel):
     max_new_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
     seed: int = 0
     stop: tuple[str, ...] = STOPS
+    strip_prompt: bool = False
+
+    def prompt_of(self, problem: Problem) -> str:
+        """What the model continues."""
+        return problem.prompt.rstrip() if self.strip_prompt else problem.prompt
 
 
 class Sample(BaseModel):
@@ -102,7 +108,7 @@ def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, sett
     seed = sample_seed(settings.seed, problem, number)
     write = _looped if isinstance(model, DepthGenerationMixin) else _plain
     try:
-        written = write(model, tokenizer, problem.prompt, settings, seed)
+        written = write(model, tokenizer, settings.prompt_of(problem), settings, seed)
     except ValueError as error:
         raise ValueError(f"{problem.task_id}: {error}") from error
     text = cut(written.text, settings.stop)

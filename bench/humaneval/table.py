@@ -9,7 +9,7 @@ from sigma0.bench.humaneval.row import OUTCOMES
 from sigma0.bench.ledger import AnyRow, Figure, HumanEvalRow
 from sigma0.settings import ExitConfig
 
-LEFT = ("model", "exit")
+LEFT = ("model", "exit", "prompts")
 
 
 def latest_humaneval(rows: Sequence[AnyRow]) -> list[HumanEvalRow]:
@@ -34,6 +34,7 @@ def cells(rows: Sequence[HumanEvalRow]) -> tuple[tuple[str, ...], list[tuple[str
         (
             row.model,
             exit_name(row),
+            "stripped" if row.strip_prompt else "as they are",
             str(row.n),
             str(row.samples),
             *(_share(row.pass_at_k.get(k)) for k in ks),
