@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from sigma0.bench.humaneval.inside import SOURCE
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.rows_tasks import Outcome
-from sigma0.reason.sandbox import LEAST_MEMORY_MB, RunResult, Sandbox
+from sigma0.reason.sandbox import LEAST_MEMORY_MB, LONGEST_CODE, RunResult, Sandbox
 
 TIMEOUT_S = 10.0
 MEMORY_MB = 512
@@ -47,7 +47,7 @@ class Judgement:
     Attributes:
         outcome: `passed`; `syntax`: it does not compile; `wrong`: an assertion of the check failed; `exception`: any
             other was raised, or the process ended before the check had; `time`: its time was over; `limits`: its memory
-            was, or that of its output.
+            was, or that of its output or its length.
         detail: In a few words, for people; "" where it passed.
     """
 
@@ -77,6 +77,8 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str, limits: Limits | 
     }
     # in ASCII: a lone surrogate is for the compiler inside to refuse
     program = f"{Path(SOURCE).read_text()}\n\nmain({plan!a})\n"
+    if len(program) > LONGEST_CODE:
+        return Judgement("limits", f"a program of {len(program)} characters is longer than the sandbox takes")
     return judgement(sandbox.run(program, limits.timeout_s, limits.memory_mb), nonce)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sigma0.bench.humaneval.problems import LONGEST_FIELD, Problem
+from sigma0.bench.humaneval.problems import Problem
 from sigma0.generation import DepthGenerationMixin
 from sigma0.text import check_context, encode, generate
 
@@ -66,7 +66,7 @@ class Sample(BaseModel):
     task_id: str
     problem_sha256: str
     number: int = Field(ge=0)
-    completion: str = Field(max_length=4 * LONGEST_FIELD)
+    completion: str
     finished: bool
     new_tokens: int = Field(ge=1)
     depths: int | None = None

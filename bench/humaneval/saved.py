@@ -110,14 +110,14 @@ class SampleFile:
         return None if found is None else found.sample
 
     def all_of(self, run: Run, problems: list[Problem]) -> list[list[Sample]]:
-        """The samples of a run, for each problem.
+        """The samples of a run, for each of its problems.
 
         Raises:
             ValueError: If some are missing.
         """
         found = [[self.find(run, problem, number) for number in range(run.samples)] for problem in problems]
         whole = [[sample for sample in row if sample is not None] for row in found]
-        there, needed = sum(map(len, whole)), len(problems) * run.samples
+        there, needed = sum(map(len, whole)), run.conditions.n * run.samples
         if there < needed:
             raise ValueError(
                 f"{there} of {needed} samples of {run.conditions.model} are there for these problems: write the rest "

@@ -30,6 +30,7 @@ ENDS = {
     "endless": ("    while True:\n        pass\n", "time", "not done"),
     "asleep": ("    import time\n    time.sleep(60)\n", "time", "not done"),
     "huge": ("    return len(bytearray(2**32))\n", "limits", "MemoryError"),
+    "endless text": (RIGHT + "#" * 2**20, "limits", "longer than the sandbox takes"),
     "recursion": ("    return double(x)\n", "exception", "RecursionError"),
     "deleted": (RIGHT + "del double\n", "exception", "KeyError"),
     "exits": ("    import sys\n    sys.exit(0)\n", "exception", "SystemExit"),

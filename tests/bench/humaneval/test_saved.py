@@ -70,6 +70,8 @@ def test_more_problems_and_more_samples_go_on_from_what_is_there(tmp_path):
     assert missing == [("Test/0", 1), ("Test/1", 0), ("Test/1", 1)]
     with pytest.raises(ValueError, match="1 of 4 samples of pocket are there"):
         saved.all_of(more, PROBLEMS)
+    with pytest.raises(ValueError, match="1 of 4 samples"):
+        saved.all_of(more, [DOUBLE])
     for problem in PROBLEMS:
         for number in range(2):
             if saved.find(more, problem, number) is None:
