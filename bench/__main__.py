@@ -10,6 +10,7 @@ import typer
 from sigma0.bench.effort.command import effort
 from sigma0.bench.fidelity.command import fidelity
 from sigma0.bench.grounding_command import grounding
+from sigma0.bench.humaneval.command import humaneval
 from sigma0.bench.kernels_command import kernels
 from sigma0.bench.ladder_command import ladder
 from sigma0.bench.lossless_command import lossless
@@ -46,6 +47,7 @@ app.command()(ladder)
 app.command()(effort)
 app.command()(serve)
 app.command("soak")(soak_server)
+app.command()(humaneval)
 
 
 @app.command()

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from sigma0.bench.ledger import Conditions
+from sigma0.bench.rows import Conditions
+from sigma0.generation import DepthGenerationMixin
 from sigma0.loading import checkpoint_folder
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
@@ -63,7 +64,7 @@ def describe_weights(
         model=name,
         model_sha256=model_sha256,
         settings_sha256=settings_sha256,
-        total_loops=model.num_loops,
+        total_loops=model.num_loops if isinstance(model, DepthGenerationMixin) else 1,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         device=device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),

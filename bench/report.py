@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
-from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, SpeedRow, read_rows
+from sigma0.bench.humaneval.table import latest_humaneval
+from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, HumanEvalRow, SpeedRow, read_rows
 from sigma0.bench.speed.table import speed_table
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
@@ -30,8 +32,8 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
-        if not any(isinstance(row, FidelityRow | SpeedRow) for row in rows):
-            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity or speed yet")
+        if not any(isinstance(row, FidelityRow | SpeedRow | HumanEvalRow) for row in rows):
+            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity, speed or humaneval yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
             (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
@@ -44,6 +46,11 @@ def report(
         if tables:
             (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{table}\n" for table in tables))
             typer.echo("\n".join(f"{table}\n" for table in tables))
+        solved = latest_humaneval(rows)
+        if solved:
+            table = humaneval_table(solved)
+            (folder / "humaneval.md").write_text(f"# HumanEval\n\n{table}\n")
+            typer.echo(f"{table}\n")
         typer.echo(f"whole tables and pictures in {folder}", err=True)
 
 

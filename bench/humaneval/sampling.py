@@ -1,0 +1,182 @@
+"""Completions of prompts as they are: no chat template, fixed stop strings, any exit setting."""
+
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sigma0.bench.humaneval.problems import Problem
+from sigma0.generation import DepthGenerationMixin
+from sigma0.text import check_context, encode, generate
+
+# where the function that is asked for is over (Chen et al., 2021, section 2.1)
+STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+MAX_NEW_TOKENS = 512
+
+
+class SampleSettings(BaseModel):
+    """What all completions of a run have in common, beside the model.
+
+    Attributes:
+        exit_config: Of a looped model, whole; None of others.
+        dtype: Of the weights.
+        temperature: 0 is greedy.
+        max_new_tokens: Of each completion at most.
+        seed: Of all of them; each has one of its own, made from this, its problem and its number.
+        stop: Strings that end a completion.
+        strip_prompt: Whether white space at the end of a prompt is left for the model to write.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    exit_config: dict[str, Any] | None
+    dtype: str
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_new_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
+    seed: int = 0
+    stop: tuple[str, ...] = STOPS
+    strip_prompt: bool = False
+
+    def prompt_of(self, problem: Problem) -> str:
+        """What the model continues."""
+        return problem.prompt.rstrip() if self.strip_prompt else problem.prompt
+
+
+class Sample(BaseModel):
+    """A completion.
+
+    Attributes:
+        task_id: Of its problem.
+        problem_sha256: `Problem.digest`.
+        number: Among the samples of the problem, from 0.
+        completion: The new text ahead of the first stop string.
+        finished: Whether it ended by itself, and not at the limit of new tokens.
+        new_tokens: Ids written, those of the stop string included.
+        depths: Sum of exit depths over the tokens after the first; None of a model without loops, as are the next two.
+        passes: Calls of the shared block behind the prompt.
+        rows: Rows in them.
+        seconds: From prompt to completion.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task_id: str
+    problem_sha256: str
+    number: int = Field(ge=0)
+    completion: str
+    finished: bool
+    new_tokens: int = Field(ge=1)
+    depths: int | None = None
+    passes: int | None = None
+    rows: int | None = None
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _loops_or_not(self) -> "Sample":
+        if len({each is None for each in (self.depths, self.passes, self.rows)}) > 1:
+            raise ValueError("depths, passes and rows are all known or all unknown")
+        return self
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A continuation before it is cut: text, whether it ended by itself, tokens; depths, passes and rows."""
+
+    text: str
+    finished: bool
+    new_tokens: int
+    loops: tuple[int, int, int] | None = None
+
+
+def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, settings: SampleSettings) -> Sample:
+    """Continues the prompt of a problem.
+
+    Args:
+        model: A causal model, looped or not.
+        tokenizer: Its fast tokenizer.
+        problem: With the prompt.
+        number: Among the samples of the problem, from 0.
+        settings: Of the run.
+
+    Raises:
+        ValueError: If the model's context cannot hold it, or for settings that the model refuses.
+    """
+    began = time.monotonic()
+    seed = sample_seed(settings.seed, problem, number)
+    write = _looped if isinstance(model, DepthGenerationMixin) else _plain
+    try:
+        written = write(model, tokenizer, settings.prompt_of(problem), settings, seed)
+    except ValueError as error:
+        raise ValueError(f"{problem.task_id}: {error}") from error
+    text = cut(written.text, settings.stop)
+    depths, passes, rows = written.loops or (None, None, None)
+    return Sample(
+        task_id=problem.task_id,
+        problem_sha256=problem.digest,
+        number=number,
+        completion=text,
+        finished=written.finished or text != written.text,
+        new_tokens=written.new_tokens,
+        depths=depths,
+        passes=passes,
+        rows=rows,
+        seconds=time.monotonic() - began,
+    )
+
+
+def sample_seed(seed: int, problem: Problem, number: int) -> int:
+    """A seed of its own for each sample, whatever is written before it; below 2**32."""
+    return int.from_bytes(sha256(f"{seed}/{problem.task_id}/{number}".encode()).digest()[:4], "big")
+
+
+def cut(text: str, stop: tuple[str, ...]) -> str:
+    """The text ahead of the first stop string."""
+    places = [text.find(string) for string in stop if string in text]
+    return text[: min(places)] if places else text
+
+
+def _drawing(settings: SampleSettings) -> dict[str, Any]:
+    """For `generate`: the whole distribution, whatever top-k or top-p the checkpoint asks for."""
+    if settings.temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
+
+
+def _looped(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> _Written:
+    written = generate(
+        model,
+        tokenizer,
+        prompt,
+        exit_config=settings.exit_config,
+        max_new_tokens=settings.max_new_tokens,
+        stop=settings.stop,
+        seed=seed,
+        verdict=False,
+        **_drawing(settings),
+    )
+    depths = sum(token.depth for token in written.tokens[1:])
+    loops = (depths, written.loop_passes, written.loop_rows)
+    return _Written(written.text, written.stop_reason != "length", len(written.tokens), loops)
+
+
+def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, seed: int) -> _Written:
+    ids = encode(tokenizer, prompt).to(model.device)
+    check_context(model, ids.shape[1], settings.max_new_tokens)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=settings.max_new_tokens,
+            stop_strings=list(settings.stop),
+            tokenizer=tokenizer,
+            **_drawing(settings),
+        )
+    new = out[0, ids.shape[1] :]
+    text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    told = model.generation_config.eos_token_id
+    ends = {told} if isinstance(told, int) else set(told or ())
+    return _Written(text, int(new[-1]) in ends, len(new))

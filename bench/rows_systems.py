@@ -1,0 +1,109 @@
+"""Rows about what is built of models: ladders and servers."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sigma0.bench.rows import Conditions, Figure
+
+
+class LadderRow(Conditions):
+    """One setting of a ladder from one model to a larger one; the conditions are those of the lower model.
+
+    Attributes:
+        benchmark: "ladder".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        above: Name of the larger model.
+        above_sha256: Of its weights.
+        exit_config: Of the lower model; the larger one has its checkpoint's own.
+        family: The curve that the setting lies on.
+        policy: What goes up, as JSON.
+        stay: Further tokens that the larger model writes.
+        unit: What goes up.
+        warm_start: Whether the larger model is given what the small one wrote.
+        accuracy: Share of right answers.
+        cost: Passes times block bytes of both models, prompts included, over those of the larger model alone.
+        seconds: Wall-clock over that of the larger model alone, in the same run.
+        row_cost: Rows times block parameters, over those of the larger model alone.
+        handed_up: Share of all written tokens that the larger model wrote.
+        catch_ups: Times that it caught up, for each answer; its first reading not counted.
+    """
+
+    benchmark: Literal["ladder"] = "ladder"
+    time: str
+    above: str
+    above_sha256: str
+    exit_config: dict[str, Any]
+    family: str
+    policy: dict[str, Any]
+    stay: int
+    unit: Literal["token", "draft", "answer"]
+    warm_start: bool
+    accuracy: Figure
+    cost: Figure
+    seconds: Figure
+    row_cost: float
+    handed_up: float
+    catch_ups: float
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps(
+            [self.benchmark, self.time, self.family, self.policy, self.stay, self.unit, self.warm_start], sort_keys=True
+        )
+
+
+class Percentiles(BaseModel):
+    """Of times, milliseconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class ServeRow(Conditions):
+    """One way of asking a server under one load, measured in turn with the others of its run.
+
+    Attributes:
+        benchmark: "serve".
+        time: When the run ended, ISO 8601, UTC; the same for all its rows.
+        way: `full`, `never` (an exit rule that is never met), `finish`, `drop`, `verify`, or `transformers` for
+            `transformers serve` on the same weights.
+        exit_config: What every request asked for; None of a server that has none.
+        load: "closed": clients that ask on and on; "open": requests that come at random.
+        amount: Clients; or requests a second.
+        requests: In a round.
+        rounds: How often every way was measured, in turn.
+        failed: Requests that were not answered whole, over all rounds.
+        tokens_per_second: New tokens of all clients; median of the rounds, the least and the greatest.
+        rows_per_second: Rows of the block, prompts included; None where the server does not tell, as is the next.
+        passes_per_second: Calls of the block.
+        speed_ratio: Tokens a second over those of `full` in the same round; median, least and greatest.
+        first_token_ms: From request to first token, last round.
+        between_tokens_ms: From token to token, last round.
+    """
+
+    benchmark: Literal["serve"] = "serve"
+    time: str
+    way: Literal["full", "never", "finish", "drop", "verify", "transformers"]
+    exit_config: dict[str, Any] | None
+    load: Literal["closed", "open"]
+    amount: float
+    requests: int
+    rounds: int
+    failed: int
+    tokens_per_second: Figure
+    rows_per_second: float | None
+    passes_per_second: float | None
+    speed_ratio: Figure
+    first_token_ms: Percentiles
+    between_tokens_ms: Percentiles
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.way, self.load, self.amount])

@@ -1,0 +1,73 @@
+import pytest
+
+from sigma0.bench.humaneval.judging import Judgement, Limits
+from sigma0.bench.humaneval.row import row_of
+from sigma0.bench.humaneval.table import cells, exit_name, latest_humaneval, markdown
+from sigma0.bench.ledger import parse_row
+from sigma0.bench.report import report
+from tests.bench.humaneval.examples import PROBLEMS
+from tests.bench.humaneval.test_saved import run_of, sample_of
+
+PASSED, WRONG, ENDLESS = (Judgement(outcome, "") for outcome in ("passed", "wrong", "time"))
+
+
+def row(run=None, judged=((PASSED, PASSED), (WRONG, ENDLESS)), **loops):
+    run = run or run_of(samples=2, temperature=0.8)
+    samples = [[sample_of(problem, number, **loops) for number in range(run.samples)] for problem in PROBLEMS]
+    return row_of(run, samples, judged, Limits(), ("a" * 40,))
+
+
+def test_a_row_holds_the_shares_and_the_breakdown():
+    found = row(finished=False)
+    assert found.pass_at_k[1].value == 0.5 and list(found.pass_at_k) == [1]
+    assert found.solved.value == 0.5 and 0 < found.solved.low < 0.5 < found.solved.high < 1
+    assert found.outcomes == {"passed": 2, "syntax": 0, "exception": 0, "wrong": 1, "time": 1, "limits": 0}
+    assert (found.unfinished, found.new_tokens) == (4, 16)
+    assert found.mean_depth is found.passes_saved is found.rows_saved is None
+    assert parse_row(found.model_dump_json()) == found
+
+
+def test_none_of_few_is_not_told_as_nothing():
+    found = row(judged=[(WRONG, WRONG)] * 2)
+    assert found.pass_at_k[1].value == found.solved.value == 0
+    assert found.solved.high > 0.5
+
+
+def test_savings_are_over_the_tokens_after_each_first():
+    # three tokens after the first of each sample, six loops each at full depth
+    found = row(depths=9, passes=12, rows=18)
+    assert found.mean_depth.value == 3
+    assert found.passes_saved.value == pytest.approx(1 - 12 / 18) and found.rows_saved.value == 0
+    single = row(depths=0, passes=0, rows=0, new_tokens=1)
+    assert single.mean_depth is None and single.passes_saved is None
+
+
+def test_rows_of_other_settings_are_other_rows():
+    rows = [row(), row(run_of(samples=2, temperature=0.8, seed=1)), row(run_of(samples=2, temperature=0.7))]
+    assert len({each.key for each in rows}) == 3 and len({each.run for each in rows}) == 1
+    again = rows[0].model_copy(update={"time": "9999"})
+    assert latest_humaneval([*rows, again]) == [*rows[1:], again]
+
+
+def test_exit_settings_have_short_names():
+    for config, name in (
+        (None, "no loops"),
+        ({"mode": "full"}, "full"),
+        ({"mode": "qexit", "q": 0.6}, "qexit 0.6, finish"),
+        ({"mode": "fixed", "depth": 3, "after_exit": "drop"}, "fixed 3, drop"),
+        ({"mode": "margin", "theta": 0.8, "after_exit": "verify"}, "margin 0.8, verify"),
+        ({"mode": "accel", "eps": 0.1}, "accel 0.1, finish"),
+    ):
+        assert exit_name(row(run_of(samples=2, temperature=0.8, exit_config=config))) == name
+
+
+def test_tables_hold_every_row_and_every_k(tmp_path, capsys):
+    few, many = row(), row(run_of(samples=10, temperature=0.8), judged=[[PASSED] * 10, [WRONG] * 10])
+    names, lines = cells([few, many])
+    assert "pass@10" in names and lines[0][names.index("pass@10")] == "-"
+    assert all(len(line) == len(names) for line in lines)
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("".join(each.model_dump_json() + "\n" for each in (few, many)))
+    report(ledger, None, 0.98)
+    assert markdown([few, many]) in (tmp_path / "humaneval.md").read_text()
+    assert "pass@10" in capsys.readouterr().out

@@ -1,0 +1,106 @@
+import pytest
+
+from sigma0.bench.humaneval.sampling import Sample, SampleSettings
+from sigma0.bench.humaneval.saved import Run, SampleFile
+from sigma0.bench.rows import Conditions
+from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
+from tests.bench.test_ledger import CONDITIONS
+
+
+def run_of(samples=1, conditions=None, **settings):
+    return Run(
+        conditions=Conditions(**(CONDITIONS | (conditions or {}))),
+        settings=SampleSettings(**({"exit_config": None, "dtype": "float32"} | settings)),
+        samples=samples,
+    )
+
+
+def sample_of(problem, number=0, **changes):
+    values = {"completion": f"    return {number}\n", "finished": True, "new_tokens": 4, "seconds": 0.5}
+    return Sample(task_id=problem.task_id, problem_sha256=problem.digest, number=number, **(values | changes))
+
+
+def filled(path, run, problems=PROBLEMS):
+    saved = SampleFile(path)
+    saved.begin(run)
+    for problem in problems:
+        for number in range(run.samples):
+            saved.add(run, sample_of(problem, number))
+    return saved
+
+
+def test_samples_come_back_as_they_were_written(tmp_path):
+    path, run = tmp_path / "new" / "samples.jsonl", run_of(samples=2)
+    written = filled(path, run).all_of(run, PROBLEMS)
+    read = SampleFile(path)
+    assert read.latest == [run] and read.all_of(run, PROBLEMS) == written
+    content = path.read_bytes()
+    read.begin(run)
+    assert path.read_bytes() == content, "a run that is known is not written again"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        run_of(conditions={"model_sha256": "9" * 64}),
+        run_of(conditions={"settings_sha256": "9" * 64}),
+        run_of(temperature=0.5),
+        run_of(seed=1),
+        run_of(dtype="bfloat16"),
+        run_of(max_new_tokens=7),
+        run_of(exit_config={"mode": "full"}),
+        run_of(stop=("\n",)),
+        run_of(strip_prompt=True),
+    ],
+)
+def test_samples_of_another_model_or_setting_are_not_taken(other):
+    saved = filled(None, run_of())
+    assert saved.find(run_of(), DOUBLE, 0) is not None
+    assert saved.find(other, DOUBLE, 0) is None
+    assert saved.find(run_of(), DOUBLE.model_copy(update={"test": "def check(f): ..."}), 0) is None
+
+
+def test_more_problems_and_more_samples_go_on_from_what_is_there(tmp_path):
+    first = run_of(conditions={"commit": "a" * 40, "n": 1})
+    filled(tmp_path / "samples.jsonl", first, [DOUBLE])
+    more = run_of(samples=2, conditions={"commit": "b" * 40, "n": 2})
+    saved = SampleFile(tmp_path / "samples.jsonl")
+    saved.begin(more)
+    missing = [(p.task_id, n) for p in PROBLEMS for n in range(2) if saved.find(more, p, n) is None]
+    assert missing == [("Test/0", 1), ("Test/1", 0), ("Test/1", 1)]
+    with pytest.raises(ValueError, match="1 of 4 samples of pocket are there"):
+        saved.all_of(more, PROBLEMS)
+    with pytest.raises(ValueError, match="1 of 4 samples"):
+        saved.all_of(more, [DOUBLE])
+    for problem in PROBLEMS:
+        for number in range(2):
+            if saved.find(more, problem, number) is None:
+                saved.add(more, sample_of(problem, number))
+    read = SampleFile(tmp_path / "samples.jsonl")
+    assert read.latest == [more] and len(read.all_of(more, PROBLEMS)) == 2
+    assert read.commits(more, PROBLEMS) == ("a" * 40, "b" * 40)
+
+
+def test_a_line_that_a_killed_run_left_half_written_is_cut_off(tmp_path):
+    path, run = tmp_path / "samples.jsonl", run_of()
+    filled(path, run)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:50])
+    assert SampleFile(path).all_of(run, PROBLEMS) and path.read_bytes() == whole
+
+
+def test_lines_that_are_none_of_these_are_named(tmp_path):
+    path, run = tmp_path / "samples.jsonl", run_of()
+    filled(path, run)
+    head, *rest = path.read_text().splitlines(keepends=True)
+    for bad, message in (
+        ("{}\n", "line 4 .*kind"),
+        ("no JSON\n", "line 4 .*JSON"),
+        (rest[0].replace('"number":0', '"number":-1'), "line 4 .*number"),
+        (rest[0].replace('"number":0', '"colour":0'), "line 4 .*colour"),
+        (rest[0].replace(run.id, "0" * 16), "line 4 .*'0000000000000000' stands nowhere"),
+        (head.replace('"samples":1', '"samples":0'), "line 4 .*samples"),
+    ):
+        path.write_text("".join([head, *rest, bad]))
+        with pytest.raises(ValueError, match=message):
+            SampleFile(path)
