@@ -9,6 +9,7 @@ import typer
 
 from sigma0.calibrate_command import calibrate
 from sigma0.doctor import examine
+from sigma0.exit_options import exit_settings
 from sigma0.export import export as write_folder
 from sigma0.ladder import FidelityLadder, LocalRung
 from sigma0.ladder_command import open_ladder, run_ladder
@@ -27,38 +28,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
 Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-
-
-def exit_settings(options: dict[str, Any], default: ExitConfig | None = None) -> ExitConfig | None:
-    """The options that were given, over the checkpoint's own settings where no mode was named.
-
-    Args:
-        options: Fields of `ExitConfig`, None where not given.
-        default: The checkpoint's settings, once they are known.
-
-    Raises:
-        ValueError: For bad values.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    if not given:
-        return default
-    if "mode" not in given:
-        if default is None:
-            ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
-            return None
-        given = {**default.to_dict(), **given}
-    config = ExitConfig(**given)
-    for name, option in THRESHOLDS.items():
-        if options.get(name) is not None and config.mode not in option:
-            raise ValueError(f"--{name} has no effect with exit mode '{config.mode}', only with {' or '.join(option)}")
-    return config
 
 
 def ladder_exits(options: dict[str, Any], ladder: FidelityLadder) -> ExitConfig | None:
@@ -195,11 +169,19 @@ def doctor(as_json: AsJson = False) -> None:
 def export(
     model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
     folder: Annotated[str, typer.Argument(help="A new or empty folder.")],
+    exit_config: Annotated[
+        str | None, typer.Option(help='When its tokens stop by default, as JSON: {"mode": "fixed", "depth": 2}')
+    ] = None,
 ) -> None:
     """Write a folder that other tools load with trust_remote_code=True, through this package."""
     with one_line_errors():
         quiet_transformers()
-        target = write_folder(*load(model, device="cpu"), folder)
+        looped, tokenizer = load(model, device="cpu")
+        if exit_config is not None:
+            asked = ExitConfig.parse(json.loads(exit_config))
+            asked.stops_at(looped.num_loops)
+            looped.generation_config.exit_config = asked
+        target = write_folder(looped, tokenizer, folder)
     typer.echo(f"wrote {target}")
 
 

@@ -24,7 +24,7 @@ LEVELS = [
     {"sigma0.record", "sigma0.slots"},
     {"sigma0.cache", "sigma0.exits"},
     {"sigma0.verdict", "sigma0.canary", "sigma0.trajectory"},
-    {"sigma0.dropped", "sigma0.effort", "sigma0.estimates", "sigma0.extras", "sigma0.forced"},
+    {"sigma0.dropped", "sigma0.effort", "sigma0.estimates", "sigma0.exit_options", "sigma0.extras", "sigma0.forced"},
     {"sigma0.pass_rows"},
     {"sigma0.completion"},
     {"sigma0.wave"},

@@ -1,0 +1,126 @@
+"""What a harness may say of a model: which checkpoint, where it runs, and how deep its tokens loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, get_args
+from weakref import WeakValueDictionary
+
+from pydantic import TypeAdapter, ValidationError
+
+from sigma0.effort import Effort, exit_for
+from sigma0.exit_options import exit_settings
+from sigma0.loading import load
+from sigma0.settings import ExitConfig, explain
+
+# the harness's name of each field of `ExitConfig`; the mode is called as on the command line
+EXIT_ARGUMENTS = {
+    "exit": "mode",
+    **{name: name for name in ("q", "eps", "patience", "theta", "depth", "min_loops", "after_exit", "redraft")},
+}
+PLACES = ("device", "dtype", "backend")
+_EFFORT = TypeAdapter(Effort)
+
+
+class Loaded:
+    """Weights in memory, one copy for all that ask for the same.
+
+    Attributes:
+        model: The looped model.
+        tokenizer: Its fast tokenizer, padding on the left.
+        alone: Held by whoever runs the model.
+    """
+
+    def __init__(self, name: str, places: Mapping[str, Any]) -> None:
+        self.model, self.tokenizer = load(name, **places)
+        self.alone = Lock()
+
+
+# Inspect makes a model anew for every generation setting; weights that nobody uses any more are let go
+_LOADED: "WeakValueDictionary[tuple[Any, ...], Loaded]" = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that a harness asked for.
+
+    Attributes:
+        name: As it was asked for.
+        loaded: Its weights, which others may share.
+        own: The exit setting at effort `medium`: the checkpoint's, changed by what was given.
+        effort: Where none is asked for.
+    """
+
+    name: str
+    loaded: Loaded
+    own: ExitConfig
+    effort: Effort
+
+    @property
+    def model(self) -> Any:
+        """The looped model."""
+        return self.loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its fast tokenizer, padding on the left."""
+        return self.loaded.tokenizer
+
+    def exit_at(self, effort: str | None = None) -> ExitConfig:
+        """The exit setting in force.
+
+        Args:
+            effort: None takes the model's own.
+
+        Raises:
+            ValueError: For an effort that a looped model does not have.
+        """
+        return exit_for(self.effort if effort is None else check_effort(effort), self.own, self.model.num_loops)
+
+
+def check_effort(effort: str) -> Effort:
+    """The effort, once it is sure that it is one.
+
+    Raises:
+        ValueError: Naming those there are.
+    """
+    if effort not in get_args(Effort):
+        raise ValueError(f"a looped model knows the efforts {', '.join(get_args(Effort))}, got {effort!r}")
+    return _EFFORT.validate_python(effort)
+
+
+def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
+    """Loads a model as a harness's arguments say.
+
+    Args:
+        name: Shipped name, folder, or hub id.
+        arguments: `device`, `dtype` and `backend` as `sigma0.load` takes them, `effort`, and the exit setting: `exit`
+            for its mode, the rest by their names in `ExitConfig`. None counts as not given.
+
+    Raises:
+        ValueError: For an unknown argument or a bad value.
+    """
+    given = {key: value for key, value in arguments.items() if value is not None}
+    known = (*PLACES, "effort", *EXIT_ARGUMENTS)
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"a sigma0 model takes no argument {', '.join(unknown)}, only {', '.join(known)}")
+    effort = check_effort(str(given.get("effort", "medium")))
+    places = {key: given[key] for key in PLACES if key in given}
+    loaded = _loaded(name, places)
+    options = {field: given[key] for key, field in EXIT_ARGUMENTS.items() if key in given}
+    try:
+        own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
+    except ValidationError as error:
+        raise ValueError(f"no exit setting: {explain(error)}") from error
+    assert own is not None
+    own.stops_at(loaded.model.num_loops)
+    return Opened(name, loaded, own, effort)
+
+
+def _loaded(name: str, places: Mapping[str, Any]) -> Loaded:
+    key = (name, *sorted(places.items()))
+    found = _LOADED.get(key)
+    if found is None:
+        found = _LOADED[key] = Loaded(name, places)
+    return found

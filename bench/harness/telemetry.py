@@ -1,0 +1,147 @@
+"""At which loop tokens were read, and what that saved: for a request, and summed over a run."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where the tokens of one request were read.
+
+    Attributes:
+        depths: Loop of each token, from 1.
+        reasons: Why each stopped there, as `sigma0.exits.exit_reason` names it.
+        truncated: Ids of the prompt that were left out, because the model's context ended.
+    """
+
+    depths: tuple[int, ...]
+    reasons: tuple[str, ...]
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class BatchCost:
+    """What writing a batch took.
+
+    Attributes:
+        passes: Calls of the shared block after the prompts.
+        rows: Rows in those calls.
+        prompt_rows: Rows that reading the prompts took.
+    """
+
+    passes: int
+    rows: int
+    prompt_rows: int
+
+
+def counts(reading: Reading) -> dict[str, Any]:
+    """Tokens by loop and by reason, as plain JSON values."""
+    return {
+        "tokens": len(reading.depths),
+        "by_loop": {str(depth): n for depth, n in sorted(Counter(reading.depths).items())},
+        "reasons": dict(sorted(Counter(reading.reasons).items())),
+    }
+
+
+@dataclass
+class DepthTally:
+    """Readings summed up; the shares are those of `sigma0.savings.Savings`, pooled over batches.
+
+    A written text's first token is read from the prompt, where nothing is skipped: it counts in `by_loop`, and not in
+    the shares. A scored text is read like a prompt from end to end: all its tokens count in `mean_depth` and
+    `depth_saved`, which are notional there, and no passes are saved.
+
+    Attributes:
+        total_loops: T.
+    """
+
+    total_loops: int
+    _readings: list[Reading] = field(default_factory=list)
+    _counted: int = 0
+    _spent: int = 0
+    _batches: int = 0
+    _passes: int = 0
+    _rows: int = 0
+    _prompt_rows: int = 0
+    _full_passes: int = 0
+
+    def add(self, reading: Reading, written: bool) -> None:
+        """Counts a request.
+
+        Args:
+            reading: Of its tokens.
+            written: Whether the model wrote them; False where they were given and scored.
+        """
+        self._readings.append(reading)
+        counted = reading.depths[1:] if written else reading.depths
+        self._counted += len(counted)
+        self._spent += sum(counted)
+
+    def add_batch(self, readings: Sequence[Reading], cost: BatchCost) -> None:
+        """Counts a written batch, its requests included."""
+        for reading in readings:
+            self.add(reading, written=True)
+        self._batches += 1
+        self._passes += cost.passes
+        self._rows += cost.rows
+        self._prompt_rows += cost.prompt_rows
+        self._full_passes += self.total_loops * (max(len(reading.depths) for reading in readings) - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; shares are None where there was nothing to save."""
+        whole = Reading(
+            tuple(depth for each in self._readings for depth in each.depths),
+            tuple(reason for each in self._readings for reason in each.reasons),
+        )
+        told: dict[str, Any] = {
+            "requests": len(self._readings),
+            "truncated_requests": sum(each.truncated > 0 for each in self._readings),
+            **counts(whole),
+            "mean_depth": self._spent / self._counted if self._counted else None,
+            "depth_saved": _saved(self._spent, self.total_loops * self._counted),
+        }
+        if not self._batches:
+            return told
+        return {
+            **told,
+            "passes_saved": _saved(self._passes, self._full_passes),
+            "rows_saved": _saved(self._rows, self.total_loops * self._counted),
+            "batches": self._batches,
+            "loop_passes": self._passes,
+            "loop_rows": self._rows,
+            "prompt_rows": self._prompt_rows,
+        }
+
+
+def _saved(spent: int, full: int) -> float | None:
+    return 1 - spent / full if full else None
+
+
+class DepthLog:
+    """A file of JSON lines, one for each request.
+
+    Args:
+        path: A new file; None writes nothing.
+
+    Raises:
+        ValueError: If the file exists or cannot be made: two runs in one file could not be told apart.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path).expanduser()
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.open("x").close()
+            except OSError as error:
+                raise ValueError(f"depth_log={path!r} cannot be made: {error.strerror or error}") from error
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Adds a line."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values, ensure_ascii=False) + "\n")

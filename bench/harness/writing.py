@@ -1,0 +1,99 @@
+"""Texts written in batches, each token as deep as its exit rule says; rows of different depth share their passes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from sigma0.bench.harness.telemetry import BatchCost, Reading
+from sigma0.settings import ExitConfig
+
+
+@dataclass(frozen=True)
+class WriteSettings:
+    """How texts are written.
+
+    Attributes:
+        exit_config: When tokens stop.
+        max_new_tokens: New tokens at most, >= 1.
+        until: Strings that end a text and are cut off.
+        sampling: For transformers' `generate`, `do_sample` among them.
+    """
+
+    exit_config: ExitConfig
+    max_new_tokens: int
+    until: tuple[str, ...]
+    sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WrittenBatch:
+    """What was written.
+
+    Attributes:
+        texts: The new texts, in order.
+        readings: Where their tokens were read.
+        cost: Of the batch.
+    """
+
+    texts: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    cost: BatchCost
+
+
+def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings: WriteSettings) -> WrittenBatch:
+    """Continues prompts, all at once.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        prompts: Ids of each, at least one; what the context cannot hold is left out at the beginning.
+        settings: How.
+
+    Raises:
+        ValueError: If `max_new_tokens` leaves no room for a prompt.
+    """
+    room = model.config.max_position_embeddings - settings.max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_gen_toks={settings.max_new_tokens} leaves no room for a prompt in a context of "
+            f"{model.config.max_position_embeddings}"
+        )
+    kept = [list(ids)[-room:] for ids in prompts]
+    width = max(len(ids) for ids in kept)
+    pad = model.generation_config.pad_token_id or 0
+    ids = torch.tensor([[pad] * (width - len(each)) + each for each in kept], device=model.device)
+    seen = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in kept], device=model.device)
+    criteria = [StopStringCriteria(tokenizer, list(settings.until))] if settings.until else []
+    out = model.generate(
+        ids,
+        attention_mask=seen,
+        max_new_tokens=settings.max_new_tokens,
+        exit_config=settings.exit_config,
+        stopping_criteria=StoppingCriteriaList(criteria),
+        return_dict_in_generate=True,
+        **settings.sampling,
+    )
+    new = out.sequences[:, width:].tolist()
+    depths = out.exit_depths.tolist()
+    ends = [len(reasons) for reasons in out.exit_reasons]
+    return WrittenBatch(
+        texts=tuple(cut(_text(tokenizer, row[:end]), settings.until) for row, end in zip(new, ends, strict=True)),
+        readings=tuple(
+            Reading(tuple(row[:end]), tuple(reasons), max(0, len(prompt) - room))
+            for row, end, reasons, prompt in zip(depths, ends, out.exit_reasons, prompts, strict=True)
+        ),
+        cost=BatchCost(out.loop_passes, out.loop_rows, out.prompt_rows),
+    )
+
+
+def cut(text: str, until: Sequence[str]) -> str:
+    """The text ahead of the first of the strings."""
+    return text[: min((text.find(string) for string in until if string in text), default=len(text))]
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

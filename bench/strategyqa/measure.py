@@ -1,0 +1,97 @@
+"""Levels beside L0 on the same items: accuracy with intervals, paired tests, and what it took."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sigma0.bench.pocket.evaluate import wilson
+from sigma0.bench.strategyqa.runner import LevelRun
+from sigma0.bench.strategyqa.statistics import holm, mcnemar
+from sigma0.estimates import Estimate
+from sigma0.reason.messages import Usage
+
+BASELINE = "L0"
+# under so many items, differences of 10 points are noise
+FEW = 200
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a level did.
+
+    Attributes:
+        level: Its name.
+        labels: What it used of labels: none, those of items that it was seeded from, or each item's own behind its
+            prediction.
+        n: Items.
+        accuracy: Share of right answers; a miss is wrong.
+        majority: Share of the commoner label.
+        misses: Items without an answer, by the step that failed.
+        difference: Accuracy less that of L0 on the same items; None for L0, and where L0 was not run.
+        p_value: Of McNemar's test against L0 on the same items, as it is.
+        p_holm: The same, corrected for all levels of the run by Holm's method.
+        calls: Questions for each item.
+        usage: Of all items.
+        doors: That verdicts on answers opened.
+        cached: Share of questions that came from the cache.
+    """
+
+    level: str
+    labels: str
+    n: int
+    accuracy: Estimate
+    majority: float
+    misses: dict[str, int]
+    difference: float | None
+    p_value: float | None
+    p_holm: float | None
+    calls: float
+    usage: Usage
+    doors: dict[str, int]
+    cached: float
+
+
+def score(runs: Sequence[LevelRun], labels: dict[str, str]) -> list[Score]:
+    """The scores of some levels.
+
+    Args:
+        runs: On items of one set; each may have gone through fewer of them.
+        labels: What each level used of labels.
+    """
+    base = next((run for run in runs if run.level == BASELINE), None)
+    right = {} if base is None else {each.qid: each.right for each in base.answered}
+    pairs = {
+        run.level: [(right[each.qid], each.right) for each in run.answered if each.qid in right]
+        for run in runs
+        if run is not base
+    }
+    raw = {level: mcnemar(found) for level, found in pairs.items() if found}
+    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
+    return [_score(run, labels[run.level], pairs.get(run.level, []), raw, corrected) for run in runs]
+
+
+def _score(
+    run: LevelRun,
+    labels: str,
+    pairs: Sequence[tuple[bool, bool]],
+    raw: dict[str, float],
+    corrected: dict[str, float],
+) -> Score:
+    n = len(run.answered)
+    asked = sum(len(each.purposes) for each in run.answered)
+    yes = sum(each.label for each in run.answered)
+    return Score(
+        level=run.level,
+        labels=labels,
+        n=n,
+        accuracy=Estimate(run.right / n, wilson(run.right, n)),
+        majority=max(yes, n - yes) / n,
+        misses=dict(run.misses),
+        difference=sum(own - base for base, own in pairs) / len(pairs) if pairs else None,
+        p_value=raw.get(run.level),
+        p_holm=corrected.get(run.level),
+        calls=asked / n,
+        usage=run.usage,
+        doors=dict(Counter(door for each in run.answered for door in each.doors)),
+        cached=sum(each.cached for each in run.answered) / asked if asked else 0.0,
+    )

@@ -1,0 +1,38 @@
+"""Exit settings out of single options that somebody gave, over those of the checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sigma0.settings import ExitConfig
+
+# Which exit modes read which threshold.
+THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
+
+
+def exit_settings(
+    options: Mapping[str, Any], default: ExitConfig | None = None, written: str = "--{}"
+) -> ExitConfig | None:
+    """The options that were given, over the checkpoint's own settings where no mode was named.
+
+    Args:
+        options: Fields of `ExitConfig`, None where not given.
+        default: The checkpoint's settings, once they are known.
+        written: How the caller writes an option's name.
+
+    Raises:
+        ValueError: For bad values.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return default
+    if "mode" not in given:
+        if default is None:
+            ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
+            return None
+        given = {**default.to_dict(), **given}
+    config = ExitConfig(**given)
+    for name, option in THRESHOLDS.items():
+        if options.get(name) is not None and config.mode not in option:
+            told = written.format(name)
+            raise ValueError(f"{told} has no effect with exit mode '{config.mode}', only with {' or '.join(option)}")
+    return config

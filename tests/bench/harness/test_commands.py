@@ -1,0 +1,89 @@
+"""The commands of the page, as they stand there, in processes of their own and without a network."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sigma0.bench.harness.items import QUESTIONS
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "bench" / "harness" / "README.md").read_text()
+COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+NEEDED = {"lm_eval": "lm-eval", "inspect_ai": "Inspect"}
+MISSING = [name for module, name in NEEDED.items() if find_spec(module) is None]
+needs_harnesses = pytest.mark.skipif(
+    bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install 'sigma0-lm[eval]'"
+)
+
+
+def run(command, work):
+    surroundings = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "WORK": str(work),
+        "HF_HOME": str(work / "home"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        # a proxy where nobody listens: what looks for a network fails
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    script = ["bash", "-euo", "pipefail", "-c", command]
+    done = subprocess.run(script, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def results_in(folder):
+    (path,) = folder.glob("*/results_*.json")
+    return json.loads(path.read_text())
+
+
+def test_there_is_a_command_for_each_way():
+    said = ("\nlm_eval --model hf ", "python -m sigma0.bench.harness --model sigma0 ", "inspect eval bench/harness/")
+    assert len(COMMANDS) == len(said)
+    assert all(way in command for way, command in zip(said, COMMANDS, strict=True))
+
+
+@pytest.mark.slow
+@needs_harnesses
+def test_lm_eval_runs_the_exported_folder(tmp_path):
+    run(COMMANDS[0], tmp_path)
+    found = results_in(tmp_path / "hf")
+    assert found["n-samples"]["micro_world_choice"]["effective"] == QUESTIONS
+    assert found["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
+    assert len(list((tmp_path / "hf").glob("*/samples_*.jsonl"))) == 2
+
+
+@pytest.mark.slow
+@needs_harnesses
+def test_lm_eval_runs_our_model_and_keeps_its_depths(tmp_path):
+    run(COMMANDS[1], tmp_path)
+    found = results_in(tmp_path / "sigma0")
+    assert found["results"]["micro_world_answer"]["exact_match,strip"] > 0.6
+    told = found["config"]["sigma0"]
+    assert (told["exit_config"]["mode"], told["exit_config"]["q"]) == ("qexit", 0.6)
+    assert told["requests"]["generate_until"]["passes_saved"] > 0.3
+    assert told["tasks"]["micro_world_choice"]["requests"] == 2 * QUESTIONS
+    assert len((tmp_path / "depths.jsonl").read_text().splitlines()) == 3 * QUESTIONS
+
+
+@pytest.mark.slow
+@needs_harnesses
+def test_inspect_runs_our_model_and_keeps_its_verdicts(tmp_path):
+    run(COMMANDS[2], tmp_path)
+    (path,) = (tmp_path / "inspect").glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["status"] == "success" and len(found["samples"]) == 10
+    for sample in found["samples"]:
+        told = sample["output"]["metadata"]["sigma0"]
+        assert told["effort"] == "low" and told["exit_config"]["q"] == 0.45
+        assert told["door"] in ("converge", "escalate") and set(told["verdict"]) >= {"converged", "stable", "grounded"}
+    assert found["results"]["scores"][0]["metrics"]["accuracy"]["value"] > 0.4
