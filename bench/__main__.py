@@ -20,6 +20,7 @@ from sigma0.bench.serving.command import serve
 from sigma0.bench.serving.soak_command import soak_server
 from sigma0.bench.speed.command import speed
 from sigma0.bench.stability_command import stability
+from sigma0.bench.strategyqa.command import strategyqa
 from sigma0.bench.verdicts_command import verdict
 from sigma0.extras import needs_extra
 from sigma0.loading import load
@@ -45,6 +46,7 @@ app.command()(verdict)
 app.command()(speed)
 app.command()(ladder)
 app.command()(effort)
+app.command()(strategyqa)
 app.command()(serve)
 app.command("soak")(soak_server)
 app.command()(humaneval)

@@ -40,11 +40,14 @@ def describe(
         max_new_tokens: New tokens of each prompt at most.
         batch_size: Prompts in a batch.
     """
-    folder = checkpoint_folder(name)
-    settings = _digest_of([path for path in folder.glob("*.json") if path.is_file()])
     return describe_weights(
-        model, name, weights_sha256(name), settings, prompts, ids, answers, max_new_tokens, batch_size
+        model, name, weights_sha256(name), settings_sha256(name), prompts, ids, answers, max_new_tokens, batch_size
     )
+
+
+def settings_sha256(name: str) -> str:
+    """Digest of a checkpoint's files that are not weights."""
+    return _digest_of([path for path in checkpoint_folder(name).glob("*.json") if path.is_file()])
 
 
 def describe_weights(

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from sigma0.bench.rows import Conditions, Figure, row_key
 from sigma0.bench.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, SpeedRow
 from sigma0.bench.rows_systems import LadderRow, Percentiles, ServeRow
-from sigma0.bench.rows_tasks import HumanEvalRow
+from sigma0.bench.rows_tasks import HumanEvalRow, StrategyQARow
 from sigma0.settings import explain
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Row",
     "ServeRow",
     "SpeedRow",
+    "StrategyQARow",
     "append_row",
     "parse_row",
     "read_rows",
@@ -44,7 +45,7 @@ __all__ = [
 
 LEDGER = Path("bench/results/leaderboard.jsonl")
 
-AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow
+AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow | StrategyQARow
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 

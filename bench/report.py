@@ -10,8 +10,10 @@ import typer
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, HumanEvalRow, SpeedRow, read_rows
+from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, HumanEvalRow, SpeedRow, StrategyQARow, read_rows
 from sigma0.bench.speed.table import speed_table
+from sigma0.bench.strategyqa.table import latest_levels
+from sigma0.bench.strategyqa.table import whole as strategyqa_table
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
 
@@ -32,8 +34,8 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
-        if not any(isinstance(row, FidelityRow | SpeedRow | HumanEvalRow) for row in rows):
-            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity, speed or humaneval yet")
+        if not any(isinstance(row, FidelityRow | SpeedRow | HumanEvalRow | StrategyQARow) for row in rows):
+            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity, speed, humaneval or strategyqa yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
             (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
@@ -51,6 +53,10 @@ def report(
             table = humaneval_table(solved)
             (folder / "humaneval.md").write_text(f"# HumanEval\n\n{table}\n")
             typer.echo(f"{table}\n")
+        levels = [strategyqa_table(run) for run in latest_levels(rows)]
+        if levels:
+            (folder / "strategyqa.md").write_text("# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
+            typer.echo("\n".join(f"{each}\n" for each in levels))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
 
 

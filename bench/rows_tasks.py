@@ -59,3 +59,54 @@ class HumanEvalRow(Conditions):
         """What makes two rows of a run measurements of the same thing."""
         settings = [self.exit_config, self.temperature, self.seed, self.stop, self.strip_prompt, self.samples]
         return json.dumps([self.benchmark, *settings, self.timeout_s, self.memory_mb], sort_keys=True)
+
+
+class StrategyQARow(Conditions):
+    """A level of control on yes or no questions, at most once an item.
+
+    Of an endpoint, `model_sha256` is that of its address, and loops and parameters are 0: they are not known.
+
+    Attributes:
+        benchmark: "strategyqa".
+        time: When the run ended, ISO 8601, UTC; the same for all its rows.
+        level: Name of the level.
+        labels: What it used of labels.
+        effort: As the model was asked with.
+        temperature: 0 is greedy.
+        seed: Of the sampling.
+        accuracy: Share of right answers with its Wilson interval; an item without an answer is wrong.
+        majority: Share of the commoner label: what always saying it would score.
+        misses: Items without an answer, by the step that failed.
+        difference: Accuracy less that of L0 on the same items; None for L0, and where L0 was not run.
+        p_value: Of McNemar's exact test against L0 on the same items.
+        p_holm: The same, corrected by Holm's method for all levels of the run.
+        calls: Questions to the model for each item.
+        prompt_tokens: Ids read, all items together.
+        completion_tokens: Ids written, likewise.
+        seconds: From question to answer, summed over all questions; of a batch each has its share.
+        doors: That the verdicts on answers opened; empty of a model without verdicts.
+    """
+
+    benchmark: Literal["strategyqa"] = "strategyqa"
+    time: str
+    level: str
+    labels: str
+    effort: str
+    temperature: float
+    seed: int
+    accuracy: Figure
+    majority: float
+    misses: dict[str, int]
+    difference: float | None
+    p_value: float | None
+    p_holm: float | None
+    calls: float
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    doors: dict[str, int]
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return json.dumps([self.benchmark, self.time, self.level, self.effort, self.temperature, self.seed])

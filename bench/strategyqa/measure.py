@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sigma0.bench.pocket.evaluate import wilson
 from sigma0.bench.strategyqa.runner import LevelRun
-from sigma0.bench.strategyqa.statistics import holm, mcnemar
+from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar, rate
 from sigma0.estimates import Estimate
 from sigma0.reason.messages import Usage
 
@@ -65,8 +64,8 @@ def score(runs: Sequence[LevelRun], labels: dict[str, str]) -> list[Score]:
         for run in runs
         if run is not base
     }
-    raw = {level: mcnemar(found) for level, found in pairs.items() if found}
-    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
+    raw = {level: mcnemar(*zip(*found, strict=True)).p for level, found in pairs.items() if found}
+    corrected = holm(raw)
     return [_score(run, labels[run.level], pairs.get(run.level, []), raw, corrected) for run in runs]
 
 
@@ -79,13 +78,13 @@ def _score(
 ) -> Score:
     n = len(run.answered)
     asked = sum(len(each.purposes) for each in run.answered)
-    yes = sum(each.label for each in run.answered)
+    hits = rate(run.right, n)
     return Score(
         level=run.level,
         labels=labels,
         n=n,
-        accuracy=Estimate(run.right / n, wilson(run.right, n)),
-        majority=max(yes, n - yes) / n,
+        accuracy=Estimate(hits.value, (hits.low, hits.high)),
+        majority=majority([each.label for each in run.answered]).value,
         misses=dict(run.misses),
         difference=sum(own - base for base, own in pairs) / len(pairs) if pairs else None,
         p_value=raw.get(run.level),

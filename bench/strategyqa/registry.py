@@ -1,12 +1,23 @@
-"""The experiments by name."""
+"""The experiments by name; each makes a new level."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from sigma0.bench.strategyqa.adaptive import Adaptive, Route
 from sigma0.bench.strategyqa.direct import Direct
+from sigma0.bench.strategyqa.distillation import demonstrated, templated
+from sigma0.bench.strategyqa.improving import Improving, Seeded
 from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level
+from sigma0.bench.strategyqa.pipeline import Pipeline
 from sigma0.bench.strategyqa.prompted import ChainOfCode, ChainOfThought, ProgramTrace
+from sigma0.bench.strategyqa.react import React, SimpleReact
+from sigma0.bench.strategyqa.retrieval import ParagraphIndex, fact_paragraphs, open_index
+from sigma0.bench.strategyqa.workflow import RetrievalWorkflow, Workflow
+
+# items of train that a level is seeded from, and whose facts are searched where no paragraphs are given
+SEEDS = 200
 
 
 @dataclass(frozen=True)
@@ -14,10 +25,48 @@ class Makings:
     """What levels are made from, beside the questions.
 
     Attributes:
-        train: Items that a level may be seeded from.
+        train: Items that levels may be seeded from; none of them is scored.
+        paragraphs: The published paragraph file; without it, facts of `train` are searched.
+        index: Folder where the index of the paragraphs is kept.
+        demonstrations: Distilled traces that L1-ptp shows.
+        template: Distilled steps that L2 is held to.
+        route: Who decides in L4.
     """
 
     train: Sequence[Item] = ()
+    paragraphs: Path | None = None
+    index: Path | None = None
+    demonstrations: Path | None = None
+    template: Path | None = None
+    route: Route = "rules"
+
+
+def _retrieving(makings: Makings) -> Level:
+    if makings.paragraphs is not None:
+        found = open_index(makings.paragraphs, makings.index or makings.paragraphs.parent)
+    elif makings.train:
+        found = ParagraphIndex(fact_paragraphs(makings.train))
+    else:
+        raise ValueError("L2-rag searches paragraphs: give the published file, or items of train")
+    return RetrievalWorkflow(found)
+
+
+def _seeded(makings: Makings) -> Level:
+    if not makings.train:
+        raise ValueError("L5-icl is seeded from items of train, and there are none")
+    return Seeded(makings.train[:SEEDS])
+
+
+def _traced(makings: Makings) -> Level:
+    return ProgramTrace() if makings.demonstrations is None else demonstrated(makings.demonstrations)
+
+
+def _workflow(makings: Makings) -> Level:
+    return Workflow() if makings.template is None else templated(makings.template)
+
+
+def _adaptive(makings: Makings) -> Level:
+    return Adaptive(ChainOfThought(), Workflow(), React(), makings.route)
 
 
 EXPERIMENTS: dict[str, Callable[[Makings], Level]] = {
@@ -25,5 +74,26 @@ EXPERIMENTS: dict[str, Callable[[Makings], Level]] = {
     "L0-baseline": lambda makings: Direct(),
     "L1-cot": lambda makings: ChainOfThought(),
     "L1-coc": lambda makings: ChainOfCode(),
-    "L1-ptp": lambda makings: ProgramTrace(),
+    "L1-ptp": _traced,
+    "L2": _workflow,
+    "L2-trace": _workflow,
+    "L2-rag": _retrieving,
+    "L3": lambda makings: React(),
+    "L3-react": lambda makings: React(),
+    "L3-simple": lambda makings: SimpleReact(),
+    "L4": _adaptive,
+    "L4-adaptive": _adaptive,
+    "L4-pipeline": lambda makings: Pipeline(),
+    "L5": lambda makings: Improving(),
+    "L5-improving": lambda makings: Improving(),
+    "L5-icl": _seeded,
 }
+# one name of each level, for runs of all of them
+ONCE = ("L0", "L1-cot", "L1-coc", "L1-ptp", "L2", "L2-rag", "L3", "L3-simple", "L4", "L4-pipeline", "L5", "L5-icl")
+
+
+def labels_used(level: Level) -> str:
+    """What a level uses of labels, in words."""
+    if level.learns:
+        return "each item's own, behind its prediction"
+    return f"those of {len(level.seeds())} items it was made from" if level.seeds() else "none"

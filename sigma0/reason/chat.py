@@ -372,13 +372,12 @@ class ScriptedChat:
         }
         with self._alone:
             self.asked.append(asked)
-            if self._said is not None:
-                reply = self._said(**asked)
-            else:
-                found = next(self._replies, None)
-                if found is None:
-                    raise ChatFailed(f"{self.name} has no reply to question {len(self.asked)}")
-                reply = found
+            number = len(self.asked)
+            found = None if self._said is not None else next(self._replies, None)
+        # a function is called by several threads at once, as a server would be
+        reply = found if self._said is None else self._said(**asked)
+        if reply is None:
+            raise ChatFailed(f"{self.name} has no reply to question {number}")
         return reply if isinstance(reply, Completion) else Completion(reply)
 
 

@@ -1,0 +1,250 @@
+"""Runs over items: order, failures, the cache, batches, scores, and the command."""
+
+import json
+from threading import Barrier
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.ledger import StrategyQARow, read_rows
+from sigma0.bench.strategyqa import EXPERIMENTS, Makings
+from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.batched import BatchedChat
+from sigma0.bench.strategyqa.cache import AnswerCache
+from sigma0.bench.strategyqa.direct import Direct
+from sigma0.bench.strategyqa.items import Item, load_both, load_items, world_items
+from sigma0.bench.strategyqa.level import Prediction, read_answer
+from sigma0.bench.strategyqa.measure import score
+from sigma0.bench.strategyqa.registry import ONCE
+from sigma0.bench.strategyqa.runner import run_level
+from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
+from sigma0.reason.messages import Usage
+
+ITEMS = world_items(8)
+SETTINGS = AskSettings()
+
+
+def test_there_are_just_these_experiments():
+    assert list(EXPERIMENTS) == [
+        "L0", "L0-baseline", "L1-cot", "L1-coc", "L1-ptp", "L2", "L2-trace", "L2-rag", "L3", "L3-react", "L3-simple",
+        "L4", "L4-adaptive", "L4-pipeline", "L5", "L5-improving", "L5-icl",
+    ]  # fmt: skip
+    makings = Makings(train=world_items(5, "train"))
+    made = {name: EXPERIMENTS[name](makings) for name in EXPERIMENTS}
+    assert {made[name].name for name in ONCE} == set(ONCE)
+    assert [name for name in ONCE if made[name].learns] == ["L5"]
+    for name in ("L2-rag", "L5-icl"):
+        with pytest.raises(ValueError, match=name):
+            EXPERIMENTS[name](Makings())
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("Yes", True), ("no.", False), (" **Yes**, because", True), ("The answer is no", False), ("Answer: YES!", True),
+        ("I think the answer is yes. No, wait. The answer is no.", False), ("Final answer: No", False),
+        ("Nothing", None), ("", None), ("Maybe yes", None), ("Yesterday", None), ("nowhere", None), ("It is so", None),
+    ],
+)  # fmt: skip
+def test_only_a_yes_or_no_that_was_given_is_an_answer(text, answer):
+    assert read_answer(text) is answer
+
+
+def test_world_items_are_questions_of_several_hops_with_both_answers():
+    items = world_items(40)
+    assert {item.answer for item in items} == {True, False} and len({item.qid for item in items}) == 40
+    assert all(len(item.facts) >= 2 and item.question.endswith("?") for item in items)
+    assert not {item.question for item in items} & {item.question for item in world_items(40, "train")}
+
+
+def published(n, start=0):
+    return [
+        {
+            "qid": f"q{number}", "term": "x", "description": "d", "question": "Is it?", "answer": number % 2 == 0,
+            "facts": ["f"], "decomposition": ["a?", "b?"], "evidence": [[[["P-1"]], ["operation"]], [[["P-2"]], []]],
+        }
+        for number in range(start, start + n)
+    ]  # fmt: skip
+
+
+def test_published_files_are_checked(tmp_path):
+    def write(train, dev):
+        (tmp_path / "train.json").write_text(json.dumps(train))
+        (tmp_path / "dev.json").write_text(json.dumps(dev))
+
+    write(published(2061), published(229, 3000))
+    train, dev = load_both(str(tmp_path))
+    assert (len(train), len(dev)) == (2061, 229) and dev[0].paragraphs == {"P-1", "P-2"}
+    cases = [
+        (published(2060), published(229, 3000), "2060 items with 2060 ids, not 2061"),
+        ([*published(2060), *published(1)], published(229, 3000), "2061 items with 2060 ids"),
+        (published(2061), published(229), "229 items stand in train and in dev, such as q0"),
+        (published(2061), [{**published(1)[0], "answer": "yes"}], "answer"),
+        (published(2061), [{**published(1)[0], "more": 1}], "more"),
+    ]
+    for train, dev, message in cases:
+        write(train, dev)
+        with pytest.raises(ValueError, match=message):
+            load_both(str(tmp_path))
+    (tmp_path / "dev.json").write_text("[")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_items(str(tmp_path), "dev")
+
+
+def test_items_are_answered_beside_each_other_and_told_in_their_order():
+    together = Barrier(4, timeout=30)
+
+    def said(messages, **_):
+        together.wait()
+        return "Yes"
+
+    run = run_level(Direct(), ITEMS, ScriptedChat(said), SETTINGS, concurrency=4)
+    assert [each.qid for each in run.answered] == [item.qid for item in ITEMS]
+    assert run.right == sum(item.answer for item in ITEMS) and run.usage.calls == 8
+    assert all(each.purposes == ("answer",) for each in run.answered)
+
+
+def test_a_question_without_an_answer_is_asked_again_and_then_missed():
+    counts = dict.fromkeys((item.qid for item in ITEMS), 0)
+
+    def said(messages, **_):
+        item = next(item for item in ITEMS if item.question in messages[0]["content"])
+        counts[item.qid] += 1
+        if item is ITEMS[0] or (item is ITEMS[1] and counts[item.qid] == 1):
+            raise ChatFailed("the line is cut")
+        return "No"
+
+    run = run_level(Direct(), ITEMS, ScriptedChat(said), SETTINGS, retries=2)
+    assert [counts[item.qid] for item in ITEMS] == [3, 2, *[1] * 6]
+    assert run.answered[0].prediction == Prediction(None, "no answer: the line is cut")
+    assert dict(run.misses) == {"no answer": 1} and not run.answered[0].right
+
+
+class Learner(Direct):
+    learns = True
+
+    def __init__(self):
+        self.log = []
+
+    def predict(self, question, ask):
+        self.log.append(("predict", question.qid))
+        return super().predict(question, ask)
+
+    def learn(self, item, prediction):
+        self.log.append(("learn", item.qid))
+
+
+def test_a_level_that_learns_sees_each_label_behind_its_own_prediction():
+    level = Learner()
+    run_level(level, ITEMS, ScriptedChat(lambda **_: "Yes"), SETTINGS, concurrency=8)
+    assert level.log == [(what, item.qid) for item in ITEMS for what in ("predict", "learn")]
+
+
+def test_a_level_is_never_scored_on_what_it_was_made_from():
+    level = EXPERIMENTS["L5-icl"](Makings(train=[*world_items(3, "train"), ITEMS[2]]))
+    with pytest.raises(ValueError, match=f"made from 1 of the items to be scored, such as {ITEMS[2].qid}"):
+        run_level(level, ITEMS, ScriptedChat([]), SETTINGS)
+
+
+def test_the_cache_repeats_a_run_without_a_question(tmp_path, pocket):
+    chat = LocalChat(*pocket, "pocket")
+    path = tmp_path / "cache.jsonl"
+    first = run_level(Direct(), ITEMS, chat, SETTINGS, AnswerCache(path, {"pocket": "a"}))
+    silent = ScriptedChat([], "pocket")
+    again = run_level(Direct(), ITEMS, silent, SETTINGS, AnswerCache(path, {"pocket": "a"}))
+    assert [each.prediction for each in again.answered] == [each.prediction for each in first.answered]
+    assert again.usage == first.usage and [each.cached for each in again.answered] == [1] * 8
+    # other weights, settings, or words are other questions
+    for identity, settings in (("b", SETTINGS), ("a", AskSettings(max_tokens=9)), ("a", AskSettings(effort="low"))):
+        found = run_level(Direct(), ITEMS, silent, settings, AnswerCache(path, {"pocket": identity}), retries=0)
+        assert dict(found.misses) == {"no answer": 8}
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(AnswerCache(path, {"pocket": "a"})) == 7
+    path.write_text('{"key": "x", "answer": {"text": "y"}}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        AnswerCache(path, {})
+
+
+def test_batches_say_what_each_question_is_told_alone(pocket):
+    torch.manual_seed(6)
+    config = LlamaConfig(
+        vocab_size=len(pocket[1]), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        initializer_range=0.3, eos_token_id=2, bos_token_id=1, pad_token_id=0, max_position_embeddings=512,
+    )  # fmt: skip
+    chat = LocalChat(LlamaForCausalLM(config).eval(), pocket[1], "plain")
+    stop = AskSettings(max_tokens=12, stop=("the",))
+    for settings in (AskSettings(max_tokens=12), stop):
+        alone = run_level(Direct(), ITEMS, chat, settings)
+        batched = run_level(Direct(), ITEMS, BatchedChat(chat, 3), settings, concurrency=8)
+        assert [each.prediction for each in batched.answered] == [each.prediction for each in alone.answered]
+        assert batched.usage.completion_tokens == alone.usage.completion_tokens
+    with pytest.raises(ValueError, match="is looped"):
+        BatchedChat(LocalChat(*pocket, "pocket"), 4)
+
+
+def test_scores_are_paired_with_the_baseline():
+    def says(answers):
+        told = iter(answers)
+        return ScriptedChat(lambda **_: Completion(next(told), Usage(1, 5, 2)))
+
+    right = ["Yes" if item.answer else "No" for item in ITEMS]
+    wrong = ["No" if item.answer else "Yes" for item in ITEMS]
+    runs = []
+    for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
+        run = run_level(Direct(), ITEMS, says(answers), SETTINGS, retries=0)
+        runs.append(type(run)(name, False, run.answered))
+    found = score(runs, dict.fromkeys(("L0", "L1-coc", "L4-pipeline"), "none"))
+    assert [each.accuracy.value for each in found] == [0.0, 1.0, 0.0]
+    assert [each.difference for each in found] == [None, 1.0, 0.0]
+    assert found[1].p_value == 2 / 2**8 and found[1].p_holm == 4 / 2**8 and found[2].p_holm == 1.0
+    assert found[2].misses == {"answer": 8} and found[0].calls == 1.0 and found[0].usage.completion_tokens == 16
+
+
+def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tmp_path):
+    out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
+    options = ["strategyqa", "-e", "all", "-n", "2", "--max-new-tokens", "12", "--cache", str(cache), "--out", str(out)]
+    picture = tmp_path / "levels.svg"
+    found = CliRunner().invoke(app, [*options, "--picture", str(picture)])
+    assert found.exit_code == 0, found.output
+    assert "under 200, differences of 10 points are noise" in found.stdout and picture.stat().st_size > 1000
+    again = CliRunner().invoke(app, [*options, "--json"])
+    assert again.exit_code == 0, again.output
+    rows = read_rows(out)
+    assert all(isinstance(row, StrategyQARow) for row in rows) and [row.level for row in rows] == [*ONCE, *ONCE]
+    first, second = (
+        [{**row.model_dump(), "time": ""} for row in part] for part in (rows[: len(ONCE)], rows[len(ONCE) :])
+    )
+    assert first == second
+    assert {row.level: row.labels for row in rows}["L5"] == "each item's own, behind its prediction"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["-e", "L9"], "no such level: 'L9'"),
+        (["-e", "L0", "-e", "L0"], "named twice"),
+        (["-e", "L0", "--effort", "huge"], "no such effort: 'huge'"),
+        (["-e", "L4", "--route", "dice"], "no such route: 'dice'"),
+        (["-e", "L0", "--data", "/no/where", "--split", "test"], "no such split: 'test'"),
+        (["-e", "L0", "--data", "/no/where"], "is no folder"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(options, message):
+    found = CliRunner().invoke(app, ["strategyqa", *options])
+    assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.output
+
+
+def test_items_show_no_label_to_a_level():
+    seen = []
+
+    class Spy(Direct):
+        def predict(self, question, ask):
+            seen.append(vars(question))
+            return super().predict(question, ask)
+
+    item = Item(qid="q", term="t", description="d", question="Is it?", answer=True, facts=("secret",))
+    run_level(Spy(), [item], ScriptedChat(["Yes"]), SETTINGS)
+    assert seen == [{"qid": "q", "text": "Is it?"}]
