@@ -1,13 +1,17 @@
+from pathlib import Path
+
 import pytest
 
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.row import row_of
+from sigma0.bench.humaneval.saved import SampleFile
 from sigma0.bench.humaneval.table import cells, exit_name, latest_humaneval, markdown
-from sigma0.bench.ledger import parse_row
+from sigma0.bench.ledger import LEDGER, HumanEvalRow, parse_row, read_rows
 from sigma0.bench.report import report
 from tests.bench.humaneval.examples import PROBLEMS
 from tests.bench.humaneval.test_saved import run_of, sample_of
 
+ROOT = Path(__file__).parents[3]
 PASSED, WRONG, ENDLESS = (Judgement(outcome, "") for outcome in ("passed", "wrong", "time"))
 
 
@@ -71,3 +75,13 @@ def test_tables_hold_every_row_and_every_k(tmp_path, capsys):
     report(ledger, None, 0.98)
     assert markdown([few, many]) in (tmp_path / "humaneval.md").read_text()
     assert "pass@10" in capsys.readouterr().out
+
+
+def test_the_committed_table_and_samples_are_those_of_the_ledger():
+    rows = [row for row in read_rows(ROOT / LEDGER) if isinstance(row, HumanEvalRow)]
+    results = (ROOT / LEDGER).parent
+    assert (results / "humaneval.md").read_text() == f"# HumanEval\n\n{markdown(latest_humaneval(rows))}\n"
+    runs = SampleFile(results / "humaneval-smollm2.jsonl").latest
+    assert {(run.conditions.run, run.settings.strip_prompt) for run in runs} <= {
+        (row.run, row.strip_prompt) for row in rows
+    }
