@@ -22,6 +22,7 @@ from sigma0.bench.verdict_tables import door_table, separation_table, switch_tab
 from sigma0.bench.verdicts import VerdictReport
 from sigma0.cli import app
 from sigma0.loading import shipped_models
+from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -245,6 +246,25 @@ def test_what_policies_of_effort_do_is_quoted_right():
     assert all(each.accepted_right.value <= 0.75 and each.cost.value > flat.cost.value for each in rising)
     rates = TypeAdapter(Rates).validate_python(simulated.settings["rates"])
     assert rates == Rates(), "the page tells the default odds"
+
+
+def test_the_committed_trails_say_what_the_readme_says_of_them():
+    trails = {
+        name: read_lines(ROOT / "bench" / "results" / f"solve-{name}.jsonl")
+        for name in ("progressive", "lemma", "agent")
+    }
+    for name, lines in trails.items():
+        assert isinstance(lines[0], Heading) and isinstance(lines[-1], Outcome)
+        assert (lines[0].strategy, lines[0].models) == (name, ("SmolLM2-135M-Instruct",))
+    # 3 pens of 4 sheep, 5 of them sold
+    accepted = trails["progressive"][-1]
+    assert accepted.solved and not re.search(r"\b7\b", accepted.answer)
+    efforts = {line.effort for line in trails["progressive"] if isinstance(line, Call) and "label" in line.purpose}
+    assert efforts == {"low", "medium", "high"}
+    decided = {name: {line.what for line in lines if isinstance(line, Decision)} for name, lines in trails.items()}
+    assert not trails["lemma"][-1].solved and {"plan refused", "fallback", "gave up"} <= decided["lemma"]
+    assert not trails["agent"][-1].solved and {"refused", "unsolved"} <= decided["agent"]
+    assert not decided["agent"] & {"list", "read", "edit", "run_tests", "start_over", "finish"}
 
 
 def test_the_load_table_is_that_of_the_ledger():

@@ -1,6 +1,7 @@
 """Items of StrategyQA (Geva et al., TACL 2021, arXiv 2101.02235), and the micro-world's in the same form."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from sigma0.settings import explain
 Split = Literal["train", "dev"]
 # of the published files
 SIZES: dict[Split, int] = {"train": 2061, "dev": 229}
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # sentences that an answer rests on, at least: fewer are no question of several hops
 HOPS = 2
 
@@ -116,6 +118,8 @@ def _from_folder(folder: Path, split: Split) -> list[Item]:
 
 
 def _from_hub(name: str, split: Split) -> list[Item]:
+    if not _HUB_ID.fullmatch(name):
+        raise ValueError(f"{name!r} is no folder, and no dataset's id on the hub such as 'owner/name'")
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
@@ -124,7 +128,11 @@ def _from_hub(name: str, split: Split) -> list[Item]:
             "pip install 'sigma0-lm[eval]'"
         ) from error
     names = {"train": "train", "dev": "test"}
-    rows = load_dataset(name)[names[split]]
+    try:
+        rows = load_dataset(name)[names[split]]
+    except (OSError, ValueError, KeyError) as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"the dataset {name!r} cannot be had: {told[0]}") from error
     kept = set(Item.model_fields)
     return _checked([{key: value for key, value in row.items() if key in kept} for row in rows], name)
 
