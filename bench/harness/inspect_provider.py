@@ -17,7 +17,7 @@ from inspect_ai.model import (
 
 from sigma0.bench.harness.arguments import Opened, check_effort, open_model
 from sigma0.bench.harness.telemetry import Reading, counts
-from sigma0.bench.harness.writing import cut
+from sigma0.endings import cut
 from sigma0.text import Generation, encode, generate
 
 # new tokens where nobody says how many; less where the context ends earlier

@@ -9,6 +9,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.bench.harness.telemetry import BatchCost, Reading
+from sigma0.endings import cut
 from sigma0.settings import ExitConfig
 
 
@@ -88,11 +89,6 @@ def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings
         ),
         cost=BatchCost(out.loop_passes, out.loop_rows, out.prompt_rows),
     )
-
-
-def cut(text: str, until: Sequence[str]) -> str:
-    """The text ahead of the first of the strings."""
-    return text[: min((text.find(string) for string in until if string in text), default=len(text))]
 
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:

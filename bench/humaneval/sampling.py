@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sigma0.bench.humaneval.problems import Problem
+from sigma0.endings import cut, end_ids
 from sigma0.generation import DepthGenerationMixin
 from sigma0.text import check_context, encode, generate
 
@@ -132,12 +133,6 @@ def sample_seed(seed: int, problem: Problem, number: int) -> int:
     return int.from_bytes(sha256(f"{seed}/{problem.task_id}/{number}".encode()).digest()[:4], "big")
 
 
-def cut(text: str, stop: tuple[str, ...]) -> str:
-    """The text ahead of the first stop string."""
-    places = [text.find(string) for string in stop if string in text]
-    return text[: min(places)] if places else text
-
-
 def _drawing(settings: SampleSettings) -> dict[str, Any]:
     """For `generate`: the whole distribution, whatever top-k or top-p the checkpoint asks for."""
     if settings.temperature == 0:
@@ -178,5 +173,5 @@ def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, se
     new = out[0, ids.shape[1] :]
     text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
     told = model.generation_config.eos_token_id
-    ends = {told} if isinstance(told, int) else set(told or ())
+    ends = end_ids(told)
     return _Written(text, int(new[-1]) in ends, len(new))

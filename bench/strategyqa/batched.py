@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from sigma0.effort import Effort
-from sigma0.reason.chat import LocalChat
+from sigma0.endings import cut, end_ids
+from sigma0.reason.chat import LocalChat, check_fits
 from sigma0.reason.messages import MAX_TOKENS, Completion, Usage
 from sigma0.text import Messages, encode
 
@@ -72,6 +73,7 @@ class BatchedChat:
             return self.chat.complete(
                 messages, effort=effort, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
             )
+        check_fits(self.name, self.chat.model, self.chat.tokenizer, messages, max_tokens)
         waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], max_tokens, tuple(stop))
         self._queue.put(waiting)
         return waiting.answer.result()
@@ -80,12 +82,14 @@ class BatchedChat:
         while True:
             batch = self._gather()
             try:
-                for each, answer in zip(batch, self._write(batch), strict=True):
-                    each.answer.set_result(answer)
+                answers = self._write(batch)
             except Exception as error:
-                # whoever asked is told; the next batch may fare better
+                # raised again where each question waits; the next batch may fare better
                 for each in batch:
                     each.answer.set_exception(error)
+                continue
+            for each, answer in zip(batch, answers, strict=True):
+                each.answer.set_result(answer)
 
     def _gather(self) -> list[_Waiting]:
         """Questions of one kind, those that were left over first."""
@@ -120,13 +124,12 @@ class BatchedChat:
 
     def _completion(self, asked: _Waiting, new: torch.Tensor, seconds: float) -> Completion:
         """What one row says, up to its own end: behind it the batch holds pads."""
-        told = self.chat.model.generation_config.eos_token_id
-        ends = {told} if isinstance(told, int) else set(told or ())
+        ends = end_ids(self.chat.model.generation_config.eos_token_id)
         ids = new.tolist()
         place = next((place for place, token in enumerate(ids) if token in ends), None)
         ids = ids if place is None else ids[: place + 1]
         text = str(self.chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        cut = min((text.find(string) for string in asked.stop if string in text), default=None)
-        whole = place is not None or cut is not None
+        kept = cut(text, asked.stop)
+        whole = place is not None or kept != text
         usage = Usage(1, len(asked.ids), len(ids), seconds=seconds)
-        return Completion(text if cut is None else text[:cut], usage, None, "stop" if whole else "length")
+        return Completion(kept, usage, None, "stop" if whole else "length")

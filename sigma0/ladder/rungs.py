@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 from torch import nn
 
+from sigma0.endings import end_ids
 from sigma0.generation import DepthGenerationMixin
 from sigma0.ladder.budget import Price
 from sigma0.settings import ExitConfig
@@ -68,8 +69,7 @@ class LocalRung:
     @property
     def eos(self) -> frozenset[int]:
         """Ids that end a text."""
-        told = self.model.generation_config.eos_token_id
-        return frozenset() if told is None else frozenset([told] if isinstance(told, int) else told)
+        return end_ids(self.model.generation_config.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         """What a trail says of it."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from sigma0.effort import Effort, exit_for
+from sigma0.endings import cut, end_ids
 from sigma0.extras import needs_extra
 from sigma0.generation import DepthGenerationMixin
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
@@ -80,7 +81,7 @@ class LocalChat:
         """See `Chooser`; greedy."""
         ways = label_ways(self.tokenizer, labels)
         start = encode(self.tokenizer, messages).shape[1]
-        ends = sorted(_ids_of(self.model.generation_config.eos_token_id)) or [0]
+        ends = sorted(end_ids(self.model.generation_config.eos_token_id)) or [0]
 
         def allowed(_: int, ids: Any) -> list[int]:
             so_far = tuple(ids[start:].tolist())
@@ -131,7 +132,7 @@ class LocalChat:
             **settings,
         )
         return Completion(
-            text=_cut(written.text, stop),
+            text=cut(written.text, stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=written.prompt_tokens,
@@ -167,10 +168,10 @@ class LocalChat:
             )
         new = out[0, ids.shape[1] :]
         text = str(self.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        ended = int(new[-1]) in _ids_of(self.model.generation_config.eos_token_id)
-        stopped = ended or _cut(text, stop) != text
+        ended = int(new[-1]) in end_ids(self.model.generation_config.eos_token_id)
+        stopped = ended or cut(text, stop) != text
         return Completion(
-            text=_cut(text, stop),
+            text=cut(text, stop),
             usage=Usage(1, ids.shape[1], len(new), seconds=time.monotonic() - began),
             finish_reason="stop" if stopped else "length",
         )
@@ -230,7 +231,7 @@ class LadderChat:
         costs = written.costs
         outcomes = Counter(decision.outcome for decision in written.trail.decisions)
         return Completion(
-            text=_cut(written.text, stop),
+            text=cut(written.text, stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=sum(cost.read for cost in costs),
@@ -412,13 +413,3 @@ def label_ways(tokenizer: Any, labels: Sequence[str]) -> tuple[tuple[int, ...], 
         if not ways or not any(tokenizer.decode(way).strip() == label for way in ways):
             raise ValueError(f"this model's tokenizer cannot write the label {label!r}")
     return tuple(ways)
-
-
-def _cut(text: str, stop: Sequence[str]) -> str:
-    """The text ahead of the first stop string, as OpenAI's protocol has it."""
-    places = [text.find(string) for string in stop if string in text]
-    return text[: min(places)] if places else text
-
-
-def _ids_of(told: int | list[int] | None) -> set[int]:
-    return set() if told is None else {told} if isinstance(told, int) else set(told)

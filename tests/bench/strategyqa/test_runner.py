@@ -181,6 +181,8 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
         batched = run_level(Direct(), ITEMS, BatchedChat(chat, 3), settings, concurrency=8)
         assert [each.prediction for each in batched.answered] == [each.prediction for each in alone.answered]
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
+    with pytest.raises(ChatFailed, match="context of 512"):
+        BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it?"}], max_tokens=600)
     with pytest.raises(ValueError, match="is looped"):
         BatchedChat(LocalChat(*pocket, "pocket"), 4)
 
