@@ -244,8 +244,18 @@ def test_what_policies_of_effort_do_is_quoted_right():
     flat, rising = by_policy.pop("flat high"), by_policy.values()
     assert all(each.accepted_wrong.value == 0 for each in (flat, *rising))
     assert all(each.accepted_right.value <= 0.75 and each.cost.value > flat.cost.value for each in rising)
+    for each in rising:
+        assert each.cost.value / each.verifications.value < flat.cost.value / flat.verifications.value
+        assert each.accepted_right.value < each.right.value
     rates = TypeAdapter(Rates).validate_python(simulated.settings["rates"])
     assert rates == Rates(), "the page tells the default odds"
+    by_policy = {each.policy: each for each in simulated.policies}
+    flat, rising = by_policy.pop("flat high"), by_policy.values()
+    assert all(each.accepted_wrong.value <= flat.accepted_wrong.value / 5 for each in rising)
+    asked = [each.verifications.value / flat.verifications.value for each in rising]
+    costs = [each.cost.value / flat.cost.value for each in rising]
+    assert (round(min(asked), 1), round(max(asked), 1)) == (1.6, 2.0)
+    assert (round(min(costs), 2), round(max(costs), 2)) == (1.04, 1.27)
 
 
 def test_the_committed_trails_say_what_the_readme_says_of_them():
