@@ -18,9 +18,11 @@ from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
 from sigma0.bench.serving.command import serve
 from sigma0.bench.serving.soak_command import soak_server
+from sigma0.bench.simulation.command import simulate
+from sigma0.bench.simulation.measure_command import passes
 from sigma0.bench.speed.command import speed
 from sigma0.bench.stability_command import stability
-from sigma0.bench.strategyqa.command import strategyqa
+from sigma0.bench.strategyqa.commands import strategyqa
 from sigma0.bench.verdicts_command import verdict
 from sigma0.extras import needs_extra
 from sigma0.loading import load
@@ -46,10 +48,12 @@ app.command()(verdict)
 app.command()(speed)
 app.command()(ladder)
 app.command()(effort)
-app.command()(strategyqa)
+app.add_typer(strategyqa, name="strategyqa")
 app.command()(serve)
 app.command("soak")(soak_server)
 app.command()(humaneval)
+app.command()(passes)
+app.command()(simulate)
 
 
 @app.command()

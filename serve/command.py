@@ -52,6 +52,14 @@ def serve(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
+    least: Annotated[int | None, typer.Option("--min", min=1, help="With --ray, engines at least.")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="With --ray, engines at most.")] = None,
+    gpus: Annotated[float | None, typer.Option(min=0, help="With --ray, GPUs of an engine; 1 with CUDA.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="With --ray, a cluster that is there (auto, HOST:PORT); else one is started.")
+    ] = None,
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
@@ -60,6 +68,37 @@ def serve(
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
         key = SecretStr(api_key) if api_key else _Environment().api_key
+        engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
+        if ray:
+            from sigma0.serve.ray_command import serve_on_ray
+            from sigma0.serve.ray_settings import RaySettings
+
+            options: dict[str, Any] = {
+                "model": model,
+                "device": device,
+                "dtype": dtype,
+                "backend": backend,
+                "threads": threads,
+                "gpus": gpus,
+                "replicas": replicas,
+                "min_replicas": least,
+                "max_replicas": most,
+                "max_running": max_running,
+                "max_waiting": max_waiting,
+                "pass_rows": pass_rows,
+                "page_size": page_size,
+                "kv_memory": parse_bytes(kv_memory),
+                "api_key": key,
+                "max_new_tokens": max_new_tokens,
+                "request_timeout": request_timeout,
+                "ladder": ladder,
+                "budget": budget,
+                "policy": policy,
+            }
+            serve_on_ray(RaySettings(**options), host, _free(host, port), address)
+            return
+        if given := [f"--{name}" for name, value in engines.items() if value is not None]:
+            raise ValueError(f"{', '.join(given)} need --ray")
         settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)
@@ -123,8 +162,18 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def parse_bytes(text: str) -> int:
+def _free(host: str, port: int) -> int:
+    """A port that can be listened on; what is to listen there takes no socket."""
+    with open_socket(host, port) as listener:
+        return int(listener.getsockname()[1])
+
+
+def parse_bytes(text: str, option: str = "--kv-memory") -> int:
     """A number of bytes, written as 512MiB or 8GB.
+
+    Args:
+        text: As it was given.
+        option: Where.
 
     Raises:
         ValueError: For anything else.
@@ -132,7 +181,7 @@ def parse_bytes(text: str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
-        raise ValueError(f"--kv-memory {text!r} is no amount of memory such as 512MiB or 8GiB") from error
+        raise ValueError(f"{option} {text!r} is no amount of memory such as 512MiB or 8GiB") from error
 
 
 def _backend(name: str) -> Backend:

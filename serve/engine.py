@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from sigma0.frontier import Ints
+from sigma0.parallel import processes_of
+from sigma0.serve.checking import check_job, context_of
 from sigma0.serve.feed import TextFeed
 from sigma0.serve.flight import Flight
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
@@ -67,19 +69,17 @@ class Engine:
         watch: Whether statistics and verdicts are told; None: as `SIGMA0_VERDICT` says.
 
     Raises:
-        ValueError: If the K/V hold no page.
+        ValueError: If the K/V hold no page, or other processes hold parts of the model.
     """
 
     def __init__(
         self, model: Any, tokenizer: Any, name: str, limits: EngineLimits | None = None, watch: bool | None = None
     ) -> None:
+        if processes_of(model) is not None:
+            raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
         shape = PageShape.of(model, self.limits.page_size)
-        pages = self.limits.kv_bytes // shape.bytes_with(model.dtype)
-        if pages < 1:
-            raise ValueError(
-                f"{self.limits.kv_bytes} bytes of K/V hold no page: one takes {shape.bytes_with(model.dtype)} bytes"
-            )
+        pages = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
         self.pool = PagePool(pages, shape.size)
@@ -119,7 +119,7 @@ class Engine:
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together: as many as the model's positions and the K/V hold."""
-        return min(int(self.model.config.max_position_embeddings), self.pool.total * self.pool.size)
+        return context_of(self.model, self.pool.total, self.pool.size)
 
     def check(self, job: Job) -> None:
         """Refuses what can never run; may be called from any thread.
@@ -127,19 +127,7 @@ class Engine:
         Raises:
             ValueError: Naming what does not fit.
         """
-        columns = len(job.prompt_ids) + job.max_new_tokens
-        if not job.prompt_ids or job.max_new_tokens < 1:
-            raise ValueError("a request needs at least one prompt id and one new token")
-        limit = self.model.config.max_position_embeddings
-        if columns > limit:
-            raise ValueError(f"{columns} tokens exceed the model's context of {limit}")
-        if columns > self.context:
-            raise ValueError(f"{columns} tokens exceed the {self.context} that this engine's K/V hold")
-        size = self.model.config.vocab_size
-        if max(job.prompt_ids) >= size or min(job.prompt_ids) < 0:
-            # on CUDA such an id would end the whole process
-            raise ValueError(f"the prompt holds an id outside of the model's {size}; its tokenizer does not fit it")
-        self.model.exit_rule(job.exit_config)
+        check_job(job, self.model, self.context)
 
     def submit(self, job: Job) -> int:
         """Queues a request; returns its number.

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from sigma0.serve.messages import Busy, JobFailed
+from sigma0.serve.messages import Busy, JobFailed, Unavailable
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
@@ -103,6 +103,11 @@ def busy(error: Busy) -> ApiError:
     return ApiError(429, str(error) or "the queue is full", code="queue_full", headers={"Retry-After": RETRY_AFTER})
 
 
+def unavailable(why: str, code: str) -> ApiError:
+    """A refusal for want of an engine, or of the will to go on, with the wish to come back."""
+    return ApiError(503, why, code=code, headers={"Retry-After": RETRY_AFTER})
+
+
 def as_api_error(error: Exception, request_id: str) -> ApiError:
     """What the client is told of a failure; what was not foreseen is logged, without anything the client sent.
 
@@ -114,6 +119,8 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return error
     if isinstance(error, Busy):
         return busy(error)
+    if isinstance(error, Unavailable):
+        return unavailable(str(error), "unavailable")
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return ApiError(504, "the request took longer than this server allows", code="timeout")
     # no message and no values: they may quote a prompt; file, line and source of each frame do not

@@ -11,6 +11,8 @@ from sigma0.serve.errors import as_api_error
 class Guard:
     """Names requests (`x-request-id`), and answers 500 for a failure that nothing inside foresaw.
 
+    A request that has its name (`request_id` in the scope's state) keeps it.
+
     Args:
         app: What is asked behind it.
     """
@@ -23,8 +25,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = secrets.token_hex(8)
-        scope.setdefault("state", {})["request_id"] = request_id
+        request_id = scope.setdefault("state", {}).setdefault("request_id", secrets.token_hex(8))
         started = False
 
         async def named(message: Message) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sigma0.effort import SHARES, exit_for
 from sigma0.serve.answering import Answerer
-from sigma0.serve.errors import ApiError, ErrorBody
+from sigma0.serve.errors import ApiError, ErrorBody, unavailable
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.messages import Service
 from sigma0.serve.metrics import CONTENT_TYPE, Metrics
@@ -138,7 +138,9 @@ def information(
     async def health() -> Health:
         """Whether the server takes requests."""
         if answerer.draining:
-            raise ApiError(503, "the server is being shut down", code="shutting_down")
+            raise unavailable("the server is being shut down", "shutting_down")
+        if not service.is_up:
+            raise unavailable("no engine is up", "unavailable")
         return Health()
 
     @router.get("/metrics", responses={**told(401, 413), 200: {"content": {"text/plain": {}}}})

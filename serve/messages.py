@@ -1,5 +1,6 @@
 """What passes between the protocol and the engine: jobs in, tokens and an end out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -49,6 +50,7 @@ class Job:
         stop: Strings that end the text, which does not hold them.
         logprobs: How many alternatives are told beside each token's log-probability; None tells neither.
         context: Texts that the answer may be grounded in.
+        whole: Whether nothing of it is told before its end, so that it may be begun anew where its engine is lost.
     """
 
     prompt_ids: tuple[int, ...]
@@ -58,6 +60,7 @@ class Job:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     context: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,10 @@ class Busy(RuntimeError):
     """The queue is full, or the service is being shut down."""
 
 
+class Unavailable(RuntimeError):
+    """There is no engine that could take a job."""
+
+
 class JobFailed(RuntimeError):
     """Something broke inside of one job; others go on."""
 
@@ -194,6 +201,7 @@ class JobEvents(Protocol):
 
         Raises:
             JobFailed: If something broke.
+            Unavailable: If the last engine was lost.
         """
 
     async def aclose(self) -> None:
@@ -221,10 +229,18 @@ class Service(Protocol):
         Raises:
             ValueError: For a job that can never run.
             Busy: Where no more jobs are taken.
+            Unavailable: Where no engine is up.
         """
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is an engine that takes jobs."""
+
     def status(self) -> ServiceStatus:
-        """How it stands."""
+        """How it stands; of several engines, how they do together."""
+
+    def engines(self) -> Mapping[str, ServiceStatus]:
+        """How each of several engines stands, by name; empty of a single one."""
 
     async def drain(self) -> None:
         """Takes no more jobs and returns once all that were taken are over."""

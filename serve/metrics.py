@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sigma0.serve.messages import JobDone, Service, TokenTold
+from sigma0.serve.messages import JobDone, Service, ServiceStatus, TokenTold
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -25,29 +25,44 @@ class Standing(Collector):
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        """Today's figures."""
-        status = self._service.status()
+        """Today's figures: of all engines together, and where there are several of each."""
         total_loops = int(self._service.model.num_loops)
-        mean = status.exit_loops / status.tokens if status.tokens else 0.0
-        gauges = {
-            "queue": ("Jobs in the queue.", status.waiting),
-            "running": ("Jobs on their way.", status.running),
-            "mean_depth": ("Mean exit depth of all new tokens, in loops.", mean),
-            "depth_saved": ("Share of loops saved, over all new tokens.", 1 - mean / total_loops if mean else 0.0),
-            "pages": ("Pages of K/V.", status.pages_total),
-            "pages_used": ("Pages held by jobs.", status.pages_used),
-            "pages_cached": ("Pages kept for prompts that begin alike.", status.pages_cached),
-        }
-        counters = {
-            "passes": ("Calls of the shared block.", status.passes),
-            "rows": ("Rows in those calls.", status.rows),
-            "tokens": ("New tokens.", status.tokens),
-            "preemptions": ("Jobs that were put back.", status.preemptions),
-        }
-        for name, (told, value) in gauges.items():
+        for name, (told, value) in _gauges(self._service.status(), total_loops).items():
             yield GaugeMetricFamily(f"sigma0_{name}", told, value=value)
-        for name, (told, value) in counters.items():
+        for name, (told, value) in _counters(self._service.status()).items():
             yield CounterMetricFamily(f"sigma0_{name}", told, value=value)
+        # under names of their own, so that a sum over a name counts nothing twice
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for engine, status in sorted(self._service.engines().items()):
+            for name, (told, value) in _gauges(status, total_loops).items():
+                gauge = GaugeMetricFamily(f"sigma0_replica_{name}", told, labels=["replica"])
+                families.setdefault(name, gauge).add_metric([engine], value)
+            for name, (told, value) in _counters(status).items():
+                counter = CounterMetricFamily(f"sigma0_replica_{name}", told, labels=["replica"])
+                families.setdefault(name, counter).add_metric([engine], value)
+        yield from families.values()
+
+
+def _gauges(status: ServiceStatus, total_loops: int) -> dict[str, tuple[str, float]]:
+    mean = status.exit_loops / status.tokens if status.tokens else 0.0
+    return {
+        "queue": ("Jobs in the queue.", status.waiting),
+        "running": ("Jobs on their way.", status.running),
+        "mean_depth": ("Mean exit depth of all new tokens, in loops.", mean),
+        "depth_saved": ("Share of loops saved, over all new tokens.", 1 - mean / total_loops if mean else 0.0),
+        "pages": ("Pages of K/V.", status.pages_total),
+        "pages_used": ("Pages held by jobs.", status.pages_used),
+        "pages_cached": ("Pages kept for prompts that begin alike.", status.pages_cached),
+    }
+
+
+def _counters(status: ServiceStatus) -> dict[str, tuple[str, float]]:
+    return {
+        "passes": ("Calls of the shared block.", status.passes),
+        "rows": ("Rows in those calls.", status.rows),
+        "tokens": ("New tokens.", status.tokens),
+        "preemptions": ("Jobs that were put back.", status.preemptions),
+    }
 
 
 class Metrics:

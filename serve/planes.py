@@ -45,6 +45,17 @@ class PageShape:
         """Bytes of a page's keys and values over all layers and planes."""
         return 2 * self.layers * self.planes * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
+    def count_in(self, kv_bytes: int, dtype: torch.dtype) -> int:
+        """Pages that so many bytes hold.
+
+        Raises:
+            ValueError: If that is none.
+        """
+        each = self.bytes_with(dtype)
+        if kv_bytes < each:
+            raise ValueError(f"{kv_bytes} bytes of K/V hold no page: one takes {each} bytes")
+        return kv_bytes // each
+
 
 class PagedPlanes:
     """Keys and values of every layer, `[T, H_kv, pages, size, d]`.

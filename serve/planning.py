@@ -138,6 +138,7 @@ class Planner:
                     stop=body.stops,
                     logprobs=body.told_logprobs,
                     context=(read, *options.sources),
+                    whole=not body.stream,
                 )
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there

@@ -5,7 +5,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -117,9 +117,18 @@ class EngineService:
             self._inbox.append((None, events))
             self._wake.notify()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
     def status(self) -> ServiceStatus:
         """How the engine stood behind its last pass."""
         return self._status
+
+    def engines(self) -> Mapping[str, ServiceStatus]:
+        """None beside the one that `status` tells of."""
+        return {}
 
     async def drain(self) -> None:
         """Takes no more jobs and returns once all that were taken are over."""

@@ -1,4 +1,4 @@
-"""The command line: `sigma0 generate`, `solve`, `serve`, `calibrate`, `trail`, `doctor`, `export`."""
+"""The command line: `sigma0 generate`, `solve`, `serve`, `size`, `calibrate`, `trail`, `doctor`, `export`."""
 
 import json
 import sys
@@ -15,8 +15,10 @@ from sigma0.ladder import FidelityLadder, LocalRung
 from sigma0.ladder_command import open_ladder, run_ladder
 from sigma0.loading import load
 from sigma0.ops import Backend
+from sigma0.parallel import together
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.serve.command import serve
+from sigma0.serve.size_command import size
 from sigma0.settings import ExitConfig
 from sigma0.solve_command import solve
 from sigma0.text import Messages, stream
@@ -67,6 +69,9 @@ def generate(
     dtype: Dtype = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    tensor_parallel: Annotated[
+        bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
+    ] = False,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     ladder: Annotated[
@@ -103,6 +108,11 @@ def generate(
             raise ValueError("--svg and --json exclude each other")
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
+        if tensor_parallel and (ladder is not None or prompt == "-"):
+            raise ValueError(
+                "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
+                "standard input, and do not agree on what a ladder hands up"
+            )
         exit_settings(options)
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
@@ -128,31 +138,36 @@ def generate(
             settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend))
-        tokens = stream(
-            looped,
-            tokenizer,
-            said,
-            exit_config=exit_settings(options, looped.resolve_exit_config(None)),
-            max_new_tokens=max_new_tokens,
-            stop=stop or (),
-            seed=seed,
-            do_sample=temperature > 0,
-            verdict=True if verdict else None,
-            **settings,
-        )
-        if as_json:
+        with together(tensor_parallel) as speaks:
+            looped, tokenizer = load(
+                model, device=device, dtype=dtype, backend=cast(Backend, backend), tensor_parallel=tensor_parallel
+            )
+            tokens = stream(
+                looped,
+                tokenizer,
+                said,
+                exit_config=exit_settings(options, looped.resolve_exit_config(None)),
+                max_new_tokens=max_new_tokens,
+                stop=stop or (),
+                seed=seed,
+                do_sample=temperature > 0,
+                verdict=True if verdict else None,
+                **settings,
+            )
+            if speaks and not as_json:
+                print_stream(tokens, looped.num_loops, text, svg, verdict)
+                return
             for _ in tokens:
                 pass
-            typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
-        else:
-            print_stream(tokens, looped.num_loops, text, svg, verdict)
+            if speaks:
+                typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
 
 
 app.command()(calibrate)
 app.command()(solve)
 app.command()(trail)
 app.command()(serve)
+app.command()(size)
 
 
 @app.command()

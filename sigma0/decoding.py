@@ -224,7 +224,7 @@ class DirectLoop(TokenLoop):
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
         """Chooses a token for each exit, writes it down and asks the criteria."""
-        chosen = self._choose(exits)
+        chosen = self.wave.ops.agree(self._choose(exits))
         lengths = self.lengths[exits.sequences]
         self._make_room(int(lengths.max()) + 1)
         at = to_device(np.stack([exits.sequences, lengths]), self.device)
@@ -311,6 +311,7 @@ class DirectLoop(TokenLoop):
                 scores = tuple(torch.stack(step) for step in zip(*kept, strict=True))
             ids = self.ids[to_device(rows, self.device), :length]
             over[group] = self.criteria(ids, scores).cpu().numpy()
+        over = to_host(self.wave.ops.agree(torch.from_numpy(over)))
         return over.tolist()  # type: ignore[no-any-return]
 
 

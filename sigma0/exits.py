@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
-from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, leads_reference, observe
+from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, alone, leads_reference, observe
 from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode, FateConfig
 
 Reason = Literal[
@@ -160,6 +160,7 @@ def select_exits(
     gate_logits: Tensor,
     head: Callable[[Tensor], Tensor],
     watch: bool = False,
+    agree: Callable[[Tensor], Tensor] = alone,
 ) -> Selection:
     """Picks an exit for every position of a run of all loops.
 
@@ -169,6 +170,7 @@ def select_exits(
         gate_logits: `[T, B, S]`.
         head: Output head, called once for each loop if the rule reads logits.
         watch: Whether the trajectories' statistics are wanted.
+        agree: As `Operations` has it.
 
     Returns:
         The chosen states.
@@ -199,6 +201,7 @@ def select_exits(
             met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
             statistics.append(boundary.statistics.view(batch, length, -1))
             fates.append(boundary.fates.view(batch, length))
+    depths, met, diverged = agree(depths), agree(met), agree(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     chosen = flat.gather(0, index).view(batch, length, width)
     told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)

@@ -107,9 +107,9 @@ def read_forced(
     """
     if not texts:
         raise ValueError("there is no text to read")
-    parts = []
+    parts: list[_Part] = []
     done = 0
-    for group in _groups(texts):
+    for group in groups_of(texts):
         parts += list(_read(model, rules, group))
         done += len(group)
         on_text(done)
@@ -124,8 +124,21 @@ def read_forced(
     )
 
 
-def _groups(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
-    """Texts in order, as many at once as fit padded."""
+def join_readings(parts: Sequence[LoopReadings]) -> LoopReadings:
+    """The readings of texts that were read apart, in their order."""
+    counts = [int(part.text.max()) + 1 for part in parts]
+    offsets = np.cumsum([0, *counts[:-1]])
+    return LoopReadings(
+        text=np.concatenate([part.text + offset for part, offset in zip(parts, offsets, strict=True)]),
+        is_new=np.concatenate([part.is_new for part in parts]),
+        same=np.concatenate([part.same for part in parts], axis=1),
+        kl=np.concatenate([part.kl for part in parts], axis=1),
+        exits={name: np.concatenate([part.exits[name] for part in parts]) for name in parts[0].exits},
+    )
+
+
+def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
+    """Texts in order, as many at once as are read padded to one length: figures depend on it to the last bit."""
     group: list[ForcedText] = []
     for text in texts:
         longest = max(len(each.ids) for each in [*group, text])

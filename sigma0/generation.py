@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from sigma0.exits import ExitRule
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.parallel import agreement, processes_of
 from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
 from sigma0.settings import ExitConfig, FateConfig, switches
@@ -96,7 +98,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         Raises:
             ValueError: If `backend` is unknown or cannot run on the model's device.
         """
-        return operations(self.backend, self.device)
+        return replace(operations(self.backend, self.device), agree=agreement(self))
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
         """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
@@ -233,6 +235,10 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """Tells the cache that a prompt is read, so that one of a single token is not taken for decoding."""
         model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
         cache = model_kwargs.get("past_key_values")
+        if (others := processes_of(self)) is not None:
+            settings = vars(args[0] if args else kwargs["generation_config"])
+            plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | list)}
+            others.check_alike(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
         if cache is None:
             return super()._prefill(input_ids, *args, **kwargs)
         cache.reading_prompt = True
@@ -408,6 +414,8 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """These step back over tokens already fed, which only full depth takes without a trace."""
         if any(getattr(each, "output_statistics", False) for each in (*settings, *model_kwargs.values())):
             raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
+        if processes_of(self) is not None:
+            raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
         config: ExitConfig = model_kwargs["exit_config"]
         if config.mode != "full" and not (config.mode == "qexit" and config.q == 1.0):
             raise ValueError(

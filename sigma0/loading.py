@@ -8,10 +8,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from sigma0.generation import DepthGenerationMixin
 from sigma0.ops import Backend, operations
+from sigma0.parallel import join_processes
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -92,6 +94,7 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
+    tensor_parallel: bool = False,
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
@@ -100,6 +103,8 @@ def load(
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
+        tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
+            the same calls (`sigma0.parallel`).
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
@@ -108,7 +113,7 @@ def load(
         ValueError: If there is no such model, it is not looped, its tensors do not fit, or device, dtype
             or backend is bad.
     """
-    return _load(name, device, dtype, backend, looped_only=True)
+    return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel)
 
 
 def load_causal(
@@ -123,12 +128,18 @@ def load_causal(
 
 
 def _load(
-    name: str, device: str | torch.device, dtype: str | torch.dtype, backend: Backend, looped_only: bool
+    name: str,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    backend: Backend,
+    looped_only: bool,
+    tensor_parallel: bool = False,
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
     operations(backend, target)
+    spread = DistributedConfig(tp_size=join_processes(target)) if tensor_parallel else None
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -137,7 +148,12 @@ def _load(
         if looped_only and not issubclass(model_class, DepthGenerationMixin):
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
         model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
+            source,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            distributed_config=spread,
         )
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError) as error:

@@ -63,6 +63,7 @@ __all__ = [
     "Operations",
     "PlaneGroup",
     "Steps",
+    "alone",
     "fate_of",
     "leads_reference",
     "observe",
@@ -87,6 +88,11 @@ class LoopEnd(Protocol):
         """Weights of both."""
 
 
+def alone(decision: Tensor) -> Tensor:
+    """The decision as it is: there is nobody to agree with."""
+    return decision
+
+
 @dataclass(frozen=True)
 class Operations:
     """What a pass calls.
@@ -98,6 +104,8 @@ class Operations:
         leads: Whether the likeliest id leads by a margin, for logits `[B, V]`; bool `[B]`.
         plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
         depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
+        agree: What every process goes by that holds a part of the model (`sigma0.parallel`), given what this one would
+            decide; the same tensor where the model is whole.
     """
 
     backend: Literal["torch", "triton"]
@@ -106,6 +114,7 @@ class Operations:
     leads: Callable[[Tensor, float], Tensor]
     plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
+    agree: Callable[[Tensor], Tensor] = alone
 
 
 def _boundary_in_torch(

@@ -37,8 +37,10 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Asks the criteria for ids `[B, S]`; bool `[B]`."""
+        # in place, since the stock loop goes on with these very ids
+        input_ids[:, -1] = self._ops.agree(input_ids[:, -1])
         self._read(input_ids[:, -1])
-        done: Tensor = super().__call__(input_ids, scores, **kwargs)
+        done: Tensor = self._ops.agree(super().__call__(input_ids, scores, **kwargs))
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
         self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)

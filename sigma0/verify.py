@@ -111,9 +111,11 @@ class VerifiedLoop(TokenLoop):
             self.wave.cache.trim(int(self.columns.max()))
             self._note_skipped()
 
+    @torch.no_grad()
     def _settle(self, first: Exits) -> tuple[Emission, ...]:
         return self._observed(self.begin(first))
 
+    @torch.no_grad()
     def _step(self) -> tuple[Emission, ...]:
         self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
         return self._observed(self.take(*self.wave.advance_and_read(self._redraft)))
@@ -150,7 +152,8 @@ class VerifiedLoop(TokenLoop):
         """The rows of logits `[N, V]`; greedy, their ids come to the host in one read."""
         if not self._plain:
             return [Row(row, None) for row in logits]
-        return [Row(row, token_id) for row, token_id in zip(logits, to_host(logits.argmax(-1)).tolist(), strict=True)]
+        likeliest = to_host(self.wave.ops.agree(logits.argmax(-1)))
+        return [Row(row, token_id) for row, token_id in zip(logits, likeliest.tolist(), strict=True)]
 
     def _judge_all(self, readings: Readings, rows: list[Row]) -> set[int]:
         """Judges proposals; returns the sequences whose followers were dropped."""
@@ -274,11 +277,12 @@ class VerifiedLoop(TokenLoop):
         generator = self.generators[sequence]
         full, early = torch.softmax(scores, dim=-1), proposal.chances
         draw = torch.rand((), generator=generator, device=scores.device)
-        if bool(draw * early[proposal.token_id] < full[proposal.token_id]):
+        if bool(self.wave.ops.agree(draw * early[proposal.token_id] < full[proposal.token_id])):
             return proposal.token_id, True
         rest = (full - early).clamp_min(0.0)
         # Where p and q differ by rounding alone, nothing may be left.
-        return int(torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)), False
+        drawn = torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)
+        return int(self.wave.ops.agree(drawn)), False
 
     def _conclude(
         self, sequence: int, token_id: int, depth: int, met: bool, stood: bool, row: Row, diverged: bool = False
@@ -323,9 +327,10 @@ class VerifiedLoop(TokenLoop):
             assert row.likeliest is not None
             return row.likeliest, None
         if self.generators is None:
-            return int(scores.argmax()), None
+            return int(self.wave.ops.agree(scores.argmax())), None
         chances = torch.softmax(scores, dim=-1)
-        return int(torch.multinomial(chances, 1, generator=self.generators[sequence])), chances
+        drawn = torch.multinomial(chances, 1, generator=self.generators[sequence])
+        return int(self.wave.ops.agree(drawn)), chances
 
     def _scores(self, sequence: int, length: int, row: Row, keep: bool = False) -> Tensor | None:
         """Processed float32 scores `[V]` behind `length` ids of a sequence; None where the argmax alone decides."""
@@ -349,5 +354,6 @@ class VerifiedLoop(TokenLoop):
         for item in self.criteria:
             with self._guard.watching(item):
                 # as a list of its own, since the list is what makes a tensor of any answer
-                over |= bool(StoppingCriteriaList([item])(self.ids[[sequence], :length], kept)[0])
+                asked = StoppingCriteriaList([item])(self.ids[[sequence], :length], kept)
+            over |= bool(self.wave.ops.agree(asked)[0])
         return over

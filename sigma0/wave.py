@@ -263,7 +263,7 @@ class Wave:
         loops = frontier.loops[leaders]
         met, diverged = np.zeros((2, len(leaders)), dtype=np.bool_)
         if len(leaders) and not self.rule.is_known_beforehand:
-            codes = np.zeros(len(leaders)) if decisions is None else to_host(decisions)
+            codes = np.zeros(len(leaders)) if decisions is None else to_host(self.ops.agree(decisions))
             if self.rule.fixed_depth is None:
                 met = self.rule.met(codes == MET, frontier.sequences[leaders], frontier.columns[leaders], loops)
             diverged = (codes == DIVERGED) & ~met & (loops < self.rule.last_loop)

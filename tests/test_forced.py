@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sigma0.forced
-from sigma0.forced import ForcedText, divergence, read_forced
+from sigma0.forced import ForcedText, divergence, groups_of, join_readings, read_forced
 from sigma0.settings import ExitConfig
 from tests.reference import decide, tiny_model
 
@@ -115,3 +115,14 @@ def test_bad_texts_are_refused(model):
             ForcedText((1, 2, 3), new)
     with pytest.raises(ValueError, match="no text"):
         read_forced(model, {}, [])
+
+
+@pytest.mark.parametrize("most", [8, 40, 2**13])
+def test_groups_read_apart_are_what_they_are_together(model, texts, monkeypatch, most):
+    monkeypatch.setattr(sigma0.forced, "_TOKENS", most)
+    whole = read(model, texts)
+    joined = join_readings([read(model, group) for group in groups_of(texts)])
+    assert sum(len(group) for group in groups_of(texts)) == len(texts)
+    for name in ("text", "is_new", "same", "kl"):
+        assert getattr(whole, name).tobytes() == getattr(joined, name).tobytes(), name
+    assert all((whole.exits[name] == joined.exits[name]).all() for name in CONFIGS)

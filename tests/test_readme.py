@@ -13,11 +13,13 @@ from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.effort.table import markdown
 from sigma0.bench.ladder_tables import ladder_runs, ladder_table
-from sigma0.bench.ledger import FidelityRow, read_rows
+from sigma0.bench.ledger import FidelityRow, StrategyQARow, read_rows
 from sigma0.bench.pocket.items import split_of
 from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
 from sigma0.bench.serving.table import latest_load, load_table, never_rows, never_sentence
 from sigma0.bench.speed.table import speed_table
+from sigma0.bench.strategyqa.registry import ONCE
+from sigma0.bench.strategyqa.table import whole as levels_table
 from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
 from sigma0.bench.verdicts import VerdictReport
 from sigma0.cli import app
@@ -287,3 +289,20 @@ def test_the_load_table_is_that_of_the_ledger():
     assert [row.amount for row in never] == [1, 4, 16] and all(row.speed_ratio.value > 0.97 for row in never)
     at_16 = {row.way: row.speed_ratio.value for row in run if row.load == "closed" and row.amount == 16}
     assert at_16["finish"] > 1.1 and at_16["drop"] > 1.1
+
+
+def test_what_levels_of_control_did_is_quoted_right():
+    rows = [
+        row for row in read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl") if isinstance(row, StrategyQARow)
+    ]
+    runs = {n: {row.level: row for row in rows if row.n == n} for n in (100, 229)}
+    assert tuple(runs[100]) == ONCE and set(ONCE) - set(runs[229]) == {"L3", "L3-simple"}
+    direct = runs[229]["L0"].accuracy
+    figure = f"{100 * direct.value:.1f} % ({100 * direct.low:.1f} to {100 * direct.high:.1f})"
+    section = README.split("## In other people's harnesses")[1].split("\n## ")[0]
+    assert f"is right on {figure} asked directly" in " ".join(section.split())
+    for row in rows:
+        assert (row.model, row.max_new_tokens, row.dtype) == ("SmolLM2-135M-Instruct", 64, "float32")
+        assert row.level == "L0" or row.difference <= 0 or row.p_holm > 0.9, "a level is better than L0"
+    whole = (ROOT / "bench" / "results" / "strategyqa.md").read_text()
+    assert all(levels_table(list(run.values())) in whole for run in runs.values())

@@ -179,6 +179,15 @@ def test_stop_strings_and_streams(pocket):
         assert stream.generation.loop_passes <= full.loop_passes
 
 
+@pytest.mark.parametrize("after_exit", ["finish", "drop", "verify"])
+def test_a_stream_keeps_nothing_for_gradients(pocket, after_exit):
+    prompt, config = "Mary went to the kitchen. Where is Mary?", {"q": 0.3, "after_exit": after_exit}
+    tokens = sigma0.stream(*pocket, prompt, exit_config=config)
+    waiting = [tokens._loop.wave.cache.frontier for _ in tokens]
+    kept = [frontier.hidden.requires_grad for frontier in waiting if frontier is not None]
+    assert (kept or after_exit == "drop") and not any(kept)
+
+
 def test_only_checked_tokens_are_streamed():
     model, ids = MODELS[1], torch.tensor([[9, 10, 11]])
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")

@@ -1,6 +1,7 @@
 """`python -m sigma0.bench fidelity`: measure, append, go on where a run was cut off."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -11,9 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.conditions import describe
 from sigma0.bench.fidelity.grid import MODES, Setting, plan
+from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
 from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.workers import KeptResults, worker_pool
 from sigma0.extras import needs_extra
 from sigma0.loading import load
 from sigma0.prompts import Prompt, encode_prompts, read_prompts
@@ -39,13 +42,17 @@ def fidelity(
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads, of each worker.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that the prompts are spread over, each with the model; the extra ray.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
 ) -> None:
     """Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.
 
     Rows are appended as they are measured. A run that was cut off goes on where it stopped, once it is started again
-    under the same conditions: weights, prompts, commit, versions, device.
+    under the same conditions: weights, prompts, commit, versions, device. With several workers so does each prompt of a
+    setting, and the rows are those of one worker but for their times, which are taken in this process.
     """
     quiet_transformers()
     torch.set_num_threads(threads)
@@ -62,8 +69,11 @@ def fidelity(
         if repair(out):
             typer.echo(f"cut off the half-written last line of {out}", err=True)
         read_rows(out)  # A damaged ledger is told before anything is measured.
-        with progress_bar("settings", len(settings) + 1, hidden=as_json) as advance:
-            bench = open_bench(looped, tokenizer, conditions, ids, answers, settings)
+        source = str(Path(model).resolve()) if Path(model).is_dir() else model
+        loaded = Loaded(source, conditions.model_sha256, looped.device.type, dtype, threads)
+        bar = progress_bar("settings", len(settings) + 1, hidden=as_json)
+        with bar as advance, _at_work(workers, loaded, out, conditions.run) as work:
+            bench = open_bench(looped, tokenizer, conditions, ids, answers, settings, work)
             advance(1)
             _append_missing(out, conditions, settings, bench.measure, advance)
             append_row(out, bench.sample(looped.resolve_exit_config(None)))
@@ -72,6 +82,21 @@ def fidelity(
     tell_rows(
         rows, as_json, lambda: print_rows(rows), f"{len(rows)} rows in {out}; python -m sigma0.bench report draws them"
     )
+
+
+@contextmanager
+def _at_work(workers: int, loaded: Loaded, out: Path, run: str) -> Iterator[SpreadWork | None]:
+    """Workers, and a file beside the ledger in which their results are kept until the run is whole; None for one."""
+    if workers == 1:
+        yield None
+        return
+    gpus = int(loaded.device == "cuda")
+    path = out.with_name(f".{out.stem}-{run}.work.jsonl")
+    with KeptResults(path) as kept, worker_pool(workers, loaded.threads, gpus) as pool:
+        yield SpreadWork(pool, loaded, kept)
+        kept.forget()
+        if pool.redone:
+            typer.echo(f"{pool.redone} items were done again, since the worker that had them died", err=True)
 
 
 def _append_missing(

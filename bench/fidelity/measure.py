@@ -1,7 +1,7 @@
 """The rows of a run: each setting beside full depth, on the same prompts."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from random import Random
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.fidelity.grid import Setting, threshold
-from sigma0.bench.fidelity.runs import FreeRun, run_forced, run_free
+from sigma0.bench.fidelity.runs import FreeRun
+from sigma0.bench.fidelity.work import FULL, FreeJob, OwnWork, Work, run_job
 from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
-from sigma0.bench.replay import Trace, replaying
+from sigma0.bench.replay import Trace
 from sigma0.estimates import bootstrap, ratio
-from sigma0.forced import ForcedText, LoopReadings, read_forced
+from sigma0.forced import ForcedText, LoopReadings
 from sigma0.settings import ExitConfig
 
-FULL = ExitConfig(mode="full")
 TIMED = 6
 ROUNDS = 3
 SAMPLES = 8
@@ -41,6 +41,7 @@ class Bench:
         texts: Full depth's own greedy continuations.
         readings: Their tokens at every loop, and where each rule stops.
         full: Free runs at full depth.
+        work: Who does everything but what is timed, which is done in this process.
     """
 
     model: Any
@@ -51,15 +52,16 @@ class Bench:
     texts: Sequence[ForcedText]
     readings: LoopReadings
     full: Sequence[FreeRun]
+    work: Work
 
     def measure(self, setting: Setting) -> FidelityRow:
         """One row."""
         depths = self._depths(setting)
-        runs = [self._run(setting, number) for number in range(len(self.prompts))]
+        runs = self._runs(setting)
         same = self.readings.same_at(depths).astype(np.float64)
         kl = self.readings.kl_at(depths).astype(np.float64)
         if setting.config.after_exit == "drop":
-            parts = [run_forced(self.model, text, setting.config) for text in self.texts]
+            parts = self.work.forced(self.texts, setting.config)
             same[self.readings.is_new] = np.concatenate([part.same for part in parts])
             kl[self.readings.is_new] = np.concatenate([part.kl for part in parts])
         speed, speed_ratio = self._speed(setting)
@@ -86,8 +88,9 @@ class Bench:
     def sample(self, config: ExitConfig) -> DepthRow:
         """The depth of every new token behind the first prompts."""
         samples = []
-        for prompt in self.prompts[:SAMPLES]:
-            run = run_free(self.model, prompt, config, self.conditions.max_new_tokens)
+        prompts = self.prompts[:SAMPLES]
+        runs = self.work.free([FreeJob(prompt, config, self.conditions.max_new_tokens) for prompt in prompts])
+        for prompt, run in zip(prompts, runs, strict=True):
             tokens = [(self.tokenizer.decode([token]), depth) for token, depth in zip(run.ids, run.depths, strict=True)]
             samples.append(DepthSample(prompt=self.tokenizer.decode(list(prompt)), tokens=tuple(tokens)))
         return DepthRow(
@@ -123,14 +126,14 @@ class Bench:
         first: NDArray[np.bool_] = new & ~np.concatenate([[False], new[:-1]])
         return first
 
-    def _run(self, setting: Setting, number: int) -> FreeRun:
-        prompt, limit = self.prompts[number], self.conditions.max_new_tokens
+    def _runs(self, setting: Setting) -> Sequence[FreeRun]:
         if setting.mode == "full":
-            return self.full[number]
-        if setting.mode not in _BY_DEPTH:
-            return run_free(self.model, prompt, setting.config, limit)
-        with replaying(self.model, self._replayed(setting, number)):
-            return run_free(self.model, prompt, replace(FULL, mode="qexit", q=1.0), limit)
+            return self.full
+        return self.work.free([self._job(setting, number) for number in range(len(self.prompts))])
+
+    def _job(self, setting: Setting, number: int) -> FreeJob:
+        trace = self._replayed(setting, number) if setting.mode in _BY_DEPTH else None
+        return FreeJob(self.prompts[number], setting.config, self.conditions.max_new_tokens, trace)
 
     def _replayed(self, setting: Setting, number: int) -> Trace:
         """Depths for a free run: the oracle's own, or as many drawn by lot as there may be tokens."""
@@ -203,9 +206,7 @@ class Bench:
         return speed, Figure.of(bootstrap(lambda drawn: _speed_ratio(speeds[drawn], others[drawn]), len(ours)))
 
     def _timed(self, setting: Setting, number: int) -> FreeRun:
-        if setting.mode == "full":
-            return run_free(self.model, self.prompts[number], FULL, self.conditions.max_new_tokens)
-        return self._run(setting, number)
+        return run_job(self.model, self._job(setting, number))
 
 
 def open_bench(
@@ -215,18 +216,24 @@ def open_bench(
     prompts: Sequence[tuple[int, ...]],
     answers: Sequence[str | None],
     settings: Sequence[Setting],
-    on_prompt: Callable[[int], None] = lambda done: None,
+    work: Work | None = None,
 ) -> Bench:
-    """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings."""
-    limit = conditions.max_new_tokens
-    full = []
-    for number, prompt in enumerate(prompts, start=1):
-        full.append(run_free(model, prompt, FULL, limit))
-        on_prompt(number)
+    """Continues the prompts at full depth, and reads the texts at every loop, once for the rules of all settings.
+
+    Args:
+        model: The looped model.
+        tokenizer: Its tokenizer.
+        conditions: What the rows say of the run.
+        prompts: Ids of the prompts.
+        answers: The known answer of each, or None.
+        settings: All that are to be measured.
+        work: Who does it; by default this process.
+    """
+    doing = OwnWork(model) if work is None else work
+    full = doing.free([FreeJob(prompt, FULL, conditions.max_new_tokens) for prompt in prompts])
     texts = [ForcedText((*prompt, *run.ids), len(run.ids)) for prompt, run in zip(prompts, full, strict=True)]
-    rules = {each.key: model.exit_rule(replace(each.config, after_exit="finish")) for each in settings}
-    readings = read_forced(model, rules, texts)
-    return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full)
+    readings = doing.read(texts, {each.key: replace(each.config, after_exit="finish") for each in settings})
+    return Bench(model, tokenizer, conditions, prompts, answers, texts, readings, full, doing)
 
 
 def _speed_ratio(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:

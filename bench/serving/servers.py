@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from sigma0.export import export
+from sigma0.extras import needs_extra
 from sigma0.loading import checkpoint_folder, load
 
 START = 120.0
@@ -103,6 +103,8 @@ def _await(process: "subprocess.Popen[bytes]", url: str, log: IO[bytes]) -> None
 
 def counts(url: str) -> dict[str, float]:
     """Passes, rows and tokens so far, of one of our servers."""
+    with needs_extra("serve"):
+        from prometheus_client.parser import text_string_to_metric_families
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
     told = {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
     return {name: told[f"sigma0_{name}_total"] for name in ("passes", "rows", "tokens")}

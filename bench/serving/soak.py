@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
+
+from sigma0.extras import needs_extra
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"mode": "full"},
@@ -262,6 +263,8 @@ async def _term(process: "subprocess.Popen[bytes]", asker: _Asker, clients: int,
 async def _metrics(url: str) -> dict[str, float]:
     async with httpx.AsyncClient(timeout=60) as connection:
         text = (await connection.get(f"{url}/metrics")).text
+    with needs_extra("serve"):
+        from prometheus_client.parser import text_string_to_metric_families
     families = text_string_to_metric_families(text)
     return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
 

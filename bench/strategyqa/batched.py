@@ -16,8 +16,11 @@ from sigma0.reason.chat import LocalChat, check_fits
 from sigma0.reason.messages import MAX_TOKENS, Completion, Usage
 from sigma0.text import Messages, encode
 
-# seconds that a batch waits for company behind its first question
+# seconds that a batch waits for company behind its first question: those that were answered together come again
+# together, but threads take a while, and a batch that left half of them behind costs nearly as much as a whole one
 PATIENCE = 0.03
+# the same as a share of what the batch before took
+SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class BatchedChat:
         self.batch_size = batch_size
         self._queue: Queue[_Waiting] = Queue()
         self._left: list[_Waiting] = []
+        self._patience = PATIENCE
         Thread(target=self._serve, daemon=True).start()
 
     def complete(
@@ -94,7 +98,7 @@ class BatchedChat:
     def _gather(self) -> list[_Waiting]:
         """Questions of one kind, those that were left over first."""
         first = self._left.pop(0) if self._left else self._queue.get()
-        batch, deadline = [first], time.monotonic() + PATIENCE
+        batch, deadline = [first], time.monotonic() + self._patience
         for each in list(self._left):
             if each.kind == first.kind and len(batch) < self.batch_size:
                 batch.append(each)
@@ -119,8 +123,9 @@ class BatchedChat:
         stop: dict[str, Any] = {"stop_strings": list(batch[0].stop), "tokenizer": tokenizer} if batch[0].stop else {}
         out = model.generate(**padded, max_new_tokens=batch[0].max_tokens, do_sample=False, **stop)
         width = padded["input_ids"].shape[1]
-        share = (time.monotonic() - began) / len(batch)
-        return [self._completion(each, row[width:], share) for each, row in zip(batch, out, strict=True)]
+        took = time.monotonic() - began
+        self._patience = max(PATIENCE, SHARE * took)
+        return [self._completion(each, row[width:], took / len(batch)) for each, row in zip(batch, out, strict=True)]
 
     def _completion(self, asked: _Waiting, new: torch.Tensor, seconds: float) -> Completion:
         """What one row says, up to its own end: behind it the batch holds pads."""

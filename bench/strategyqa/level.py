@@ -8,9 +8,12 @@ from typing import Any, Protocol
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.items import Item
 
-# "Yes" or "No" at the beginning of an answer, or behind the words that a level asks for; nothing else is an answer
-_LABELLED = re.compile(r"\banswer\s*(?:is|:)\s*\**(yes|no)\b", re.IGNORECASE)
-_FIRST = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
+# "Yes or no" repeats the form that was asked for, and "no idea" denies that there is an answer: neither is one
+_OR = r"[\s,.]{0,3}(?:/|\b(?:or|and)\b)\s{0,3}"
+YES_OR_NO = rf"(yes\b(?!{_OR}no\b)|no\b(?!{_OR}yes\b|\s+(?:idea|clue|answer|information|opinion|comment)\b))"
+# at the beginning of an answer, or behind the words that a level asks for; nothing else is an answer
+_LABELLED = re.compile(rf"\banswer\s*(?:is|:)\s*\**{YES_OR_NO}", re.IGNORECASE)
+_FIRST = re.compile(rf"^\W*{YES_OR_NO}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,13 @@ def read(text: str, step: str, trace: dict[str, Any]) -> Prediction:
     return Prediction(answer, None, trace)
 
 
+def has_words(text: str) -> bool:
+    """Whether a text holds a letter or a digit: marks and pictures alone say nothing."""
+    return re.search(r"[^\W_]", text) is not None
+
+
 def numbered(text: str, most: int) -> Sequence[str]:
-    """The entries of a numbered or bulleted list, one a line, at most `most`."""
+    """The entries of a numbered or bulleted list, one a line, at most `most`; without any word in them it is none."""
     lines = (re.fullmatch(r"\s*(?:\d+[.):]|[-*])\s*(\S.*)", line) for line in text.splitlines())
-    return [line.group(1).strip() for line in lines if line][:most]
+    found = [line.group(1).strip() for line in lines if line][:most]
+    return found if any(map(has_words, found)) else []

@@ -83,6 +83,13 @@ def parse_condition(text: str) -> Condition:
     return found
 
 
+def names_step(condition: Condition) -> bool:
+    """Whether a condition rests on any step; one that does not is true or false whatever the answers are."""
+    if isinstance(condition, Joined):
+        return any(names_step(part) for part in condition.parts)
+    return condition.first.step is not None or (condition.second is not None and condition.second.step is not None)
+
+
 def evaluate(condition: Condition, values: Sequence[Value]) -> bool | Undecided:
     """Whether a condition holds.
 

@@ -28,6 +28,11 @@ class Asked:
     model: Any
     samples: bool
 
+    @property
+    def dtype(self) -> str:
+        """What the model computes in."""
+        return "not known" if self.model is None else str(self.model.dtype).removeprefix("torch.")
+
 
 def open_model(model: str, ladder: str | None, base_url: str | None, device: str, dtype: str, batch_size: int) -> Asked:
     """The model that the command line names.

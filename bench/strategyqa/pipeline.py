@@ -8,14 +8,14 @@ from typing import Any
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
-from sigma0.bench.strategyqa.logic import evaluate, parse_condition
+from sigma0.bench.strategyqa.level import Prediction, Question, has_words, numbered, read
+from sigma0.bench.strategyqa.logic import evaluate, names_step, parse_condition
 from sigma0.bench.strategyqa.question_types import QuestionType, question_type
 from sigma0.bench.strategyqa.values import Undecided, Value, value_of
 
 MAX_STEPS = 5
 MAX_LENGTH = 300
-_CONDITION = re.compile(r"^\d*\W*condition\W*:[ \t]*\**[ \t]*(\S[^\n]*)$", re.IGNORECASE | re.MULTILINE)
+_CONDITION = re.compile(r"^\d*[^\w\n]*condition[^\w\n]*:[ \t]*(?:\*+[ \t]*)?(\S[^\n]*)$", re.IGNORECASE | re.MULTILINE)
 _STEP = re.compile(r"#(\d{1,3})")
 
 
@@ -64,7 +64,7 @@ class Pipeline:
         for number, step in enumerate(steps, start=1):
             filled = with_answers(step, answers)
             said = ask("answer", f"{question.text}\nTo work this out, first: {filled}\nAnswer in a few words.")
-            answers.append(next((line.strip() for line in said.splitlines() if line.strip()), "")[:MAX_LENGTH])
+            answers.append(next((line.strip() for line in said.splitlines() if has_words(line)), "")[:MAX_LENGTH])
             trace["steps"].append({"question": filled, "answer": answers[-1], "value": str(value_of(answers[-1]))})
             if not answers[-1]:
                 return Prediction(None, f"answer: nothing was said to step {number}", trace)
@@ -124,6 +124,8 @@ def decide(analysis: Analysis, values: Sequence[Value]) -> bool | Undecided:
         condition = parse_condition(analysis.condition)
     except ValueError as error:
         return Undecided(str(error))
+    if not names_step(condition):
+        return Undecided("the condition names no step")
     return evaluate(condition, values)
 
 

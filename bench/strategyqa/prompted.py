@@ -1,11 +1,12 @@
 """L1: fixed prompts that make a model reason in words, in code, or in the trace of a program."""
 
+import re
 from collections.abc import Sequence
 
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, read
+from sigma0.bench.strategyqa.level import Prediction, Question, has_words, read, read_answer
 
 DEMONSTRATION = """>>> strategy_qa("Would a grand piano fit into the boot of a small car?")
 Calling decompose("Would a grand piano fit into the boot of a small car?")...
@@ -20,6 +21,10 @@ Calling combine_facts([False])...
 ...combine_facts returned False
 Final answer: No
 """
+
+
+# what a program would print stands in it for every case; only what the model says that it prints is an answer
+_PRINTING = re.compile(r"\bprint[ \t]*\([^\n]*")
 
 
 class _Fixed:
@@ -46,6 +51,10 @@ class ChainOfThought(_Fixed):
     def predict(self, question: Question, ask: Ask) -> Prediction:
         """See `Level`."""
         reasoning = ask("reason", f"{question.text}\nThink step by step. Do not answer yet.")
+        if not has_words(reasoning):
+            return Prediction(
+                None, f"reason: no words in {' '.join(reasoning.split())[:60]!r}", {"reasoning": reasoning}
+            )
         asked = f"Question: {question.text}\nReasoning: {reasoning}\nSo, going by this reasoning: {FORM}"
         return read(ask("answer", asked), "answer", {"reasoning": reasoning})
 
@@ -65,7 +74,10 @@ class ChainOfCode(_Fixed):
             "you know, then say what it prints, in a last line of the form 'Answer: Yes' or 'Answer: No'."
         )
         program = ask("answer", asked)
-        return read(program, "answer", {"program": program})
+        answer = read_answer(_PRINTING.sub("", program))
+        start = " ".join(program.split())[:60]
+        miss = f"answer: no yes or no outside of print in {start!r}" if answer is None else None
+        return Prediction(answer, miss, {"program": program})
 
 
 class ProgramTrace(_Fixed):
@@ -95,5 +107,6 @@ class ProgramTrace(_Fixed):
             "Complete the last doctest with the trace of the program, to 'Final answer: Yes' or 'Final answer: No'.\n\n"
             f'{shown}\n>>> strategy_qa("{question.text}")\n'
         )
-        trace = ask("trace", asked, stop=[">>>"])
+        # where a server does not stop there, the next doctest's answer is not this one's
+        trace = ask("trace", asked, stop=[">>>"]).partition(">>>")[0]
         return read(trace, "trace", {"trace": trace})

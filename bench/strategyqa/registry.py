@@ -92,8 +92,11 @@ EXPERIMENTS: dict[str, Callable[[Makings], Level]] = {
 ONCE = ("L0", "L1-cot", "L1-coc", "L1-ptp", "L2", "L2-rag", "L3", "L3-simple", "L4", "L4-pipeline", "L5", "L5-icl")
 
 
-def labels_used(level: Level) -> str:
-    """What a level uses of labels, in words."""
-    if level.learns:
-        return "each item's own, behind its prediction"
-    return f"those of {len(level.seeds())} items it was made from" if level.seeds() else "none"
+def variant(name: str, makings: Makings) -> str:
+    """What a level was made with, in words, where that is not always the same."""
+    if name in ("L4", "L4-adaptive"):
+        return f"by {makings.route}"
+    if name == "L2-rag":
+        return "facts of train" if makings.paragraphs is None else makings.paragraphs.name
+    shown = {"L1-ptp": makings.demonstrations, "L2": makings.template, "L2-trace": makings.template}.get(name)
+    return "" if shown is None else shown.name

@@ -45,13 +45,15 @@ class LevelRun:
 
     Attributes:
         level: Its name.
-        learns: Whether it was shown each label behind its own prediction.
+        labels: What it used of labels, in words.
         answered: In the order of the items.
+        variant: What tells it from others of its name, in words.
     """
 
     level: str
-    learns: bool
+    labels: str
     answered: tuple[Answered, ...]
+    variant: str = ""
 
     @property
     def right(self) -> int:
@@ -110,9 +112,16 @@ def run_level(
         return found
 
     if level.learns or concurrency == 1:
-        return LevelRun(level.name, level.learns, tuple(answer(item) for item in items))
+        return LevelRun(level.name, labels_used(level), tuple(answer(item) for item in items))
     with ThreadPoolExecutor(concurrency) as pool:
-        return LevelRun(level.name, level.learns, tuple(pool.map(answer, items)))
+        return LevelRun(level.name, labels_used(level), tuple(pool.map(answer, items)))
+
+
+def labels_used(level: Level) -> str:
+    """What a level uses of labels, in words."""
+    if level.learns:
+        return "each item's own, behind its prediction"
+    return f"those of {len(level.seeds())} items it was made from" if level.seeds() else "none"
 
 
 def _answer(level: Level, item: Item, ask: Ask, retries: int) -> Answered:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from sigma0.bench.ledger import AnyRow, StrategyQARow
@@ -13,29 +14,52 @@ HEADINGS = (
     "level",
     "n",
     "right",
-    "against L0",
+    "difference",
     "p",
     "p, Holm",
-    "no answer",
+    "missed",
     "calls an item",
     "tokens an item",
+    "passes an item",
+    "seconds an item",
+    "doors",
     "labels",
 )
+
+
+def name(row: StrategyQARow) -> str:
+    """A level with what it was made with."""
+    return f"{row.level} ({row.variant})" if row.variant else row.level
+
+
+def doors(row: StrategyQARow) -> str:
+    """Doors that verdicts on a level's answers opened, each with how often; "" where there are no verdicts."""
+    return ", ".join(f"{door} {count}" for door, count in sorted(row.doors.items()))
+
+
+def p_text(value: float | None) -> str:
+    """A p-value in two digits; "-" for none."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 0.005 else "< 0.01"
 
 
 def cells(row: StrategyQARow) -> tuple[str, ...]:
     """A level's cells."""
     figure = row.accuracy
     return (
-        row.level,
+        name(row),
         str(row.n),
         f"{100 * figure.value:.1f} % ({100 * figure.low:.1f} to {100 * figure.high:.1f})",
         "-" if row.difference is None else f"{100 * row.difference:+.1f}",
-        "-" if row.p_value is None else f"{row.p_value:.2f}",
-        "-" if row.p_holm is None else f"{row.p_holm:.2f}",
+        p_text(row.p_value),
+        p_text(row.p_holm),
         str(sum(row.misses.values())),
         f"{row.calls:.1f}",
         f"{row.completion_tokens / row.n:.0f}",
+        f"{row.loop_passes / row.n:.0f}" if row.loop_passes else "-",
+        f"{row.seconds / row.n:.1f}",
+        doors(row) or "-",
         row.labels,
     )
 
@@ -62,18 +86,23 @@ def whole(rows: Sequence[StrategyQARow]) -> str:
     few = f" With {first.n} items differences of 10 points are noise." if first.n < FEW else ""
     return (
         f"{first.model} on {first.n} items of {first.prompts}: {first.max_new_tokens} new tokens an answer at "
-        f"most, effort {first.effort}, temperature {first.temperature:g}, {first.dtype}, {first.device}; always saying "
-        f"the commoner label scores {100 * first.majority:.1f} %.{few}\n\n{markdown(rows)}"
+        f"most, effort {first.effort}, temperature {first.temperature:g}, {first.dtype}, {first.device}. Differences "
+        f"are in points, against {first.against} on the same items; always saying the commoner label scores "
+        f"{100 * first.majority:.1f} %. Seconds of a batch are shared by its questions.{few}\n\n{markdown(rows)}"
     )
 
 
 def table(rows: Sequence[StrategyQARow]) -> Table:
-    """The table for a terminal."""
-    found = Table(title=f"{rows[0].model} on {rows[0].prompts}")
-    for name in HEADINGS:
-        found.add_column(name, justify="left" if name in ("level", "labels") else "right", no_wrap=name == "level")
+    """The table for a terminal: what is narrow, or cannot be left out."""
+    title = f"{rows[0].model} on {rows[0].prompts}, differences against {rows[0].against}"
+    caption = f"{rows[0].n} items; p by Holm; calls, tokens and passes of one item"
+    found = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    found.add_column("level", overflow="fold", min_width=11)
+    for heading in ("right", "diff.", "p", "missed", "calls", "tokens", "passes"):
+        found.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        found.add_row(*cells(row))
+        level, _, right, difference, _, p_holm, missed, calls, tokens, passes, *_ = cells(row)
+        found.add_row(level, right, difference, p_holm, missed, calls, tokens, passes)
     return found
 
 
@@ -87,7 +116,7 @@ def draw(rows: Sequence[StrategyQARow], path: Path) -> None:
         tokens, found = row.completion_tokens / row.n, row.accuracy
         spread = [[found.value - found.low], [found.high - found.value]]
         axes.errorbar([tokens], [found.value], yerr=spread, fmt="o", capsize=3)
-        axes.annotate(row.level, (tokens, found.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        axes.annotate(name(row), (tokens, found.value), textcoords="offset points", xytext=(5, 5), fontsize=8)
     axes.axhline(rows[0].majority, color="#888888", linestyle="--", label="always the commoner label")
     axes.set_xscale("log")
     axes.set_xlabel("tokens written for an item")

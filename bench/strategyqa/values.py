@@ -1,18 +1,26 @@
-"""What a short answer of a model says, as a value that Python can compare: yes or no, a number, or a name."""
+"""What a short answer of a model says, as a value that Python can compare: yes or no, a number, a name, or nothing."""
 
 import re
 from dataclasses import dataclass
 from math import isclose
 from typing import Literal
 
+from sigma0.bench.strategyqa.level import YES_OR_NO, has_words
 from sigma0.quantities import take_dates, take_numbers
 
-Kind = Literal["truth", "number", "name"]
+Kind = Literal["truth", "number", "name", "open"]
 Relation = Literal["<", "<=", ">", ">=", "=", "!="]
-_TRUTH = re.compile(r"^\W*(yes|no|true|false)\b", re.IGNORECASE)
+_TRUTH = re.compile(rf"^\W*(?:{YES_OR_NO}|(true|false)\b)", re.IGNORECASE)
 _AROUND = re.compile(r"^(?:the|an?)\s+|[\s.,;:!?\"'*]+$|^[\s\"'*]+", re.IGNORECASE)
 # of an answer; what stands behind is no short answer
 MAX_LENGTH = 200
+# characters of a name at most: more are prose, and prose that differs tells nothing
+MAX_NAME = 60
+_HEDGE = re.compile(
+    r"(?:maybe|perhaps|possibly|unknown|unclear|uncertain|undetermined|it depends|n/a|(?:i'm |i am )?(?:not|un)\s?sure|"
+    r"i (?:don't|do not|can't|cannot)|it is (?:not known|unknown|unclear)|not (?:known|given|stated)|yes|no)\b"
+)
+_CODE = re.compile(r"[{}\[\]<>|\\]")
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,7 @@ class Value:
     """What an answer says.
 
     Attributes:
-        kind: Which of the three.
+        kind: Which of them; "open" is an answer that tells nothing: a hedge, prose, or code.
         truth: Of yes or no.
         number: In the base of its unit; years before Christ are negative.
         unit: Name of a known unit, or "".
@@ -36,7 +44,7 @@ class Value:
     def __str__(self) -> str:
         if self.kind == "truth":
             return "yes" if self.truth else "no"
-        return self.name if self.kind == "name" else f"{self.number:g} {self.unit}".strip()
+        return f"{self.number:g} {self.unit}".strip() if self.kind == "number" else self.name
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Undecided:
 
 
 def value_of(text: str) -> Value:
-    """The value of an answer's first line: yes or no that it begins with, else its only number, else a name.
+    """The value of an answer's first line: yes or no that it begins with, else its only number, else a short name.
 
     A date counts by its year. A number keeps the unit that it was written with in base units: 2 km is 2000 m.
     """
@@ -59,14 +67,14 @@ def value_of(text: str) -> Value:
     name = _plain(line)
     truth = _TRUTH.match(line)
     if truth is not None:
-        return Value("truth", name, truth=truth.group(1).lower() in ("yes", "true"))
+        return Value("truth", name, truth=(truth.group(1) or truth.group(2)).lower() in ("yes", "true"))
     dates, rest = take_dates(line)
     numbers, _ = take_numbers(rest)
     years = [date.year for date in dates if date.year is not None]
     if len(years) == 1 and len(dates) == 1 and not numbers:
         return Value("number", name, number=float(years[0]))
     if len(numbers) != 1 or dates:
-        return Value("name", name)
+        return Value("name" if _is_name(name) else "open", name)
     found = numbers[0]
     before_christ = found.nouns[:1] in (("bc",), ("bce",))
     return Value("number", name, number=-found.value if before_christ else found.value, unit=found.unit)
@@ -77,6 +85,9 @@ def compare(first: Value, relation: Relation, second: Value) -> bool | Undecided
 
     Numbers are compared where they have the same unit or both have none; names and truths are equal or are not.
     """
+    for value in (first, second):
+        if value.kind == "open":
+            return Undecided(f"{value.name[:60]!r} is no short answer")
     if first.kind != second.kind:
         return Undecided(f"{first} and {second} are a {first.kind} and a {second.kind}")
     if first.kind == "number":
@@ -100,6 +111,10 @@ def _numbers(first: Value, relation: Relation, second: Value) -> bool | Undecide
         ">": not (smaller or same),
         ">=": not smaller,
     }[relation]
+
+
+def _is_name(name: str) -> bool:
+    return has_words(name) and len(name) <= MAX_NAME and not _HEDGE.match(name) and not _CODE.search(name)
 
 
 def _plain(text: str) -> str:

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from sigma0.bench.strategyqa.asking import Ask
 from sigma0.bench.strategyqa.direct import FORM
 from sigma0.bench.strategyqa.items import Item
-from sigma0.bench.strategyqa.level import Prediction, Question, numbered, read
+from sigma0.bench.strategyqa.level import Prediction, Question, has_words, numbered, read
 from sigma0.bench.strategyqa.retrieval import TOP_K, Index, shown
 from sigma0.bench.strategyqa.traces import STRICT, Function, TraceStep, Value, WorkflowTrace, words
 
@@ -247,7 +247,7 @@ def check_parts(parts: Sequence[str]) -> str | None:
 
 def read_fact(text: str, step: str) -> tuple[str | None, str | None]:
     """The first line of a model's words, and what is wrong with it; None where nothing is."""
-    fact = next((" ".join(line.split()) for line in text.splitlines() if re.search(r"\w", line)), "")
+    fact = next((" ".join(line.split()) for line in text.splitlines() if has_words(line)), "")
     return (fact[:LONGEST].removesuffix("."), None) if fact else (None, f"{step}: no words in {_start(text)!r}")
 
 

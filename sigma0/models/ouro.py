@@ -26,6 +26,7 @@ from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.ops import BoundaryWeights
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.parallel import agreement, check_heads, shares
 from sigma0.pass_rows import PassRows
 from sigma0.settings import ExitConfig
 
@@ -83,6 +84,7 @@ class OuroModel(OuroPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = ["lm_head"]  # noqa: RUF012
 
     def __init__(self, config: OuroConfig) -> None:
+        check_heads(config)
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(OuroDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
@@ -212,6 +214,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.num_block_layers = config.num_hidden_layers
         self.post_init()
+        if config.vocab_size % shares(config) and not config.tie_word_embeddings:
+            # 5.17 gathers no shards of unlike size: every process then keeps the whole head
+            del self._tp_plan["lm_head"]
 
     @property
     def num_loops(self) -> int:
@@ -333,7 +338,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        chosen = select_exits(rule, states, gates, self.lm_head, watch=record is not None)
+        chosen = select_exits(rule, states, gates, self.lm_head, watch=record is not None, agree=agreement(self))
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it
             outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]

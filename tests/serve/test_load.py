@@ -18,9 +18,9 @@ from tests.serve.test_chat import ASKED, SAID, lines, post
 ASKING = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
 
 
-def until(true):
+def until(true, tries=4000):
     """Waits for what a server does in its own time."""
-    for _ in range(4000):
+    for _ in range(tries):
         if true():
             return
         threading.Event().wait(0.005)
@@ -154,6 +154,30 @@ def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
         with pytest.raises(ConnectionAbortedError):
             asyncio.run(asyncio.wait_for(server.app(scope, receive, send), 10))
         assert server.app.state.answerer.open == 0
+
+
+def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
+    """A server in front may tell so that the client left."""
+    body = json.dumps(ASKING).encode()
+    headers = [(b"content-type", b"application/json")]
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def run():
+        answering = asyncio.ensure_future(held.app(scope, receive, None))
+        while not held.service.tickets:
+            await asyncio.sleep(0.005)
+        answering.cancel()
+        await asyncio.wait({answering})
+        assert answering.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    until(lambda: held.service.tickets[0].cancelled and held.app.state.answerer.open == 0)
+    assert "sigma0_cancelled_total 1.0" in httpx.get(f"{held.url}/metrics").text
 
 
 def test_requests_that_are_taken_apart_count(pocket, monkeypatch):

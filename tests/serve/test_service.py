@@ -134,7 +134,9 @@ def test_closing_fails_what_is_under_way(pocket):
     async def run():
         events = service.submit(endless(pocket))
         await anext(events)
+        assert service.is_up and service.engines() == {}
         service.close()
+        assert not service.is_up
         with pytest.raises(JobFailed, match="shut down"):
             await collect(events)
 

@@ -104,6 +104,7 @@ def test_learning_counts_the_patterns_that_were_shown():
     "replies, miss",
     [
         ([""], "decompose: no numbered question in ''"),
+        (["1. ?\n***"], "decompose: no numbered question in '1. ? ***'"),
         (["First, what is it?"], "decompose: no numbered question in 'First, what is it?'"),
         ([STEPS, ""], "answer: no yes or no in ''"),
         ([STEPS, "It depends."], "answer: no yes or no in 'It depends.'"),

@@ -62,6 +62,10 @@ def test_python_combines_what_it_can_compare():
     [
         (ANALYSIS, STEPS, ("2 kg", "3 m"), "2000 g and 3 m have different units"),
         (ANALYSIS, STEPS, ("light", "heavy"), "light and heavy are no numbers, so that neither is smaller"),
+        (ANALYSIS.replace(">", "="), STEPS, ("a swan", "maybe"), "'maybe' is no short answer"),
+        (ANALYSIS.replace(">", "!="), STEPS, ("I do not know.", "a swan"), "'i do not know' is no short answer"),
+        (ANALYSIS.replace("#1 > #2", "No"), STEPS, ("2 kg", "3 kg"), "the condition names no step"),
+        (ANALYSIS.replace("#1 > #2", "not (1 < 2 or 7 = 7)"), STEPS, ("2 kg", "3 kg"), "the condition names no step"),
         (ANALYSIS, "1. Which is heavier?", ("swan",), "2 things were to be known, and 1 steps were taken"),
         (ANALYSIS.replace("#1 > #2", "#1 is more"), STEPS, ("2 kg", "3 kg"), "the condition goes on with 'is'"),
         (ANALYSIS.replace("#1 > #2", "#1 > #3"), STEPS, ("2 kg", "3 kg"), "there is no step #3"),
@@ -89,7 +93,9 @@ def test_the_model_combines_what_python_cannot(analysis, steps, answers, why):
         (["Condition: #1 < #2"], "analyse: no numbered thing in 'Condition: #1 < #2'"),
         ([ANALYSIS, ""], "decompose: no numbered question in ''"),
         ([ANALYSIS, "How heavy is a hen?"], "decompose: no numbered question in 'How heavy is a hen?'"),
+        (["1. ...\n---"], "analyse: no numbered thing in '1. ... ---'"),
         ([ANALYSIS, STEPS, " \n"], "answer: nothing was said to step 1"),
+        ([ANALYSIS, STEPS, "...\n**"], "answer: nothing was said to step 1"),
         ([ANALYSIS, STEPS, "2 kg", ""], "answer: nothing was said to step 2"),
         ([ANALYSIS, STEPS, "light", "dark", "Perhaps."], "combine: no yes or no in 'Perhaps.'"),
         ([ANALYSIS, STEPS, "light", "dark", ""], "combine: no yes or no in ''"),
@@ -99,6 +105,11 @@ def test_malformed_words_at_any_step_are_a_miss_that_says_why(replies, miss):
     found, ask = asking(*replies)
     assert (found.answer, found.miss) == (None, miss)
     assert len(ask.asked) == len(replies)
+
+
+def test_an_answer_is_the_first_line_with_words():
+    found, _ = asking(ANALYSIS, STEPS, "**\n 2 kg \nor so", "10 kg")
+    assert [step["answer"] for step in found.trace["steps"]] == ["2 kg", "10 kg"]
 
 
 def test_a_miss_keeps_the_work_that_was_done():
@@ -139,6 +150,16 @@ def test_no_more_than_five_steps_are_taken():
 )
 def test_an_analysis_is_read_with_marks_around_it(text, needs, condition):
     assert read_analysis("Was Bach born before Liszt?", text) == Analysis("temporal", needs, condition)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["\n" * 10**5, "-\n" * 10**4, ". \n" * 10**4, "condition:" + " " * 10**5],
+    ids=["lines", "bullets", "dots", "spaces"],
+)
+def test_long_nonsense_is_read_in_time_that_grows_with_its_length(said):
+    """Where the time grew with the square of it, these would take minutes."""
+    assert read_analysis(TEXT, said) is None
 
 
 def test_items_of_the_world_are_answered_by_their_own_steps():

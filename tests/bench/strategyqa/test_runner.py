@@ -47,6 +47,9 @@ def test_there_are_just_these_experiments():
         ("Yes", True), ("no.", False), (" **Yes**, because", True), ("The answer is no", False), ("Answer: YES!", True),
         ("I think the answer is yes. No, wait. The answer is no.", False), ("Final answer: No", False),
         ("Nothing", None), ("", None), ("Maybe yes", None), ("Yesterday", None), ("nowhere", None), ("It is so", None),
+        ("Yes or No.", None), ("no/yes", None), ("Yes, and no", None), ("Answer: Yes or No", None), ("No idea.", None),
+        ("No information is given", None), ("The answer is no answer", None), ("Answer: no or yes. Answer: no", False),
+        ("No, and no again", False), ("No more", False), ("Yes" + "/" * 10_000, True),
     ],
 )  # fmt: skip
 def test_only_a_yes_or_no_that_was_given_is_an_answer(text, answer):
@@ -197,8 +200,8 @@ def test_scores_are_paired_with_the_baseline():
     runs = []
     for name, answers in (("L0", wrong), ("L1-coc", right), ("L4-pipeline", ["?"] * 8)):
         run = run_level(Direct(), ITEMS, says(answers), SETTINGS, retries=0)
-        runs.append(type(run)(name, False, run.answered))
-    found = score(runs, dict.fromkeys(("L0", "L1-coc", "L4-pipeline"), "none"))
+        runs.append(type(run)(name, "none", run.answered))
+    found = score(runs)
     assert [each.accuracy.value for each in found] == [0.0, 1.0, 0.0]
     assert [each.difference for each in found] == [None, 1.0, 0.0]
     assert found[1].p_value == 2 / 2**8 and found[1].p_holm == 4 / 2**8 and found[2].p_holm == 1.0
@@ -237,6 +240,13 @@ def test_the_command_runs_every_level_on_the_shipped_model_and_repeats_itself(tm
 def test_bad_input_is_told_in_a_line(options, message):
     found = CliRunner().invoke(app, ["strategyqa", *options])
     assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.output
+
+
+def test_a_ledger_that_cannot_be_read_is_told_before_a_question_is_asked(tmp_path):
+    out, cache = tmp_path / "ledger.jsonl", tmp_path / "cache.jsonl"
+    out.write_text('{"benchmark": "beauty"}\n')
+    found = CliRunner().invoke(app, ["strategyqa", "-e", "L0", "-n", "2", "--cache", str(cache), "--out", str(out)])
+    assert found.exit_code == 2 and "line 1" in found.stderr and not cache.exists()
 
 
 def test_items_show_no_label_to_a_level():

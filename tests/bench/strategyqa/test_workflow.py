@@ -91,6 +91,7 @@ def test_a_story_is_asked_about_step_by_step(item):
             ["First, how long is it? Then compare."],
             "decompose: no numbered steps in 'First, how long is it? Then compare.'",
         ),
+        (["1. ...\n---\n* * *"], "decompose: no numbered steps in '1. ... --- * * *'"),
         (["1. Is #1 long?"], "decompose: step 1 refers to #1, which is not answered by then"),
         (["1. How long?\n2. Is #3 long?\n3. Why?"], "decompose: step 2 refers to #3, which is not answered by then"),
         (["1. How long?\n2. Is #0 long?"], "decompose: step 2 refers to #0, which is not answered by then"),

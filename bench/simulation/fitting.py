@@ -1,0 +1,94 @@
+"""How the time of a pass grows with what is in it, by least squares over measured passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sigma0.bench.simulation.inputs import PassTime, PassTimes
+
+# Rows at which the line by rows may bend.
+KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024)
+APART = 1.5
+# Passes that took longer than the others by so many times their spread were disturbed.
+OUTLIERS = 6.0
+FEWEST = 50
+
+
+@dataclass(frozen=True)
+class TimedPass:
+    """One pass.
+
+    Attributes:
+        rows: In it.
+        tokens: That it told.
+        requests: That ran.
+        seconds: It took.
+    """
+
+    rows: int
+    tokens: int
+    requests: int
+    seconds: float
+
+
+def fit_passes(passes: Sequence[TimedPass]) -> PassTimes:
+    """Fits times that nothing in a pass can make shorter, more rows neither.
+
+    Args:
+        passes: Of different sizes.
+
+    Raises:
+        ValueError: If they are too few.
+    """
+    if len(passes) < FEWEST:
+        raise ValueError(f"{len(passes)} passes are too few to tell how their time grows: give more prompts")
+    rows = np.array([each.rows for each in passes], dtype=np.float64)
+    knots = knots_for(int(rows.min()), int(rows.max()))
+    parts = np.column_stack(
+        [
+            _rises(rows, knots),
+            [each.requests for each in passes],
+            [each.tokens > 0 for each in passes],
+            [each.tokens for each in passes],
+        ]
+    ).astype(np.float64)
+    took = 1000 * np.array([each.seconds for each in passes])
+    kept = np.ones(len(took), dtype=np.bool_)
+    for _ in range(2):
+        weights = _solve(parts[kept], took[kept])
+        errors = took - parts @ weights
+        spread = np.median(np.abs(errors[kept] - np.median(errors[kept])))
+        kept = errors <= np.median(errors[kept]) + OUTLIERS * max(float(spread), 1e-9)
+    left = took[kept] - parts[kept] @ weights
+    *rises, request, telling, token = weights.tolist()
+    by_rows = np.cumsum(rises).tolist()
+    return PassTimes(
+        by_rows=tuple(PassTime(rows=knot, milliseconds=value) for knot, value in zip(knots, by_rows, strict=True)),
+        request_ms=request,
+        telling_ms=telling,
+        token_ms=token,
+        passes=len(passes),
+        explained=float(1 - left.var() / max(float(took[kept].var()), 1e-12)),
+    )
+
+
+def knots_for(least: int, most: int) -> list[int]:
+    """Rows at which the line by rows may bend, and its ends; the last two well apart, since it goes on behind them."""
+    inner = [knot for knot in KNOTS if least < knot < most / APART]
+    return [least, *inner, max(most, least + 1)]
+
+
+def _rises(rows: NDArray[np.float64], knots: Sequence[int]) -> NDArray[np.float64]:
+    """How much of each rise from knot to knot a line has taken at some rows, `[N, knots]`; of the first all."""
+    hats = np.column_stack([np.interp(rows, knots, np.eye(len(knots))[place]) for place in range(len(knots))])
+    found: NDArray[np.float64] = np.cumsum(hats[:, ::-1], axis=1)[:, ::-1]
+    return found
+
+
+def _solve(parts: NDArray[np.float64], took: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.optimize import nnls
+
+    weights: NDArray[np.float64] = nnls(parts, took)[0]
+    return weights

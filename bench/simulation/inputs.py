@@ -1,0 +1,192 @@
+"""What the simulation is fed with: measured times of passes and measured exit depths, with their conditions."""
+
+from bisect import bisect_left
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sigma0.bench.rows import Conditions
+from sigma0.bench.simulation.replica import ReplicaLimits
+from sigma0.settings import explain
+
+Count = Annotated[int, Field(ge=1)]
+Time = Annotated[float, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PassTime(_Strict):
+    """Time of a pass of so many rows, for the rows alone.
+
+    Attributes:
+        rows: Of the pass.
+        milliseconds: Fitted.
+    """
+
+    rows: Count
+    milliseconds: Annotated[float, Field(ge=0)]
+
+
+class PassTimes(_Strict):
+    """Time of a pass, fitted to measured ones: a line through points by its rows, and what else is in it.
+
+    Attributes:
+        by_rows: Points by rising rows.
+        request_ms: For each request that runs: a row of its own costs more than one in a stretch of a prompt.
+        telling_ms: For telling any token.
+        token_ms: For each token that is told.
+        passes: That were measured.
+        explained: Share of their variance that the fit explains.
+    """
+
+    by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]
+    request_ms: Annotated[float, Field(ge=0)]
+    telling_ms: Annotated[float, Field(ge=0)]
+    token_ms: Annotated[float, Field(ge=0)]
+    passes: Count
+    explained: float
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "PassTimes":
+        rows = [each.rows for each in self.by_rows]
+        if any(right <= left for left, right in pairwise(rows)):
+            raise ValueError(f"points must stand by rising rows, got {rows}")
+        # there is no pass without a request
+        if not self.by_rows[0].milliseconds + self.request_ms > 0:
+            raise ValueError("a pass takes more than 0 milliseconds")
+        return self
+
+
+class MeasuredAnswer(_Strict):
+    """One answer of the model.
+
+    Attributes:
+        prompt: Ids of the prompt.
+        depths: Exit depth of each new token.
+    """
+
+    prompt: Count
+    depths: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class Kind(_Strict):
+    """Answers under one exit setting.
+
+    Attributes:
+        exit_config: The setting.
+        answers: To the prompts, in their order.
+    """
+
+    exit_config: dict[str, Any]
+    answers: Annotated[tuple[MeasuredAnswer, ...], Field(min_length=1)]
+
+    @property
+    def passes(self) -> float:
+        """Mean passes of an answer that runs alone."""
+        return sum(sum(answer.depths) for answer in self.answers) / len(self.answers)
+
+
+class Check(_Strict):
+    """The real engine under random arrivals beside the simulation of the very same arrivals, milliseconds.
+
+    Attributes:
+        rate: Requests a second.
+        requests: How many.
+        measured: Median, 95th and 99th percentile of the time from arrival to last token.
+        simulated: The same.
+    """
+
+    rate: Time
+    requests: Count
+    measured: tuple[float, float, float]
+    simulated: tuple[float, float, float]
+
+
+class Inputs(_Strict):
+    """A file of inputs.
+
+    Attributes:
+        conditions: Of the measurement.
+        clock: What the times were taken with.
+        machine_load: Programs that wanted to run at the end, a mean over 15 minutes, on how many processors.
+        loops: T.
+        running: Requests that shared passes at most.
+        pass_rows: Rows that prompts could bring a pass up to.
+        page: Columns of a page.
+        kept: Columns of K/V.
+        pass_times: What a pass takes.
+        kinds: Answers by the name of their traffic: `short` and `long`.
+        checks: What the simulation makes of arrivals that the real engine was given too.
+    """
+
+    conditions: Conditions
+    clock: str
+    machine_load: tuple[float, Count]
+    loops: Count
+    running: Count
+    pass_rows: Count
+    page: Count
+    kept: Count
+    pass_times: PassTimes
+    kinds: Annotated[dict[str, Kind], Field(min_length=1)]
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def limits(self) -> ReplicaLimits:
+        """Of the engine that was measured."""
+        return ReplicaLimits(self.loops, self.running, self.pass_rows, self.page, self.kept)
+
+    @model_validator(mode="after")
+    def _within_loops(self) -> "Inputs":
+        deepest = max(depth for kind in self.kinds.values() for answer in kind.answers for depth in answer.depths)
+        if deepest > self.loops:
+            raise ValueError(f"a token exits at loop {deepest} of {self.loops}")
+        return self
+
+
+def read_inputs(path: Path) -> tuple[Inputs, str]:
+    """A file of inputs, and its sha256.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    content = path.read_bytes()
+    try:
+        return Inputs.model_validate_json(content), sha256(content).hexdigest()
+    except ValidationError as error:
+        raise ValueError(f"{str(path)!r} holds no inputs of a simulation: {explain(error)}") from error
+
+
+class PassClock:
+    """Seconds of a pass.
+
+    Args:
+        times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
+    """
+
+    def __init__(self, times: PassTimes) -> None:
+        self._times = times
+        self._rows = [each.rows for each in times.by_rows]
+        self._known: dict[tuple[int, int, int], float] = {}
+
+    def __call__(self, rows: int, tokens: int, requests: int) -> float:
+        """Seconds of a pass of so many rows and requests that tells so many tokens."""
+        seconds = self._known.get((rows, tokens, requests))
+        if seconds is None:
+            times = self._times
+            milliseconds = self._by_rows(rows) + times.request_ms * requests + times.token_ms * tokens
+            seconds = (milliseconds + times.telling_ms * (tokens > 0)) / 1000
+            self._known[rows, tokens, requests] = seconds
+        return seconds
+
+    def _by_rows(self, rows: int) -> float:
+        points = self._times.by_rows
+        right = min(max(bisect_left(self._rows, rows), 1), len(points) - 1)
+        low, high = points[right - 1], points[right]
+        slope = (high.milliseconds - low.milliseconds) / (high.rows - low.rows)
+        return max(low.milliseconds + slope * (max(rows, low.rows) - low.rows), points[0].milliseconds)

@@ -1,0 +1,239 @@
+"""Inputs of the simulation, measured on the real engine: passes timed by their rows, and the depths of its answers."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.rows import Conditions
+from sigma0.bench.simulation.fitting import TimedPass, fit_passes
+from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
+from sigma0.bench.simulation.replica import Replica, Request
+from sigma0.bench.simulation.traffic import LONG, SHORT
+from sigma0.serve.engine import Engine, EngineLimits
+from sigma0.serve.messages import Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.planes import PageShape
+from sigma0.settings import ExitConfig
+
+LIMITS = EngineLimits(max_waiting=10**6)
+AT_ONCE = (2, 4, 8, 16)
+# Everything is done so often, each time with prompts of its own, so that a machine that slows down slows all of it.
+ROUNDS = 3
+# Shares of the most requests a second at which the simulation is checked.
+CHECKED = (0.5, 0.8)
+PERCENTILES = (50, 95, 99)
+# Moments, in seconds, and what comes then.
+Arrivals = list[tuple[float, Job]]
+
+
+@dataclass
+class Stopwatch:
+    """Steps of an engine, and what each took.
+
+    Attributes:
+        device: Where the engine runs.
+        passes: One for each step.
+    """
+
+    device: torch.device
+    passes: list[TimedPass] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What the times are taken with."""
+        return "wall clock" if self.device.type == "cuda" else "CPU time of the thread that runs the passes"
+
+    def step(self, engine: Engine) -> tuple[list[Any], float]:
+        """A step of the engine: its events and the seconds."""
+        before, began = engine.status().rows, self._now()
+        events = engine.step()
+        seconds = self._now() - began
+        after = engine.status()
+        tokens = sum(isinstance(event, TokenTold) for _, event in events)
+        ended = sum(isinstance(event, JobDone | JobFailed) for _, event in events)
+        self.passes.append(TimedPass(after.rows - before, tokens, after.running + ended, seconds))
+        return events, seconds
+
+    def _now(self) -> float:
+        # one thread does all the work on a CPU, and its own time is not disturbed by others on the machine
+        if self.device.type != "cuda":
+            return time.thread_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def measure_inputs(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    conditions: Conditions,
+    prompts: Sequence[tuple[int, ...]],
+    short: ExitConfig,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Inputs:
+    """Answers every prompt under two exit settings, alone and beside others, and times every pass.
+
+    Args:
+        model: A looped model; on a CPU torch must use one thread.
+        tokenizer: Its tokenizer.
+        conditions: Of the measurement.
+        prompts: Their ids.
+        short: The setting of the short traffic; the long one runs at full depth.
+        advance: Told how many of `STEPS` are done.
+
+    Raises:
+        ValueError: For a setting that is not simulated, or too few prompts.
+    """
+    if short.after_exit != "finish":
+        raise ValueError(f"after_exit {short.after_exit!r} is not simulated: use finish")
+    if len(prompts) < 2 * ROUNDS:
+        raise ValueError(f"{len(prompts)} prompts are too few for {ROUNDS} rounds: give {2 * ROUNDS} at least")
+    configs = {SHORT: short, LONG: ExitConfig(mode="full")}
+    watch, done = Stopwatch(model.device), iter(range(1, STEPS + 1))
+    answers: dict[str, list[MeasuredAnswer]] = {name: [] for name in configs}
+    checks: dict[float, list[tuple[Arrivals, list[Played]]]] = {load: [] for load in CHECKED}
+    most = 0.0
+
+    def ready() -> Engine:
+        return Engine(model, tokenizer, conditions.model, LIMITS)
+
+    for number in range(ROUNDS):
+        mine = prompts[number::ROUNDS]
+        jobs = {name: [Job(ids, conditions.max_new_tokens, config) for ids in mine] for name, config in configs.items()}
+        # the first steps of a process are slow
+        play(ready(), [(0.0, job) for job in jobs[SHORT][:2]], Stopwatch(model.device))
+        for name, asked in jobs.items():
+            answers[name] += [_alone(ready(), job, watch) for job in asked]
+            advance(next(done))
+        for at_once in AT_ONCE:
+            seconds = _crowded(ready(), [*jobs[SHORT], *jobs[LONG]], at_once, watch)
+            most = 2 * len(mine) / seconds if not number else most
+            advance(next(done))
+        for load, played in checks.items():
+            mixed = [jobs[SHORT if place % 2 else LONG][place] for place in range(len(mine))]
+            arrivals = at_random(mixed, load * most, f"{number}/{load}")
+            played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
+            advance(next(done))
+    shape = PageShape.of(model, LIMITS.page_size)
+    found = Inputs(
+        conditions=conditions,
+        clock=watch.name,
+        machine_load=(os.getloadavg()[2], os.cpu_count() or 1),
+        loops=model.num_loops,
+        running=LIMITS.max_running,
+        pass_rows=LIMITS.pass_rows,
+        page=LIMITS.page_size,
+        kept=LIMITS.kv_bytes // shape.bytes_with(model.dtype) * LIMITS.page_size,
+        pass_times=fit_passes(watch.passes),
+        kinds={
+            name: Kind(exit_config=config.to_dict(), answers=tuple(answers[name])) for name, config in configs.items()
+        },
+    )
+    return found.model_copy(
+        update={"checks": tuple(check(found, load * most, played) for load, played in checks.items())}
+    )
+
+
+STEPS = ROUNDS * (2 + len(AT_ONCE) + len(CHECKED))
+
+
+def _alone(engine: Engine, job: Job, watch: Stopwatch) -> MeasuredAnswer:
+    (answer,) = play(engine, [(0.0, job)], watch)
+    return MeasuredAnswer(prompt=len(job.prompt_ids), depths=tuple(token.depth for token in answer.done.tokens))
+
+
+def _crowded(engine: Engine, jobs: Sequence[Job], number: int, watch: Stopwatch) -> float:
+    """Answers jobs, so many at a time; the seconds."""
+    queue, under_way, seconds = list(reversed(jobs)), 0, 0.0
+    while queue or under_way:
+        while queue and under_way < number:
+            engine.submit(queue.pop())
+            under_way += 1
+        events, step = watch.step(engine)
+        seconds += step
+        under_way -= sum(isinstance(event, JobDone | JobFailed) for _, event in events)
+    return seconds
+
+
+@dataclass(frozen=True)
+class Played:
+    """An answer of the real engine.
+
+    Attributes:
+        done: Its end.
+        seconds: From arrival to end.
+    """
+
+    done: JobDone
+    seconds: float
+
+
+def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
+    """Gives the engine jobs at their moments, in a time in which nothing but its steps passes.
+
+    Raises:
+        JobFailed: If one breaks.
+    """
+    queue, now = list(arrivals)[::-1], 0.0
+    began: dict[int, tuple[int, float]] = {}
+    found: dict[int, Played] = {}
+    while queue or engine.has_work:
+        if not engine.has_work:
+            now = max(now, queue[-1][0])
+        while queue and queue[-1][0] <= now:
+            moment, job = queue.pop()
+            began[engine.submit(job)] = len(began), moment
+        events, seconds = watch.step(engine)
+        now += seconds
+        for key, event in events:
+            if isinstance(event, JobFailed):
+                raise event
+            if isinstance(event, JobDone):
+                number, moment = began[key]
+                found[number] = Played(event, now - moment)
+    return [found[number] for number in range(len(found))]
+
+
+def replay(replica: Replica, arrivals: Sequence[tuple[float, Request]]) -> list[float]:
+    """The same for a simulated replica: seconds of each request from arrival to end."""
+    queue, now = list(arrivals)[::-1], 0.0
+    while queue or replica.has_work:
+        if not replica.has_work:
+            now = max(now, queue[-1][0])
+        while queue and queue[-1][0] <= now:
+            moment, request = queue.pop()
+            request.arrived = moment
+            replica.add(request)
+        now += replica.begin_pass(now)
+        replica.end_pass(now)
+    return [request.ended - request.arrived for _, request in arrivals]
+
+
+def at_random(jobs: Sequence[Job], rate: float, seed: str) -> Arrivals:
+    """Jobs as a Poisson process of so many a second."""
+    rng = Random(f"check/{seed}")
+    moments = np.cumsum([rng.expovariate(rate) for _ in jobs]).tolist()
+    return list(zip(moments, jobs, strict=True))
+
+
+def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
+    """What the real engine took for arrivals at random, beside the simulation of the very same ones."""
+    clock, simulated, measured = PassClock(inputs.pass_times), [], []
+    for arrivals, real in played:
+        requests = [
+            (moment, Request(len(job.prompt_ids), tuple(token.depth for token in each.done.tokens)))
+            for (moment, job), each in zip(arrivals, real, strict=True)
+        ]
+        simulated += replay(Replica(inputs.limits, clock), requests)
+        measured += [each.seconds for each in real]
+    return Check(rate=rate, requests=len(measured), measured=_told(measured), simulated=_told(simulated))
+
+
+def _told(seconds: Sequence[float]) -> tuple[float, float, float]:
+    p50, p95, p99 = (1000 * np.percentile(seconds, PERCENTILES)).tolist()
+    return p50, p95, p99

@@ -1,0 +1,76 @@
+"""`python -m sigma0.bench passes`: times of the engine's passes and depths of its answers, for the simulation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.conditions import describe
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.simulation.inputs import Inputs
+from sigma0.extras import needs_extra
+from sigma0.loading import load
+from sigma0.prompts import encode_prompts
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+
+INPUTS = Path("bench/results/simulation-inputs.json")
+
+
+def passes(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    n: Annotated[int, typer.Option("-n", "--n", help="Prompts, one about each held-out story.")] = 150,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 32,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    out: Annotated[Path, typer.Option(help="File of inputs to write.")] = INPUTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
+) -> None:
+    """Time the engine's passes by what is in them, and keep the exit depths of its answers; `simulate` reads the file.
+
+    Answers under the model's own exit setting are the short traffic, those of full depth the long one.
+    """
+    quiet_transformers()
+    # the clock is the CPU time of one thread
+    torch.set_num_threads(1)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.simulation.measure import LIMITS, STEPS, measure_inputs
+
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), max_new_tokens)
+        where = "questions of pocket's world, test split, seed 0"
+        most = LIMITS.max_running
+        conditions = describe(looped, model, where, prompts, [None] * len(prompts), max_new_tokens, most)
+        with progress_bar("steps", STEPS, hidden=as_json) as advance:
+            found = measure_inputs(looped, tokenizer, conditions, prompts, looped.resolve_exit_config(None), advance)
+        out.write_text(found.model_dump_json(indent=1) + "\n")
+    if as_json:
+        typer.echo(found.model_dump_json())
+    else:
+        print_inputs(found)
+        typer.echo(f"written to {out}")
+
+
+def print_inputs(found: Inputs) -> None:
+    """What was found, and how well the simulation of one replica agrees with the real one."""
+    times = found.pass_times
+    lines = Table(title=f"milliseconds of a pass by its rows ({found.clock})", title_justify="left")
+    for point in times.by_rows:
+        lines.add_column(f"{point.rows}", justify="right")
+    lines.add_row(*(f"{point.milliseconds:.3f}" for point in times.by_rows))
+    console = Console()
+    console.print(lines)
+    console.print(
+        f"and {times.request_ms:.3f} for each request, {times.telling_ms:.3f} where a token is told, "
+        f"{times.token_ms:.3f} for each; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
+    )
+    console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
+    for name, kind in found.kinds.items():
+        console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")
+    for check in found.checks:
+        real, simulated = ("/".join(f"{each:.0f}" for each in tail) for tail in (check.measured, check.simulated))
+        console.print(
+            f"{check.rate:.2f} requests a second at one replica: p50/p95/p99 {real} ms measured, {simulated} simulated"
+        )

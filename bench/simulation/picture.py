@@ -1,0 +1,63 @@
+"""Latency against rate under each routing, as a picture."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure as Picture
+
+from sigma0.bench.ledger import SimulationRow
+from sigma0.bench.simulation.routing import ROUTINGS
+from sigma0.bench.simulation.traffic import LONG, SHORT
+
+# Colour-blind safe (Okabe and Ito).
+COLOURS = dict(zip(ROUTINGS, ("#999999", "#56B4E9", "#0072B2", "#000000", "#D55E00", "#009E73"), strict=True))
+MARKERS = dict(zip(ROUTINGS, "xvos^D", strict=True))
+
+
+def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> None:
+    """Draws the largest fleet: time in the queue, and the 95th percentile of answers of both kinds of traffic.
+
+    Args:
+        rows: Of one run.
+        paths: Files to write, .png or .svg.
+    """
+    largest = max(row.replicas for row in rows)
+    shown = [row for row in rows if row.replicas == largest]
+    panels: dict[str, Callable[[SimulationRow], float | None]] = {
+        "queue, 95th percentile, ms": lambda row: row.queue_ms.p95,
+        "answers of short depth, 95th percentile, ms": lambda row: _p95(row, SHORT),
+        "answers of full depth, 95th percentile, ms": lambda row: _p95(row, LONG),
+    }
+    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
+        picture = Picture(figsize=(13, 4.6), layout="constrained")
+        for axis, (title, value) in zip(picture.subplots(1, len(panels)), panels.items(), strict=True):
+            for routing in dict.fromkeys(row.routing for row in shown):
+                mine = sorted((row for row in shown if row.routing == routing), key=lambda row: row.rate)
+                points = [(row.fleet_rate, value(row)) for row in mine]
+                known = [(rate, time) for rate, time in points if time is not None]
+                axis.plot(
+                    [rate for rate, _ in known],
+                    [time for _, time in known],
+                    color=COLOURS[routing],
+                    marker=MARKERS[routing],
+                    markersize=5,
+                    label=routing,
+                )
+            axis.set(xlabel="requests a second", ylabel=title, yscale="symlog")
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
+        first = shown[0]
+        picture.suptitle(
+            f"SIMULATION, not measured: {largest:,} replicas of {first.model}, {first.requests:,} requests a point"
+        )
+        handles, labels = picture.axes[0].get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        for path in paths:
+            # no date inside, so that the same rows give the same file
+            picture.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
+
+
+def _p95(row: SimulationRow, kind: str) -> float | None:
+    tail = row.by_kind_ms.get(kind)
+    return None if tail is None else tail.p95

@@ -1,0 +1,110 @@
+"""`sigma0 size`: what fits into a memory, computed from a model's configuration."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import AutoConfig
+
+from sigma0.loading import resolve_model
+from sigma0.models import OuroConfig
+from sigma0.rendering import one_line_errors
+from sigma0.serve.command import parse_bytes
+from sigma0.serve.sizing import Fit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
+
+# The published shapes, so that no checkpoint has to be there.
+SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
+DTYPES = ("float32", "bfloat16", "float16")
+BACKENDS = ("triton", "torch")
+
+
+def size(
+    model: Annotated[str, typer.Argument(help=f"{', '.join(SHAPES)}, a shipped name, folder, or hub id.")],
+    context: Annotated[str, typer.Option(help="Tokens of a sequence, prompt and answer; parted by commas.")] = "4096",
+    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; parted by commas.")] = "24GB",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
+    max_running: Annotated[int, typer.Option(help="Requests that share passes at most.")] = 16,
+    pass_rows: Annotated[int, typer.Option(help="Rows that prompts may bring a pass up to.")] = 256,
+    backend: Annotated[str, typer.Option(help="What runs a pass: triton, or torch, which copies K/V.")] = "triton",
+    spare: Annotated[float, typer.Option(help="Share of the memory that is left alone.")] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
+    with one_line_errors():
+        if dtype not in DTYPES or backend not in BACKENDS:
+            raise ValueError(f"dtype is one of {', '.join(DTYPES)}, and backend one of {', '.join(BACKENDS)}")
+        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
+        shape = shape_of(model)
+        memories = [parse_bytes(each, "--memory") for each in memory.split(",")]
+        fits = [fit(shape, serving, each, tokens) for each in memories for tokens in _counts(context)]
+        told = as_dict(model, dtype, shape, serving, fits)
+    typer.echo(json.dumps(told, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
+
+
+def shape_of(model: str) -> ModelShape:
+    """The shape of a published model by name, or of a checkpoint by its configuration.
+
+    Raises:
+        ValueError: If it is neither, or has no loops.
+    """
+    if model in SHAPES:
+        return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
+    return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
+
+
+def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> dict[str, Any]:
+    """Everything as plain JSON values; amounts are bytes."""
+    return {
+        "kind": "computed",
+        "model": model,
+        "dtype": dtype,
+        "shape": asdict(shape),
+        "serving": asdict(serving),
+        "parameters": parameters(shape),
+        "weights": weight_bytes(shape, serving.number_bytes),
+        "token": token_bytes(shape, serving.number_bytes),
+        "fits": [asdict(each) for each in fits],
+    }
+
+
+def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> str:
+    """The same as Markdown; GB are 10^9 bytes."""
+    weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
+    lines = [
+        f"Computed, not measured: {model}, {shape.layers} layers x {shape.loops} loops, {shape.kv_heads} K/V heads of "
+        f"{shape.head_dim}, {dtype}. Weights {amount(weights)} ({parameters(shape) / 1e6:,.1f} M numbers); K/V of a "
+        f"token {token / 1024:,g} KiB in pages of {serving.page_size}; {serving.spare:.0%} of the memory left alone.",
+        "",
+        "| memory | context | a pass, at most | K/V of one sequence | sequences that fit | tokens of K/V in all |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for each in fits:
+        cells = (
+            amount(each.memory),
+            f"{each.context:,}",
+            amount(each.a_pass),
+            amount(each.sequence),
+            f"{each.sequences:,}",
+            f"{each.tokens:,}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def amount(count: int) -> str:
+    """Bytes in three digits; 1 GB is 10^9 of them."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"

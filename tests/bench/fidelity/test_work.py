@@ -1,0 +1,147 @@
+"""Spread over workers or not: the same figures to the last bit; seconds are what is exempt."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.bench.__main__ import app
+from sigma0.bench.fidelity.grid import rule
+from sigma0.bench.fidelity.work import FreeJob, Loaded, OwnWork, SpreadWork
+from sigma0.bench.ledger import DepthRow, FidelityRow, read_rows
+from sigma0.bench.replay import Trace
+from sigma0.bench.workers import KeptResults, Pool
+from sigma0.forced import ForcedText
+
+# What depends on the clock, and on nothing else.
+EXEMPT = {"time", "tokens_per_second", "speed_ratio"}
+QUICK = ("--modes", "qexit,oracle", "--grid", '{"qexit": [0.5]}', "-n", "4", "--max-new-tokens", "6")
+
+
+class Here(Pool):
+    """A pool whose only worker is this process; what passes between them is JSON all the same."""
+
+    def _each(self, function, items):
+        for key, item in items.items():
+            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return sigma0.load("pocket", device="cpu", dtype="float32")[0]
+
+
+@pytest.fixture
+def works(pocket, tmp_path):
+    loaded = Loaded("pocket", "0" * 64, "cpu", "float32", 1)
+    with KeptResults(tmp_path / "work.jsonl") as kept:
+        yield OwnWork(pocket), SpreadWork(Here(1), loaded, kept)
+
+
+def texts():
+    rng = np.random.default_rng(0)
+    return [ForcedText(tuple(rng.integers(5, 300, length).tolist()), new) for length, new in [(9, 3), (30, 8), (4, 1)]]
+
+
+def test_free_runs_are_the_same(works):
+    configs = [
+        ExitConfig(mode="full"),
+        ExitConfig(q=0.7),
+        ExitConfig(q=0.7, after_exit="drop"),
+        rule("accel-steps", 0.4, "finish"),
+    ]
+    jobs = [FreeJob(text.ids, config, 7) for text in texts() for config in configs]
+    jobs += [FreeJob(text.ids, ExitConfig(mode="full"), 7, Trace(6, (2, 3, 1), (), 4)) for text in texts()]
+    own, spread = (work.free(jobs) for work in works)
+    assert [replace(run, seconds=0.0) for run in own] == [replace(run, seconds=0.0) for run in spread]
+    assert len({run.depths for run in own}) > 4
+    assert works[1].free(jobs) == spread, "kept results come back whole, seconds too"
+
+
+def test_forced_runs_are_the_same_to_the_last_bit(works):
+    own, spread = (work.forced(texts(), ExitConfig(q=0.6, after_exit="drop")) for work in works)
+    for mine, theirs in zip(own, spread, strict=True):
+        assert mine.kl.dtype == theirs.kl.dtype and mine.kl.tobytes() == theirs.kl.tobytes()
+        assert (mine.same == theirs.same).all()
+
+
+@pytest.mark.parametrize("most", [2**13, 40])
+def test_readings_are_the_same_to_the_last_bit(works, monkeypatch, most):
+    """Texts are read together just as one process reads them, however many that is."""
+    monkeypatch.setattr("sigma0.forced._TOKENS", most)
+    rules = {
+        "q": ExitConfig(q=0.6),
+        "margin": ExitConfig(mode="margin", theta=0.5),
+        "fixed": ExitConfig(mode="fixed", depth=2),
+    }
+    own, spread = (work.read([*texts(), *texts()[::-1]], rules) for work in works)
+    for name in ("text", "is_new", "same", "kl"):
+        mine, theirs = getattr(own, name), getattr(spread, name)
+        assert mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes(), name
+    assert set(own.exits) == set(spread.exits)
+    assert all((own.exits[name] == spread.exits[name]).all() for name in rules)
+
+
+def command(out, workers):
+    return ["fidelity", "pocket", *QUICK, "--workers", str(workers), "--out", str(out), "--device", "cpu"]
+
+
+def started(out, environment, results):
+    """A run with two workers once so many results are kept, and its processes."""
+    line = [sys.executable, "-m", "sigma0.bench", *command(out, 2)]
+    process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 240
+    while time.monotonic() < until and process.poll() is None:
+        kept = list(out.parent.glob(".*.work.jsonl"))
+        if kept and kept[0].read_bytes().count(b"\n") >= results:
+            break
+        time.sleep(0.02)
+    assert process.poll() is None, process.stderr.read()
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def told(path):
+    """Rows without what the clock says."""
+    return [row.model_dump(exclude=EXEMPT) for row in read_rows(path)]
+
+
+@pytest.mark.slow
+def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
+    """Also where the whole run is killed and started again, and then a worker is killed."""
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    out, alone = tmp_path / "two" / "rows.jsonl", tmp_path / "one.jsonl"
+    out.parent.mkdir()
+    process, family = started(out, environment, 3)
+    process.kill()
+    process.communicate()
+    # most of Ray's processes end with the run; two agents of theirs take their time
+    for child in psutil.wait_procs(family, timeout=5)[1]:
+        child.kill()
+    (kept,) = out.parent.glob(".*.work.jsonl")
+    before = kept.read_bytes().count(b"\n")
+    assert 3 <= before < 25
+    process, family = started(out, environment, before + 1)
+    busy = [child for child in family if child.is_running() and child.name().startswith("ray::do_")]
+    for child in busy[:1]:
+        child.send_signal(signal.SIGKILL)
+    errors = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, errors
+    assert not list(out.parent.glob(".*.work.jsonl")), "what was kept for the run goes with its end"
+    result = CliRunner().invoke(app, command(alone, 1))
+    assert result.exit_code == 0, result.output
+    assert told(out) == told(alone)
+    kinds = [type(row) for row in read_rows(out)]
+    assert kinds == [FidelityRow] * 4 + [DepthRow]
+    assert not list(tmp_path.glob(".*.work.jsonl")), "one worker keeps rows alone"

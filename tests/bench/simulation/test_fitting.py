@@ -1,0 +1,81 @@
+"""The fit finds the law that passes were made by, also where some were disturbed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.bench.simulation.fitting import TimedPass, fit_passes, knots_for
+from sigma0.bench.simulation.inputs import PassClock, PassTime, PassTimes
+
+
+def law(rows, tokens, requests):
+    """Milliseconds: a line that bends at 16 rows."""
+    return 2.0 + 0.05 * min(rows, 16) + 0.01 * max(rows - 16, 0) + 0.2 * requests + 1.5 * (tokens > 0) + 0.3 * tokens
+
+
+def passes(seed, noise, disturbed=0.0, count=600):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        requests = int(rng.integers(1, 17))
+        rows, tokens = requests * int(rng.integers(1, 30)), int(rng.integers(0, 4))
+        took = law(rows, tokens, requests) * (1 + noise * rng.standard_normal()) + 50 * (rng.random() < disturbed)
+        found.append(TimedPass(rows, tokens, requests, took / 1000))
+    return found
+
+
+def test_the_law_is_found():
+    found = passes(0, 0.0)
+    clock = PassClock(fit_passes(found))
+    for each in found:
+        assert 1000 * clock(each.rows, each.tokens, each.requests) == pytest.approx(1000 * each.seconds, rel=1e-6)
+    # and goes on behind what was seen
+    assert 1000 * clock(2000, 2, 3) == pytest.approx(law(2000, 2, 3), rel=1e-3)
+
+
+def test_noise_and_disturbed_passes_do_not_hide_it():
+    fitted = fit_passes(passes(1, 0.1, disturbed=0.03, count=3000))
+    assert fitted.explained > 0.6 and fitted.passes == 3000
+    clock = PassClock(fitted)
+    for rows, tokens, requests in [(1, 0, 1), (16, 1, 4), (100, 0, 10), (300, 3, 16)]:
+        assert 1000 * clock(rows, tokens, requests) == pytest.approx(law(rows, tokens, requests), rel=0.08)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 400), st.integers(0, 5), st.integers(1, 16))
+def test_nothing_makes_a_pass_shorter(seed, rows, tokens, requests):
+    clock = PassClock(fit_passes(passes(seed, 0.3, count=60)))
+    least = clock(rows, tokens, requests)
+    assert least > 0
+    assert clock(rows + 7, tokens, requests) >= least
+    assert clock(rows, tokens + 1, requests) >= least
+    assert clock(rows, tokens, requests + 1) >= least
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_knots_rise_and_the_last_two_lie_apart(first, second):
+    knots = knots_for(min(first, second), max(first, second))
+    assert knots == sorted(set(knots)) and len(knots) >= 2
+    assert len(knots) == 2 or knots[-1] > 1.4 * knots[-2]
+
+
+def test_the_clock_goes_straight_between_points():
+    points = tuple(PassTime(rows=rows, milliseconds=time) for rows, time in [(2, 1.0), (4, 2.0), (10, 2.0)])
+    times = PassTimes(by_rows=points, request_ms=0, telling_ms=5, token_ms=1, passes=1, explained=1)
+    clock = PassClock(times)
+    told = [1000 * clock(rows, 0, 3) for rows in (1, 2, 3, 4, 7, 10, 99)]
+    assert told == pytest.approx([1, 1, 1.5, 2, 2, 2, 2])
+    assert 1000 * clock(4, 2, 1) == pytest.approx(9)
+
+
+def test_too_few_passes_are_told():
+    with pytest.raises(ValueError, match="too few"):
+        fit_passes(passes(0, 0.0, count=10))
+
+
+@pytest.mark.parametrize("rows", [(4, 4), (9, 2)])
+def test_points_must_rise(rows):
+    points = [{"rows": each, "milliseconds": 1.0} for each in rows]
+    with pytest.raises(ValueError, match="rising rows"):
+        PassTimes(by_rows=points, request_ms=0, telling_ms=0, token_ms=0, passes=1, explained=1)

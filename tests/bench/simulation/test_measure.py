@@ -1,0 +1,99 @@
+"""Measuring: where passes take what a law says, the law is found, and the simulation takes as long as the engine."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.bench.__main__ import app
+from sigma0.bench.rows import Conditions
+from sigma0.bench.simulation import measure
+from sigma0.bench.simulation.inputs import PassClock, read_inputs
+from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
+from sigma0.serve.engine import EngineLimits
+from tests.bench.test_ledger import CONDITIONS
+from tests.reference import settled_model
+
+
+def law(rows, tokens, requests):
+    return (2.0 + 0.05 * rows + 0.3 * requests + 1.0 * (tokens > 0) + 0.2 * tokens) / 1000
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = sigma0.load("pocket", device="cpu")[1]
+    found = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4)
+    found.generation_config.eos_token_id = None
+    return found, tokenizer
+
+
+@pytest.fixture
+def lawful(monkeypatch):
+    """Steps take what the law says, and engines are small."""
+    step = Stopwatch.step
+
+    def by_law(self, engine):
+        events, _ = step(self, engine)
+        last = self.passes[-1]
+        seconds = law(last.rows, last.tokens, last.requests)
+        self.passes[-1] = type(last)(last.rows, last.tokens, last.requests, seconds)
+        return events, seconds
+
+    monkeypatch.setattr(Stopwatch, "step", by_law)
+    monkeypatch.setattr(measure, "LIMITS", EngineLimits(4, 10**6, 64, 8, 2**21))
+
+
+def prompts(count):
+    rng = np.random.default_rng(0)
+    return [(number + 5, *rng.integers(40, 90, int(rng.integers(3, 30))).tolist()) for number in range(count)]
+
+
+def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
+    conditions = Conditions.model_validate({**CONDITIONS, "max_new_tokens": 5})
+    told = []
+    found = measure_inputs(*model, conditions, prompts(9), ExitConfig(q=0.5), told.append)
+    assert told == list(range(1, STEPS + 1))
+    clock = PassClock(found.pass_times)
+    for rows, tokens, requests in [(1, 0, 1), (9, 1, 3), (40, 2, 4)]:
+        assert clock(rows, tokens, requests) == pytest.approx(law(rows, tokens, requests), rel=1e-6)
+    assert found.pass_times.explained == pytest.approx(1.0)
+    for check in found.checks:
+        assert check.requests == 9
+        assert check.simulated == pytest.approx(check.measured, rel=1e-6)
+    assert [len(kind.answers) for kind in found.kinds.values()] == [9, 9]
+    assert {depth for answer in found.kinds["long"].answers for depth in answer.depths} == {4}
+    assert found.kinds["short"].passes < found.kinds["long"].passes == 20
+    # rounds take prompts in turn
+    assert sorted(answer.prompt for answer in found.kinds["short"].answers) == sorted(map(len, prompts(9)))
+
+
+def test_arrivals_are_kept(model, lawful):
+    from sigma0.serve.engine import Engine
+    from sigma0.serve.messages import Job
+
+    jobs = [Job(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
+    engine = Engine(*model, "tiny", measure.LIMITS)
+    played = play(engine, [(0.0, jobs[0]), (100.0, jobs[1]), (100.0, jobs[2])], Stopwatch(model[0].device))
+    assert [len(each.done.tokens) for each in played] == [3, 3, 3]
+    assert max(each.seconds for each in played) < 1, "nobody waits for those that come later"
+
+
+def test_what_is_not_simulated_is_refused(model):
+    conditions = Conditions.model_validate(CONDITIONS)
+    with pytest.raises(ValueError, match="after_exit 'drop' is not simulated"):
+        measure_inputs(*model, conditions, prompts(9), ExitConfig(q=0.5, after_exit="drop"))
+    with pytest.raises(ValueError, match="5 prompts are too few"):
+        measure_inputs(*model, conditions, prompts(5), ExitConfig(q=0.5))
+
+
+@pytest.mark.slow
+def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
+    out, ledger = tmp_path / "inputs.json", tmp_path / "ledger.jsonl"
+    result = CliRunner().invoke(app, ["passes", "pocket", "-n", "6", "--max-new-tokens", "4", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found, _ = read_inputs(out)
+    assert found.conditions.model == "pocket" and found.loops == 6 and found.clock.startswith("CPU time")
+    arguments = ["--inputs", out, "--replicas", "2", "--requests", "50", "--out", ledger]
+    result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+    assert result.exit_code == 0, result.output

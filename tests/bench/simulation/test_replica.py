@@ -1,0 +1,157 @@
+"""The simulated replica keeps the very books of the real engine: the same passes, rows and moments for every token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
+from sigma0.serve.engine import Engine, EngineLimits
+from sigma0.serve.messages import Job, JobDone, TokenTold
+from tests.reference import settled_model
+
+LOOPS = 4
+CONFIGS = (ExitConfig(q=0.5), ExitConfig(q=0.9), ExitConfig(mode="full"), ExitConfig(mode="margin", theta=0.3))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return sigma0.load("pocket", device="cpu")[1]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    found = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=LOOPS)
+    found.generation_config.eos_token_id = None
+    return found
+
+
+def engine_of(model, tokenizer, running, pass_rows):
+    return Engine(model, tokenizer, "tiny", EngineLimits(running, 64, pass_rows, 4, 2**22), watch=False)
+
+
+def played(engine, jobs):
+    """Depths and moments of every job's tokens, rows of every pass; a job is submitted before its own pass."""
+    queue, keys, told, depths, rows = sorted(jobs, key=lambda each: each[0]), {}, {}, {}, []
+    for number in range(2000):
+        while queue and queue[0][0] <= number:
+            keys[engine.submit(queue[0][1])] = len(keys)
+            queue.pop(0)
+        if not engine.has_work and not queue:
+            return told, depths, rows
+        before = engine.status().rows
+        for key, event in engine.step():
+            if isinstance(event, TokenTold):
+                told.setdefault(keys[key], []).append(number)
+            else:
+                assert isinstance(event, JobDone) and not event.preemptions
+                depths[keys[key]] = [token.depth for token in event.tokens]
+        rows.append(engine.status().rows - before)
+    raise AssertionError("the engine does not end")
+
+
+def simulated(limits, requests):
+    """Moments of the first and last token of every request, and rows of every pass; time is counted in passes."""
+    queue, rows, ended = sorted(requests, key=lambda each: each[0]), [], []
+    replica = Replica(limits, lambda count, told, running: rows.append(count) or 1.0)
+    for number in range(2000):
+        while queue and queue[0][0] <= number:
+            replica.add(queue.pop(0)[1])
+        if not replica.has_work:
+            if not queue:
+                assert replica.rows_run == sum(rows)
+                return ended, rows
+            rows.append(0)
+            continue
+        replica.begin_pass(number)
+        ended += replica.end_pass(number)
+        # an idle pass is none of the replica's
+    raise AssertionError("the replica does not end")
+
+
+@st.composite
+def loads(draw):
+    jobs = []
+    for number in range(draw(st.integers(1, 7))):
+        # first ids apart, so that no text is found by another's prefix
+        ids = (10 + number, *np.random.default_rng(number).integers(40, 90, draw(st.integers(0, 30))).tolist())
+        job = Job(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
+        jobs.append((draw(st.integers(0, 25)), job))
+    return jobs
+
+
+@settings(max_examples=20, deadline=None)
+@given(loads(), st.integers(1, 4), st.integers(1, 40))
+def test_every_token_is_told_in_the_same_pass(model, tokenizer, jobs, running, pass_rows):
+    jobs = sorted(jobs, key=lambda each: each[0])
+    told, depths, real_rows = played(engine_of(model, tokenizer, running, pass_rows), jobs)
+    requests = [
+        (at, Request(len(job.prompt_ids), tuple(depths[number]), arrived=at)) for number, (at, job) in enumerate(jobs)
+    ]
+    ended, rows = simulated(ReplicaLimits(LOOPS, running, pass_rows, 4), requests)
+    assert len(ended) == len(jobs)
+    assert rows == real_rows
+    for number, (_, request) in enumerate(requests):
+        assert (request.first, request.ended) == (told[number][0], told[number][-1])
+
+
+def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
+    """A chat that goes on reads only what is new; so does the simulated one, to the column."""
+    engine = engine_of(model, tokenizer, 2, 64)
+    ids, requests = list(range(20, 41)), []
+    limits = ReplicaLimits(LOOPS, 2, 64, 4)
+    replica = Replica(limits, lambda rows, told, running: 1.0)
+    for _ in range(4):
+        engine.submit(Job(tuple(ids), 6, ExitConfig(q=0.5)))
+        (done,) = [event for event in drained(engine) if isinstance(event, JobDone)]
+        request = Request(len(ids), tuple(token.depth for token in done.tokens), session=1)
+        replica.add(request)
+        while replica.has_work:
+            replica.begin_pass(0.0)
+            replica.end_pass(0.0)
+        requests.append((done.cached_tokens, request.cached))
+        ids += [token.id for token in done.tokens] + [50, 51, 52]
+    assert all(real == simulated for real, simulated in requests)
+    assert requests[0] == (0, 0) and requests[-1][0] > 30
+    assert replica.passes == engine.status().passes and replica.rows_run == engine.status().rows
+
+
+def drained(engine):
+    events = []
+    while engine.has_work:
+        events += [event for _, event in engine.step()]
+    return events
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes_first():
+    replica = Replica(ReplicaLimits(1, 1, 64, 1, kept=10), lambda rows, told, running: 1.0)
+    cached = {}
+    for session in (1, 2, 3, 1, 3):
+        request = Request(5, (1,), session=session)
+        replica.add(request)
+        while replica.has_work:
+            replica.begin_pass(0.0)
+            replica.end_pass(0.0)
+        cached.setdefault(session, []).append(request.cached)
+    assert cached == {1: [0, 0], 2: [0], 3: [0, 4]}
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(1, LOOPS), min_size=1, max_size=9)), min_size=1))
+def test_rows_are_those_of_the_definition(texts):
+    """Alone, a text of P columns and exits e takes P T rows of its prompt, and min(T, what is left) of each token."""
+    for prompt, depths in texts:
+        replica = Replica(ReplicaLimits(LOOPS, 1, 10**6), lambda rows, told, running: 1.0)
+        replica.add(Request(prompt, tuple(depths)))
+        while replica.has_work:
+            replica.begin_pass(0.0)
+            replica.end_pass(0.0)
+        rows = sum(min(LOOPS, sum(depths[place:])) for place in range(1, len(depths)))
+        assert replica.passes == sum(depths)
+        assert replica.rows_run == rows + prompt * min(LOOPS, sum(depths))
+
+
+def test_limits_are_checked():
+    with pytest.raises(ValueError, match="running must be at least 1"):
+        ReplicaLimits(LOOPS, running=0)

@@ -1,0 +1,181 @@
+"""From measured inputs to rows, tables and pictures, as a user runs them."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.ledger import read_rows
+from sigma0.bench.simulation.inputs import Inputs, read_inputs
+from sigma0.bench.simulation.study import Fleets, Setting, simulate
+from sigma0.bench.simulation.table import cells, latest_simulation, markdown, whole
+from sigma0.bench.simulation.traffic import Traffic
+from tests.bench.test_ledger import CONDITIONS
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+QUICK = ("--replicas", "2,4", "--requests", "60", "--group", "4", "--routings", "random,session-affine,depth-aware")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def inputs_of(**changes):
+    times = {"request_ms": 0.1, "telling_ms": 1.0, "token_ms": 0.2, "passes": 9, "explained": 0.9}
+    points = [{"rows": 1, "milliseconds": 2.0}, {"rows": 64, "milliseconds": 4.0}]
+    answers = [{"prompt": 30 + 10 * number, "depths": [1 + number, 2, 3]} for number in range(3)]
+    values = {
+        "conditions": CONDITIONS,
+        "clock": "none",
+        "machine_load": (0.0, 1),
+        "loops": 6,
+        "running": 4,
+        "pass_rows": 64,
+        "page": 16,
+        "kept": 4096,
+        "pass_times": {"by_rows": points, **times},
+        "kinds": {
+            "short": {"exit_config": {"mode": "qexit"}, "answers": answers},
+            "long": {"exit_config": {"mode": "full"}, "answers": [{**each, "depths": [6, 6, 6]} for each in answers]},
+        },
+        **changes,
+    }
+    return Inputs.model_validate(values)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "inputs.json"
+    path.write_text(inputs_of().model_dump_json())
+    return path
+
+
+def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
+    out = tmp_path / "ledger.jsonl"
+    result = run("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "SIMULATED" in result.stdout
+    rows = read_rows(out)
+    assert [(row.replicas, row.rate, row.routing) for row in rows] == [
+        (replicas, rate, routing)
+        for replicas in (2, 4)
+        for rate in (5.0, 40.0)
+        for routing in ("random", "session-affine", "depth-aware")
+    ]
+    for row in rows:
+        for tail in (row.queue_ms, row.first_token_ms, row.latency_ms, *row.by_kind_ms.values()):
+            assert 0 <= tail.p50 <= tail.p95 <= tail.p99
+        assert row.queue_ms.p50 <= row.first_token_ms.p50 <= row.latency_ms.p50
+        assert 0 < row.busy < 1 + 1e-9 and 0 < row.slots < 1 + 1e-9 and 0 <= row.cached < 1
+        assert row.model == "pocket" and row.inputs_sha256 == read_inputs(file)[1]
+    again = run("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out, "--json")
+    assert again.exit_code == 0 and read_rows(out) == rows, "what the ledger has is not made again"
+    assert [json.loads(line)["routing"] for line in again.stdout.splitlines()] == [row.routing for row in rows]
+
+
+def test_seeds_decide_everything(file, tmp_path):
+    def rows(seed, name):
+        out = tmp_path / name
+        assert run("simulate", "--inputs", file, *QUICK, "--rates", "20", "--seed", seed, "--out", out).exit_code == 0
+        return [row.model_dump(exclude={"time", "seed"}) for row in read_rows(out)]
+
+    assert rows(1, "a") == rows(1, "b") != rows(2, "c")
+
+
+def test_more_requests_wait_longer(file):
+    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
+    most = fleets.most(traffic)
+    found = [simulate(fleets, Setting("random", 4, load * most, traffic, 600, 4, 0)) for load in (0.2, 0.6, 0.9, 1.5)]
+    for less, more in pairwise(found):
+        assert less.latency_ms.p95 < more.latency_ms.p95 and less.slots < more.slots
+    assert found[-1].slots > 0.9 and found[-1].answered < 1.2 * most
+    assert found[0].answered == pytest.approx(0.2 * most, rel=0.25)
+
+
+def test_a_chat_that_stays_finds_its_prefix(file):
+    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
+    seen = {
+        routing: simulate(fleets, Setting(routing, 8, 10.0, traffic, 800, 8, 0))
+        for routing in ("random", "session-affine")
+    }
+    assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
+
+
+def test_short_traffic_alone_is_answered_sooner(file):
+    fleets = Fleets(read_inputs(file)[0])
+    only = {
+        share: simulate(fleets, Setting("least-loaded", 4, 10.0, Traffic(short_share=share), 400, 4, 0))
+        for share in (0.0, 1.0)
+    }
+    assert set(only[0.0].by_kind_ms) == {"long"} and set(only[1.0].by_kind_ms) == {"short"}
+    assert only[1.0].latency_ms.p50 < only[0.0].latency_ms.p50
+    assert fleets.most(Traffic(short_share=1.0)) > fleets.most(Traffic(short_share=0.0))
+
+
+def test_groups_stand_for_a_fleet_of_any_size(file):
+    traffic = Traffic()
+    assert [Setting("random", 10000, 5.0, traffic, 9600, 16, 0).groups] == [2]
+    assert Setting("random", 16, 5.0, traffic, 10**6, 16, 0).groups == 1
+    fleets = Fleets(read_inputs(file)[0])
+    rate = 0.4 * fleets.most(traffic)
+    small = simulate(fleets, Setting("random", 4, rate, traffic, 2400, 4, 0))
+    large = simulate(fleets, Setting("random", 40000, rate, traffic, 2400, 4, 0))
+    assert small != large, "other groups are other draws"
+    assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
+
+
+def test_the_report_has_page_and_pictures(file, tmp_path):
+    out, folder = tmp_path / "ledger.jsonl", tmp_path / "report"
+    picture = tmp_path / "one.svg"
+    result = run("simulate", "--inputs", file, *QUICK, "--rates", "5,40", "--out", out, "--picture", picture)
+    assert result.exit_code == 0 and "SIMULATION, not measured" in picture.read_text()
+    assert run("report", out, "--out", folder).exit_code == 0
+    rows = read_rows(out)
+    assert (folder / "simulation.md").read_text() == whole(rows)
+    assert markdown(rows).count("\n") == len(rows) + 1
+    assert (folder / "simulation.png").read_bytes().startswith(b"\x89PNG")
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run("report", out, "--out", folder).exit_code == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+    assert latest_simulation(rows) == rows
+    assert cells(rows[0])[:3] == ("2", "10", "random")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rates", "fast"), "--rates 'fast'"),
+        (("--rates", "-1"), "a rate is a number above 0"),
+        (("--replicas", "many"), "--replicas 'many'"),
+        (("--replicas", "0"), "must be at least 1"),
+        (("--replicas", "10", "--group", "4"), "do not divide into groups of 4"),
+        (("--routings", "nearest"), "no such routing: 'nearest'"),
+        (("--replicas", "1"), "at least two replicas"),
+        (("--short-share", "1"), "short and long traffic"),
+        (("--short-share", "2"), "short_share"),
+        (("--turns", "0"), "turns"),
+        (("--inputs", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(file, tmp_path, arguments, message):
+    result = run("simulate", "--inputs", file, "--rates", "5", "--out", tmp_path / "l.jsonl", *arguments)
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "l.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loops": 5}, "exits at loop 6 of 5"),
+        ({"kinds": {}}, "kinds"),
+        ({"colour": 1}, "colour"),
+        ({"running": 0}, "running"),
+    ],
+)
+def test_damaged_inputs_are_refused(file, changes, message):
+    file.write_text(json.dumps({**inputs_of().model_dump(mode="json"), **changes}))
+    with pytest.raises(ValueError, match=message):
+        read_inputs(file)

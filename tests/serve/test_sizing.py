@@ -1,0 +1,268 @@
+"""The formulas against what the allocators really take, and against the page that quotes them."""
+
+import json
+import re
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.cli import app
+from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.serve.engine import Engine, EngineLimits
+from sigma0.serve.messages import Job, Sampling
+from sigma0.serve.pages import PagePool
+from sigma0.serve.planes import PagedPlanes, PageShape
+from sigma0.serve.sizing import (
+    ModelShape,
+    Serving,
+    fit,
+    page_bytes,
+    pages_for,
+    parameters,
+    pass_bytes,
+    sequence_bytes,
+    token_bytes,
+    weight_bytes,
+)
+
+PAGE = (Path(__file__).parents[2] / "serve" / "README.md").read_text()
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def small(**changes):
+    values = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "total_ut_steps": 3,
+        "max_position_embeddings": 1024,
+        **changes,
+    }
+    return OuroConfig(**values)
+
+
+@st.composite
+def configs(draw):
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    return small(
+        vocab_size=draw(st.integers(7, 70)),
+        hidden_size=draw(st.integers(3, 40)),
+        intermediate_size=draw(st.integers(1, 60)),
+        num_hidden_layers=draw(st.integers(1, 3)),
+        num_attention_heads=kv_heads * group,
+        num_key_value_heads=kv_heads,
+        head_dim=2 * draw(st.integers(1, 8)),
+        total_ut_steps=draw(st.integers(1, 6)),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(configs(), st.sampled_from(DTYPES), st.integers(1, 40), st.integers(1, 5))
+def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
+    shape, number = ModelShape.of(config), dtype.itemsize
+    model = OuroForCausalLM(config).to(dtype)
+    assert parameters(shape) == sum(each.numel() for each in model.parameters())
+    assert weight_bytes(shape, number) == sum(each.nbytes for each in model.parameters())
+    planes = PagedPlanes(PageShape.of(model, size), pages, dtype, torch.device("cpu"))
+    made = sum(tensor.nbytes for tensor in (*planes.keys, *planes.values))
+    assert made == pages * page_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
+    assert page_bytes(shape, number, size) == size * token_bytes(shape, number)
+
+
+@given(st.integers(1, 500), st.integers(1, 64))
+def test_a_sequence_takes_the_pages_that_the_pool_gives_it(tokens, size):
+    shape = ModelShape.of(small())
+    pages = PagePool(1, size).pages_for(tokens)
+    assert pages_for(tokens, size) == pages
+    assert sequence_bytes(shape, 2, size, tokens) == pages * page_bytes(shape, 2, size)
+    assert 0 <= sequence_bytes(shape, 2, size, tokens) - tokens * token_bytes(shape, 2) < page_bytes(shape, 2, size)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    configs(),
+    st.sampled_from(["full", "finish", "drop", "verify", "fixed"]),
+    st.integers(2, 20),
+    st.integers(2, 20),
+    st.integers(1, 3),
+)
+def test_a_depth_cache_takes_what_the_formula_says(config, way, prompt, new, batch):
+    """All planes whatever becomes of deeper loops, under `drop` too; k of them under `fixed`."""
+    model = OuroForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    exits = {
+        "full": ExitConfig(mode="full"),
+        "fixed": ExitConfig(mode="fixed", depth=1),
+    }.get(way) or ExitConfig(q=0.5, after_exit=way)
+    planes = 1 if way == "fixed" else config.total_ut_steps
+    ids = torch.ones((batch, prompt), dtype=torch.long)
+    cache = model.new_cache(prompt + new)
+    model.generate(ids, max_new_tokens=new, do_sample=False, exit_config=exits, past_key_values=cache)
+    tensors = [tensor for layer in cache.planes for tensor in (layer.keys, layer.values)]
+    expected = batch * (prompt + new) * token_bytes(ModelShape.of(config), 4, planes)
+    assert sum(tensor.nbytes for tensor in tensors) == cache.bytes_allocated
+    assert cache.bytes_allocated == pytest.approx(expected, rel=0.05)
+    # the last token is told and never fed back
+    assert cache.bytes_in_use == batch * (prompt + new - 1) * token_bytes(ModelShape.of(config), 4, planes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return sigma0.load("pocket", device="cpu")[1]
+
+
+@settings(max_examples=15, deadline=None)
+@given(configs(), st.integers(1, 20), st.integers(1, 60), st.integers(0, 40))
+def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, context, sequences):
+    """An engine whose K/V are what a memory leaves holds that many whole texts at once, and not one more."""
+    shape, serving = ModelShape.of(config), Serving(4, size, spare=0.0)
+    around = weight_bytes(shape, 4) + pass_bytes(shape, serving, context)
+    memory = around + sequences * sequence_bytes(shape, 4, size, context)
+    found = fit(shape, serving, memory + sequence_bytes(shape, 4, size, context) - 1, context)
+    assert found.sequences == sequences
+    if not sequences:
+        return
+    model = OuroForCausalLM(config)
+    engine = Engine(model, None, "tiny", EngineLimits(page_size=size, kv_bytes=memory - around))
+    assert engine.pool.total // engine.pool.pages_for(context) == sequences
+    assert engine.pool.total * size == fit(shape, serving, memory, context).tokens
+
+
+class Living(TorchDispatchMode):
+    """Bytes of the tensors that are made inside and still there, and the most there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        given = {id_of(each) for each in tree_iter((arguments, keywords)) if isinstance(each, torch.Tensor)}
+        for tensor in tree_iter(result):
+            if isinstance(tensor, torch.Tensor) and id_of(tensor) not in self._known | given:
+                storage = tensor.untyped_storage()
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+    def _gone(self, key, count):
+        self._known.discard(key)
+        self.now -= count
+
+
+def id_of(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize(
+    ("changes", "requests", "prompt"),
+    [
+        ({"hidden_size": 256, "intermediate_size": 512}, 1, 300),
+        ({"hidden_size": 128, "intermediate_size": 32, "num_key_value_heads": 4}, 8, 100),
+        ({"vocab_size": 20000}, 16, 20),
+        ({"intermediate_size": 2048}, 4, 30),
+        ({"head_dim": 32}, 6, 700),
+    ],
+    ids=["alone", "wide", "vocabulary", "mlp", "context"],
+)
+def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prompt):
+    config = small(**{"vocab_size": 600, **changes})
+    model = OuroForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    serving = Serving(4, 16, requests, 64, gathers=True)
+    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=requests, pass_rows=64), watch=True)
+    rng = np.random.default_rng(0)
+    for _ in range(requests):
+        ids = tuple(rng.integers(5, 500, prompt).tolist())
+        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
+    most = 0
+    with Living() as living:
+        while engine.has_work:
+            before = living.peak = living.now
+            engine.step()
+            most = max(most, living.peak - before)
+    estimate = pass_bytes(ModelShape.of(config), serving, prompt + 6)
+    assert most <= estimate <= 2 * most
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["size", *arguments])
+
+
+def test_the_page_shows_what_the_command_prints():
+    """Every table of the page, to the letter."""
+    pattern = r"^```\n(sigma0 size [^\n]*)\n```\n\n(Computed.*?\n\n\|.*?)(?=\n\n)"
+    shown = re.findall(pattern, PAGE, re.MULTILINE | re.DOTALL)
+    assert [command.split()[2] for command, _ in shown] == ["ouro-1.4b", "ouro-2.6b"]
+    for command, table in shown:
+        result = run(*command.split()[2:])
+        assert result.exit_code == 0 and result.stdout.strip() == table
+        assert len(table.splitlines()) == 2 + 2 + 2 * 3
+
+
+def test_the_published_shapes_are_those_of_the_speed_bench():
+    from sigma0.bench.speed.shapes import settings_of
+
+    for name in ("ouro-1.4b", "ouro-2.6b"):
+        told = json.loads(run(name, "--json").stdout)
+        assert ModelShape(**told["shape"]) == ModelShape.of(OuroConfig(**settings_of(name)))
+        assert told["kind"] == "computed" and told["fits"][0]["tokens"] % 16 == 0
+    assert told["token"] == 1536 * 1024 and told["parameters"] == 2_667_974_657
+
+
+def test_a_checkpoint_is_sized_by_its_configuration():
+    told = json.loads(run("pocket", "--context", "2048", "--memory", "1GiB", "--dtype", "float32", "--json").stdout)
+    model, _ = sigma0.load("pocket", dtype="float32", device="cpu")
+    assert told["weights"] == sum(each.nbytes for each in model.parameters())
+    (only,) = told["fits"]
+    assert only["memory"] == 2**30 and only["sequences"] == only["tokens"] // 2048
+
+
+def test_a_model_that_does_not_fit_is_told_so():
+    (only,) = json.loads(run("ouro-2.6b", "--memory", "4GB", "--json").stdout)["fits"]
+    assert only["sequences"] == only["tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ouro-9b",), "no such model: 'ouro-9b'"),
+        (("ouro-1.4b", "--memory", "much"), "--memory 'much' is no amount of memory"),
+        (("ouro-1.4b", "--memory", "0B"), "holds nothing"),
+        (("ouro-1.4b", "--context", "4k"), "--context '4k'"),
+        (("ouro-1.4b", "--context", "0"), "1 to 65536"),
+        (("pocket", "--context", "4096"), "1 to 2048"),
+        (("ouro-1.4b", "--dtype", "int4"), "dtype is one of"),
+        (("ouro-1.4b", "--backend", "auto"), "backend one of"),
+        (("ouro-1.4b", "--spare", "1"), "spare must lie in [0, 1)"),
+        (("ouro-1.4b", "--page-size", "0"), "page_size must be at least 1"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+
+
+def test_a_model_without_loops_is_refused():
+    from transformers import LlamaConfig
+
+    with pytest.raises(ValueError, match="'llama' model has no loops"):
+        ModelShape.of(LlamaConfig())
