@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from sigma0.extras import needs_extra
+from sigma0.serve.ray_cluster import join
 from sigma0.settings import explain
 
 Function = Callable[[Any], Any]
@@ -209,37 +209,18 @@ def worker_pool(workers: int, cpus: int = 1, gpus: int = 0) -> Iterator[Pool]:
         raise ValueError(f"at least one worker, got {workers}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with needs_extra("ray"), ExitStack() as stack:
-        if "RAY_ADDRESS" in os.environ:
-            import ray
+        import ray
 
+        if "RAY_ADDRESS" in os.environ:
             ray.init(**_QUIET)
             stack.callback(ray.shutdown)
         else:
             # sockets in it have paths of at most 107 characters
             folder = tempfile.TemporaryDirectory(prefix="s0-", dir="/tmp", ignore_cleanup_errors=True)
-            _start_cluster(stack, stack.enter_context(folder), workers * cpus)
+            room = {"num_cpus": workers * cpus, "object_store_memory": _STORE}
+            join(None, **room, _temp_dir=stack.enter_context(folder), **_QUIET)
+            stack.callback(ray.shutdown)
         yield Pool(workers, cpus, gpus)
-
-
-def _start_cluster(stack: ExitStack, folder: str, cpus: int) -> None:
-    """Starts a cluster of this machine alone, which ends with the stack.
-
-    Raises:
-        RuntimeError: If other machines could reach it.
-    """
-    # Ray then takes the loopback address for the node's, and binds all that it starts to it
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    import ray
-    from ray._private import ray_constants
-
-    # the variable is read when Ray is imported, which may have been earlier
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    room = {"num_cpus": cpus, "object_store_memory": _STORE, "_temp_dir": folder}
-    ray.init(address="local", include_dashboard=False, **room, **_QUIET)
-    stack.callback(ray.shutdown)
-    node = ray.util.get_node_ip_address()
-    if not ip_address(node).is_loopback:
-        raise RuntimeError(f"this version of Ray listens on {node}: start a cluster yourself, and set RAY_ADDRESS")
 
 
 def spread(

@@ -39,8 +39,8 @@ def join(address: str | None, **options: Any) -> None:
 
     # the variable is read when Ray is imported, which may have been earlier
     ray_constants.ENABLE_RAY_CLUSTER = False
-    settings = {"include_dashboard": False, "object_store_memory": OBJECT_STORE, **options}
-    ray.init(address="local", logging_level=logging.WARNING, **settings)
+    usual = {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "logging_level": logging.WARNING}
+    ray.init(address="local", **(usual | options))
     node = ray.util.get_node_ip_address()
     if not ip_address(node).is_loopback:
         ray.shutdown()

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 from contextlib import contextmanager
 from time import sleep
 
@@ -161,7 +160,6 @@ def _start(folder, attempts=3):
 @contextmanager
 def cluster(folder):
     """A cluster, and on it the application; yields its replicas."""
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     _start(folder)
     try:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -172,7 +170,6 @@ def cluster(folder):
         yield Replicas(serve.get_deployment_handle("engine", NAME), f"http://127.0.0.1:{port}")
     finally:
         ray.shutdown()
-        del os.environ["RAY_AUTH_TOKEN"]
 
 
 @contextmanager
