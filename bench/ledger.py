@@ -4,15 +4,12 @@ A row is appended whole, by one writer at a time. A last line that a killed run 
 writer; anything else that is not a row is refused, naming the line, so that nothing is silently mixed.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from filelock import FileLock
 from pydantic import Field, TypeAdapter, ValidationError
 
+from sigma0.bench.lines import alone, append, cut
 from sigma0.bench.rows import Conditions, Figure, row_key
 from sigma0.bench.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, SpeedRow
 from sigma0.bench.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
@@ -99,21 +96,18 @@ def append_row(path: Path, row: AnyRow) -> bool:
     Raises:
         ValueError: If the ledger holds a line that is no row.
     """
-    with _alone(path):
-        _cut(path)
+    with alone(path):
+        cut(path)
         if any((known.run, known.key) == (row.run, row.key) for known in read_rows(path)):
             return False
-        with path.open("ab") as file:
-            file.write(row.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(path, row.model_dump_json().encode())
         return True
 
 
 def repair(path: Path) -> bytes:
     """Cuts off a last line that a killed writer left without its end, and returns it."""
-    with _alone(path):
-        return _cut(path)
+    with alone(path):
+        return cut(path)
 
 
 def check_ledger(path: Path) -> None:
@@ -124,21 +118,3 @@ def check_ledger(path: Path) -> None:
     """
     repair(path)
     read_rows(path)
-
-
-def _cut(path: Path) -> bytes:
-    if not path.exists():
-        return b""
-    content = path.read_bytes()
-    kept = content.rfind(b"\n") + 1
-    if kept < len(content):
-        with path.open("r+b") as file:
-            file.truncate(kept)
-    return content[kept:]
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        yield

@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from sigma0.bench.lines import append, cut
 from sigma0.extras import needs_extra
 from sigma0.serve.ray_cluster import join
 from sigma0.settings import explain
@@ -81,11 +82,7 @@ class KeptResults:
 
     def add(self, key: str, result: Any) -> None:
         """Keeps a result for good."""
-        line = KeptResult(key=key, result=result).model_dump_json().encode() + b"\n"
-        with self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, KeptResult(key=key, result=result).model_dump_json().encode())
         self._known[key] = result
 
     def forget(self) -> None:
@@ -96,13 +93,9 @@ class KeptResults:
     def _read(self) -> dict[str, Any]:
         if not self._path.exists():
             return {}
-        content = self._path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with self._path.open("r+b") as file:
-                file.truncate(whole)
+        cut(self._path)
         known = {}
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
+        for number, line in enumerate(self._path.read_bytes().splitlines(), start=1):
             try:
                 kept = KeptResult.model_validate_json(line)
             except ValidationError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from sigma0.bench.lines import alone, append, cut
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.reason.messages import ChatModel, Completion, Usage
 from sigma0.text import Messages
@@ -14,7 +15,9 @@ from sigma0.verdict import ReasonVerdict
 
 
 class AnswerCache:
-    """A file of answers, keyed by the model, its weights, what was said and the settings; threads may share it.
+    """A file of answers, keyed by the model, its weights, what was said and the settings.
+
+    Threads may share it, and processes the file: each finds there what was given before it began.
 
     Args:
         path: The file; made where it is missing. A last line that was not written to its end is cut off.
@@ -29,12 +32,10 @@ class AnswerCache:
         self._identities = identities
         self._alone = Lock()
         self._known: dict[str, Completion] = {}
-        content = path.read_bytes() if path.exists() else b""
-        kept = content.rfind(b"\n") + 1
-        if kept < len(content):
-            with path.open("r+b") as file:
-                file.truncate(kept)
-        for number, line in enumerate(content[:kept].split(b"\n")[:-1], start=1):
+        with alone(path):
+            cut(path)
+            content = path.read_bytes() if path.exists() else b""
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             try:
                 value = json.loads(line)
                 self._known[value["key"]] = completion_from_dict(value["answer"])
@@ -52,8 +53,8 @@ class AnswerCache:
             if key not in self._known:
                 self._known[key] = answer
                 line = json.dumps({"key": key, "answer": answer.to_dict()}, ensure_ascii=False)
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                with alone(self.path):
+                    append(self.path, line.encode())
 
     def __len__(self) -> int:
         return len(self._known)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -13,13 +13,16 @@ from sigma0.bench.ledger import LEDGER, append_row, check_ledger
 from sigma0.bench.output import tell_rows
 from sigma0.bench.rows_tasks import StrategyQARow
 from sigma0.bench.strategyqa import options
-from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
+from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.measure import FEW, score
-from sigma0.bench.strategyqa.opening import WORLD, open_bench, read_items
-from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, Makings, variant
-from sigma0.bench.strategyqa.scored import to_rows
+from sigma0.bench.strategyqa.opening import WORLD, Opened, Opening
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE, variant
+from sigma0.bench.strategyqa.runner import LevelRun
+from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
+from sigma0.bench.strategyqa.work import SpreadLevels
+from sigma0.bench.workers import KeptResults, worker_pool
 from sigma0.effort import Effort
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
@@ -48,34 +51,72 @@ def levels(
     device: options.DeviceOption = "auto",
     dtype: options.DtypeOption = "auto",
     threads: options.ThreadsOption = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that the items are spread over, each with the model; the extra ray.")
+    ] = 1,
     picture: Annotated[Path | None, typer.Option(help="Accuracy against cost, as .svg or .png.")] = None,
     out: options.OutOption = LEDGER,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Accuracy, calls and tokens of levels of control, each beside L0 on the same items."""
+    """Accuracy, calls and tokens of levels of control, each beside L0 on the same items.
+
+    With several workers, those of a level that does not learn take items in turns, and one that learns is one worker's;
+    a run that was cut off goes on where it stopped, once it is started again under the same conditions.
+    """
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors():
         names = chosen(experiments)
-        if route not in get_args(Route):
-            raise ValueError(f"no such route: {route!r}; there are {', '.join(get_args(Route))}")
-        items, train, where = read_items(data, split, n, seed)
-        check_ledger(out)
+        if workers > 1 and base_url is not None:
+            raise ValueError("--workers have a model each, and --base-url has none here: raise --concurrency instead")
         settings = AskSettings(cast(Effort, effort), max_new_tokens, temperature, seed)
-        bench = open_bench(model, ladder, base_url, device, dtype, concurrency, retries, settings, cache)
-        makings = Makings(train, paragraphs, None, demonstrations, template, cast(Route, route))
-        runs = []
-        with progress_bar("items", len(names) * len(items), hidden=as_json) as advance:
-            done = iter(range(1, len(names) * len(items) + 1))
-            for name in names:
-                run = bench.run(EXPERIMENTS[name](makings), items, lambda: advance(next(done)))
-                runs.append(replace(run, level=name, variant=variant(name, makings)))
-        rows = to_rows(score(runs), bench, items, where)
+        opening = Opening(
+            data=data, split=split, n=n, model=model, ladder=ladder, base_url=base_url, device=device, dtype=dtype,
+            concurrency=concurrency, retries=retries, settings=settings, cache=cache,
+            paragraphs=paragraphs, demonstrations=demonstrations, template=template, route=route,
+            threads=threads,
+        )  # fmt: skip
+        check_ledger(out)
+        opened = opening.open()
+        made = [(name, EXPERIMENTS[name](opened.makings)) for name in names]
+        found = (
+            _beside(opened, made, as_json) if workers == 1 else _spread(opening, opened, made, workers, out, as_json)
+        )
+        runs = [
+            replace(run, level=name, variant=variant(name, opened.makings))
+            for name, run in zip(names, found, strict=True)
+        ]
+        rows = to_rows(score(runs), opened)
         for row in rows:
             append_row(out, row)
         if picture is not None:
             draw(rows, picture)
     tell_rows(rows, as_json, lambda: Console().print(table(rows)), closing(rows, out))
+
+
+def _beside(opened: Opened, made: Sequence[tuple[str, Level]], hidden: bool) -> list[LevelRun]:
+    """Runs levels in this process."""
+    total = len(made) * len(opened.items)
+    with progress_bar("items", total, hidden) as advance:
+        done = iter(range(1, total + 1))
+        return [opened.bench.run(level, opened.items, lambda: advance(next(done))) for _, level in made]
+
+
+def _spread(
+    opening: Opening, opened: Opened, made: Sequence[tuple[str, Level]], workers: int, out: Path, hidden: bool
+) -> list[LevelRun]:
+    """Runs levels by workers, with a file beside the ledger in which their results are kept until all are there."""
+    model = opened.bench.asked.model
+    path = out.with_name(f".{out.stem}-{conditions_of(opened).run}.work.jsonl")
+    gpus = int(model is not None and model.device.type == "cuda")
+    with KeptResults(path) as kept, worker_pool(workers, opening.threads, gpus) as pool:
+        spread = SpreadLevels(pool, opening.resolved(), opened, kept)
+        with progress_bar("parts", spread.count(made), hidden) as advance:
+            runs = spread.run(made, advance)
+        kept.forget()
+    if pool.redone:
+        typer.echo(f"{pool.redone} parts were done again, since the worker that had them died", err=True)
+    return runs
 
 
 def chosen(experiments: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from sigma0.bench.strategyqa.distillation import (
     save_template,
 )
 from sigma0.bench.strategyqa.measure import score
-from sigma0.bench.strategyqa.opening import WORLD, open_bench, read_items
+from sigma0.bench.strategyqa.opening import WORLD, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.scored import to_rows
 from sigma0.bench.strategyqa.table import table
@@ -64,13 +64,16 @@ def distill(
     torch.set_num_threads(threads)
     with one_line_errors():
         check_path(source, target)
-        held_out, train, where = read_items(data, "dev", n, seed)
-        shown = train[:seen]
-        check_ledger(out)
         settings = AskSettings(cast(Effort, effort), max_new_tokens, temperature, seed)
-        bench = open_bench(model, ladder, base_url, device, dtype, concurrency, retries, settings, cache)
+        opening = Opening(
+            data=data, split="dev", n=n, model=model, ladder=ladder, base_url=base_url, device=device, dtype=dtype,
+            concurrency=concurrency, retries=retries, settings=settings, cache=cache, threads=threads,
+        )  # fmt: skip
+        check_ledger(out)
+        opened = opening.open()
+        bench, held_out, shown = opened.bench, opened.items, opened.train[:seen]
         # what the higher level searches are facts of other items than those that it answers
-        makings = Makings(train[seen:], paragraphs)
+        makings = Makings(opened.train[seen:], paragraphs)
         total = len(shown) + 2 * len(held_out)
         with progress_bar("items", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
@@ -82,7 +85,7 @@ def distill(
                 for each in (makings, distilled)
             ]
         runs[1] = replace(runs[1], variant=f"from {source}, {found.right} of {len(shown)} right")
-        measured = to_rows(score(runs, target), bench, held_out, where)
+        measured = to_rows(score(runs, target), opened)
         for row in measured:
             append_row(out, row)
     told = f"{closing(measured, out)}\n{source} was right on {found.right} of {len(shown)}; distilled to {file}"

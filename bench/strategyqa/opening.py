@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
+from pydantic import BaseModel, ConfigDict
+
+from sigma0.bench.strategyqa.adaptive import Route
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.cache import AnswerCache
 from sigma0.bench.strategyqa.items import Item, Split, load_both, load_items, world_items
 from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
+from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.effort import SHARES
 
@@ -43,20 +48,39 @@ class Bench:
         )
 
 
-def open_bench(
-    model: str,
-    ladder: str | None,
-    base_url: str | None,
-    device: str,
-    dtype: str,
-    concurrency: int,
-    retries: int,
-    settings: AskSettings,
-    cache: Path | None,
-) -> Bench:
-    """Opens the model and the cache.
+@dataclass(frozen=True)
+class Opened:
+    """What an `Opening` opens.
 
-    Args:
+    Attributes:
+        bench: Who is asked.
+        items: That are scored.
+        train: That levels may be seeded from.
+        where: The items are from.
+        makings: Of the levels.
+    """
+
+    bench: Bench
+    items: list[Item]
+    train: list[Item]
+    where: str
+    makings: Makings
+
+    def sha256(self) -> str:
+        """Of all that answers depend on and that names may hide: weights, items, and the files levels are made from."""
+        asked, made = self.bench.asked, self.makings
+        files = (made.paragraphs, made.demonstrations, made.template)
+        contents = [None if path is None else sha256(path.read_bytes()).hexdigest() for path in files]
+        return sha256(repr([asked.identity, asked.settings, self.items, self.train, contents]).encode()).hexdigest()
+
+
+class Opening(BaseModel):
+    """How a run is opened: what the command line says, by which workers open it again.
+
+    Attributes:
+        data: Where items are from, see `read_items`, like the next two.
+        split: Of the data.
+        n: Items at most.
         model: As `open_model` takes it, like the next four.
         ladder: Rungs.
         base_url: Of an endpoint.
@@ -64,20 +88,70 @@ def open_bench(
         dtype: For models here.
         concurrency: Items at a time, and questions in a batch.
         retries: See `Bench`.
-        settings: Of all questions.
+        settings: Of all questions; its seed is that of the micro-world's stories too.
         cache: File of answers; None keeps none.
-
-    Raises:
-        ValueError: For an effort that there is not, a model that cannot be had or cannot sample, or a bad cache.
+        paragraphs: See `Makings`, like the next three.
+        demonstrations: For L1-ptp.
+        template: For L2.
+        route: For L4.
+        threads: CPU threads.
     """
-    if settings.effort not in SHARES:
-        raise ValueError(f"no such effort: {settings.effort!r}; there are {', '.join(SHARES)}")
-    asked = open_model(model, ladder, base_url, device, dtype, concurrency)
-    if settings.temperature > 0 and not asked.samples:
-        raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")
-    # answers in another dtype may differ
-    kept = None if cache is None else AnswerCache(cache, {asked.chat.name: f"{asked.identity} {asked.dtype}"})
-    return Bench(asked, settings, kept, concurrency_of(asked.chat, concurrency), retries)
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str
+    split: str
+    n: int | None
+    model: str
+    ladder: str | None
+    base_url: str | None
+    device: str
+    dtype: str
+    concurrency: int
+    retries: int
+    settings: AskSettings
+    cache: Path | None
+    paragraphs: Path | None = None
+    demonstrations: Path | None = None
+    template: Path | None = None
+    route: str = "rules"
+    threads: int = 1
+
+    def open(self) -> Opened:
+        """Opens the items, then the model and the cache.
+
+        Raises:
+            ValueError: For a split, a route or an effort that there is not, data that cannot be read, a model that
+                cannot be had or cannot sample, or a bad cache.
+        """
+        if self.route not in get_args(Route):
+            raise ValueError(f"no such route: {self.route!r}; there are {', '.join(get_args(Route))}")
+        items, train, where = read_items(self.data, self.split, self.n, self.settings.seed)
+        makings = Makings(train, self.paragraphs, None, self.demonstrations, self.template, cast(Route, self.route))
+        return Opened(self._bench(), items, train, where, makings)
+
+    def _bench(self) -> Bench:
+        settings = self.settings
+        if settings.effort not in SHARES:
+            raise ValueError(f"no such effort: {settings.effort!r}; there are {', '.join(SHARES)}")
+        asked = open_model(self.model, self.ladder, self.base_url, self.device, self.dtype, self.concurrency)
+        if settings.temperature > 0 and not asked.samples:
+            raise ValueError(f"{asked.chat.name} hands up whole answers, which are greedy: temperature must be 0")
+        # answers in another dtype may differ
+        identities = {asked.chat.name: f"{asked.identity} {asked.dtype}"}
+        kept = None if self.cache is None else AnswerCache(self.cache, identities)
+        return Bench(asked, settings, kept, concurrency_of(asked.chat, self.concurrency), self.retries)
+
+    def resolved(self) -> "Opening":
+        """The same for a process in another folder."""
+        ladder = None if self.ladder is None else ",".join(_resolve(name.strip()) for name in self.ladder.split(","))
+        files = {
+            name: None if path is None else path.resolve()
+            for name, path in self
+            if name in ("cache", "paragraphs", "demonstrations", "template")
+        }
+        names = {"data": _resolve(self.data), "model": _resolve(self.model), "ladder": ladder}
+        return self.model_copy(update={**names, **files})
 
 
 def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[Item], list[Item], str]:
@@ -96,3 +170,7 @@ def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[It
     # levels are never seeded from what is scored
     items, seeds = (dev, train) if split == "dev" else (train, [])
     return items[:n], seeds, f"StrategyQA, {split}"
+
+
+def _resolve(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).is_dir() else name

@@ -11,30 +11,28 @@ import torch
 from sigma0.bench.conditions import device_name, git_commit
 from sigma0.bench.rows import Conditions, Figure
 from sigma0.bench.rows_tasks import StrategyQARow
-from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.measure import Score
-from sigma0.bench.strategyqa.opening import Bench
+from sigma0.bench.strategyqa.opening import Bench, Opened
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
 
-def to_rows(scores: Sequence[Score], bench: Bench, items: Sequence[Item], where: str) -> list[StrategyQARow]:
+def to_rows(scores: Sequence[Score], opened: Opened) -> list[StrategyQARow]:
     """The rows of a run, which has just ended.
 
     Args:
-        scores: Of levels on `items`.
-        bench: That they were asked with.
-        items: All that were scored.
-        where: They are from.
+        scores: Of levels on its items.
+        opened: What it went through.
     """
-    conditions = _conditions(bench, items, where)
+    conditions = conditions_of(opened)
     ended = datetime.now(timezone.utc).isoformat()
-    return [_row(each, conditions, bench, ended) for each in scores]
+    return [_row(each, conditions, opened.bench, ended) for each in scores]
 
 
-def _conditions(bench: Bench, items: Sequence[Item], where: str) -> Conditions:
-    asked, model = bench.asked, bench.asked.model
-    known = [(item.qid, item.question, item.answer) for item in items]
+def conditions_of(opened: Opened) -> Conditions:
+    """What a run is measured under."""
+    bench, asked, model = opened.bench, opened.bench.asked, opened.bench.asked.model
+    known = [(item.qid, item.question, item.answer) for item in opened.items]
     return Conditions(
         model=asked.chat.name,
         model_sha256=asked.identity,
@@ -44,9 +42,9 @@ def _conditions(bench: Bench, items: Sequence[Item], where: str) -> Conditions:
         device="endpoint" if model is None else device_name(model.device),
         dtype=asked.dtype,
         threads=torch.get_num_threads(),
-        prompts=where,
+        prompts=opened.where,
         prompts_sha256=sha256(repr(known).encode()).hexdigest(),
-        n=len(items),
+        n=len(opened.items),
         batch_size=bench.concurrency,
         max_new_tokens=bench.settings.max_tokens,
         commit=git_commit(),

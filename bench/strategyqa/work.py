@@ -1,0 +1,79 @@
+"""Levels spread over workers: items a few at a time, but a level that learns goes through all of its items in one."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from sigma0.bench.strategyqa.level import Level, Prediction
+from sigma0.bench.strategyqa.opening import Opened, Opening
+from sigma0.bench.strategyqa.registry import EXPERIMENTS
+from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
+from sigma0.bench.workers import KeptResults, Pool
+from sigma0.reason.messages import Usage
+
+
+class SpreadLevels:
+    """Levels over items, by workers that have the model each.
+
+    Args:
+        pool: The workers.
+        opening: How they get model and items, wherever they run.
+        opened: The same, opened here.
+        kept: Results so far, and where they go.
+    """
+
+    def __init__(self, pool: Pool, opening: Opening, opened: Opened, kept: KeptResults) -> None:
+        self._pool, self._kept = pool, kept
+        self._n, self._step = len(opened.items), opened.bench.concurrency
+        # with the digest, what was kept of other weights or items is not taken for theirs
+        self._shared = {"opening": opening.model_dump(mode="json"), "sha256": opened.sha256()}
+
+    def run(self, levels: Sequence[tuple[str, Level]], advance: Callable[[int], None]) -> list[LevelRun]:
+        """Runs levels, those that learn first: each of them takes one worker for long.
+
+        Args:
+            levels: Names in the registry, and what they make: for what is said of each level.
+            advance: Told how many pieces are done.
+        """
+        order = sorted(levels, key=lambda each: not each[1].learns)
+        pieces = [piece for name, level in order for piece in self._pieces(name, level)]
+        found: dict[str, list[Answered]] = {name: [] for name, _ in levels}
+        for piece, result in zip(pieces, self._pool.spread(do_level, pieces, self._kept, advance), strict=True):
+            found[piece["level"]] += [_answered(each) for each in result]
+        return [LevelRun(level.name, labels_used(level), tuple(found[name])) for name, level in levels]
+
+    def count(self, levels: Sequence[tuple[str, Level]]) -> int:
+        """How many pieces there are."""
+        return sum(len(self._pieces(name, level)) for name, level in levels)
+
+    def _pieces(self, name: str, level: Level) -> list[dict[str, Any]]:
+        step = self._n if level.learns else self._step
+        starts = range(0, self._n, step)
+        return [{**self._shared, "level": name, "first": start, "step": step} for start in starts]
+
+
+def do_level(piece: Any) -> Any:
+    """Runs a level over some items, in a worker."""
+    opened = _opened(json.dumps(piece["opening"]))
+    level = EXPERIMENTS[piece["level"]](opened.makings)
+    run = opened.bench.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
+    return [asdict(each) for each in run.answered]
+
+
+def _answered(told: dict[str, Any]) -> Answered:
+    lists = {name: tuple(told[name]) for name in ("purposes", "doors")}
+    return Answered(
+        **{**told, **lists, "prediction": Prediction(**told["prediction"]), "usage": Usage(**told["usage"])}
+    )
+
+
+@lru_cache(maxsize=1)
+def _opened(told: str) -> Opened:
+    """What a worker opens, once; keyed by its text."""
+    opening = Opening.model_validate_json(told)
+    torch.set_num_threads(opening.threads)
+    return opening.open()

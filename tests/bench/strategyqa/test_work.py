@@ -1,0 +1,170 @@
+"""Levels spread over workers or not: the same rows, but for seconds. Ray is started for the slow ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.ledger import read_rows
+from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.bench.strategyqa.opening import Opening
+from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
+from sigma0.bench.strategyqa.work import SpreadLevels, do_level
+from sigma0.bench.workers import KeptResults, Pool
+from sigma0.reason.messages import ChatFailed
+
+# What depends on the clock, and on nothing else.
+EXEMPT = {"time", "seconds"}
+
+
+class Here(Pool):
+    """A pool whose only worker is this process; what passes between them is JSON all the same."""
+
+    def _each(self, function, items):
+        for key, item in items.items():
+            yield key, json.loads(json.dumps(function(json.loads(json.dumps(item)))))
+
+
+def opening(**changes):
+    told = {
+        "data": "world", "split": "dev", "n": 5, "model": "pocket", "ladder": None, "base_url": None, "device": "cpu",
+        "dtype": "float32", "concurrency": 2, "retries": 0, "settings": AskSettings(max_tokens=6), "cache": None,
+    }  # fmt: skip
+    return Opening(**(told | changes))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    with KeptResults(tmp_path / "work.jsonl") as kept:
+        yield kept
+
+
+def made(opened, names=ONCE):
+    return [(name, EXPERIMENTS[name](opened.makings)) for name in names]
+
+
+def without_seconds(run):
+    timeless = (replace(each, usage=replace(each.usage, seconds=0.0)) for each in run.answered)
+    return replace(run, answered=tuple(timeless))
+
+
+def test_every_level_is_run_as_in_one_process(tmp_path, kept):
+    told = opening(n=2, settings=AskSettings(max_tokens=4))
+    opened, told_done = told.open(), []
+    spread = SpreadLevels(Here(1), told.resolved(), opened, kept)
+    runs = spread.run(made(opened), told_done.append)
+    own = [opened.bench.run(level, opened.items, lambda: None) for _, level in made(opened)]
+    assert [without_seconds(run) for run in runs] == [without_seconds(run) for run in own]
+    assert any(each.usage.completion_tokens for run in own for each in run.answered)
+    assert told_done[-1] == spread.count(made(opened)) == 11 * 2 + 1, "the level that learns is one piece"
+    again = SpreadLevels(Pool(1), told.resolved(), opened, kept).run(made(opened), told_done.append)
+    assert again == runs, "kept results come back whole, seconds too"
+
+
+def test_as_many_items_go_to_a_worker_as_it_answers_at_a_time(tmp_path, kept, monkeypatch):
+    told = opening()
+    opened, pieces = told.open(), []
+    batched = replace(opened, bench=replace(opened.bench, concurrency=2))
+    monkeypatch.setattr(Here, "spread", lambda self, function, items, kept, advance: pieces.extend(items) or [])
+    with pytest.raises(ValueError, match="shorter"):
+        SpreadLevels(Here(1), told, batched, kept).run(made(opened, ("L0", "L5", "L2")), print)
+    found = [(piece["level"], piece["first"], piece["step"]) for piece in pieces]
+    assert found == [("L5", 0, 5), *[(name, first, 2) for name in ("L0", "L2") for first in (0, 2, 4)]]
+
+
+def test_a_run_that_broke_off_goes_on(tmp_path, kept, monkeypatch):
+    told = opening()
+    opened, calls = told.open(), Counter()
+
+    def fragile(piece):
+        calls[piece["level"], piece["first"]] += 1
+        if (piece["level"], piece["first"]) == ("L0", 3) and calls["L0", 3] == 1:
+            raise ChatFailed("broken off")
+        return do_level(piece)
+
+    fragile.__module__, fragile.__qualname__ = do_level.__module__, do_level.__qualname__
+    monkeypatch.setattr("sigma0.bench.strategyqa.work.do_level", fragile)
+    levels = made(opened, ("L0", "L5"))
+    with pytest.raises(ChatFailed):
+        SpreadLevels(Here(1), told, opened, kept).run(levels, lambda done: None)
+    runs = SpreadLevels(Here(1), told, opened, kept).run(levels, lambda done: None)
+    assert [len(run.answered) for run in runs] == [5, 5]
+    assert calls == {("L5", 0): 1, ("L0", 0): 1, ("L0", 1): 1, ("L0", 2): 1, ("L0", 3): 2, ("L0", 4): 1}
+
+
+def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").mkdir()
+    settings = AskSettings("high", 7, 0.5, 3, ("\n",))
+    told = opening(settings=settings, cache=Path("answers.jsonl"), ladder="pocket, big", route="verdict")
+    assert Opening.model_validate_json(told.model_dump_json()) == told
+    found = told.resolved()
+    assert found.cache == tmp_path / "answers.jsonl" and found.ladder == f"pocket,{tmp_path / 'big'}"
+    assert (found.data, found.model, found.paragraphs) == ("world", "pocket", None)
+    with pytest.raises(ValueError, match="seeds"):
+        Opening(**{**dict(told), "seeds": 3})
+
+
+def test_what_names_hide_is_in_the_digest(tmp_path):
+    shown = tmp_path / "shown.json"
+    digests = [opening().open().sha256(), opening(n=4).open().sha256()]
+    for text in ("[]", "[ ]"):
+        shown.write_text(text)
+        digests.append(opening(demonstrations=shown).open().sha256())
+    digests.append(opening(model="pocket-large").open().sha256())
+    assert len(set(digests)) == 5
+    assert opening().open().sha256() == digests[0]
+
+
+def test_workers_and_an_endpoint_exclude_each_other():
+    line = ["strategyqa", "-e", "L0", "--workers", "2", "--base-url", "http://127.0.0.1:9/v1"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code != 0 and "raise --concurrency instead" in result.output
+
+
+def command(out, workers):
+    size = ["-e", "L0", "-e", "L5", "-n", "24", "--max-new-tokens", "24"]
+    return ["strategyqa", *size, "--workers", str(workers), "--out", str(out), "--device", "cpu"]
+
+
+def told(path):
+    """Rows without what the clock says."""
+    return [row.model_dump(exclude=EXEMPT) for row in read_rows(path)]
+
+
+@pytest.mark.slow
+def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
+    """Also where one of them is killed."""
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    out, alone = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
+    line = [sys.executable, "-m", "sigma0.bench", *command(out, 2)]
+    process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        kept = list(tmp_path.glob(".two-*.work.jsonl"))
+        if kept and kept[0].read_bytes().count(b"\n") >= 2:
+            break
+        time.sleep(0.02)
+    assert process.poll() is None, process.stderr.read()
+    family = psutil.Process(process.pid).children(recursive=True)
+    busy = [child for child in family if child.is_running() and child.name().startswith("ray::do_")]
+    busy[0].send_signal(signal.SIGKILL)
+    errors = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, errors
+    assert "1 parts were done again" in errors
+    assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
+    result = CliRunner().invoke(app, command(alone, 1))
+    assert result.exit_code == 0, result.output
+    assert told(out) == told(alone) and [row["level"] for row in told(out)] == ["L0", "L5"]
