@@ -4,15 +4,17 @@ import asyncio
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sigma0.bench.conditions import git_commit
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.serving.servers import serving_process
-from sigma0.bench.serving.soak import Soak, soak
+from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors, progress_bar
+
+if TYPE_CHECKING:
+    from sigma0.bench.serving.soak import Soak
 
 
 def soak_server(
@@ -27,7 +29,10 @@ def soak_server(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load."""
-    with one_line_errors(), ExitStack() as stack:
+    with one_line_errors(), needs_extra("bench"), ExitStack() as stack:
+        from sigma0.bench.serving.servers import serving_process
+        from sigma0.bench.serving.soak import soak
+
         prompts = [str(prompt.content) for prompt in micro_world(60) if isinstance(prompt.content, str)]
         arguments = ["--dtype", "float32", "--threads", "1", "--kv-memory", kv_memory, "--max-running", "8"]
         process, url = stack.enter_context(serving_process(model, arguments))
@@ -45,7 +50,7 @@ def soak_server(
         raise typer.Exit(1)
 
 
-def is_sound(found: Soak) -> bool:
+def is_sound(found: "Soak") -> bool:
     """Whether every request was answered once and rightly, and nothing was left on the server."""
     last = found.samples[-1]
     left = last.pages_used + last.running + last.waiting
@@ -53,7 +58,7 @@ def is_sound(found: Soak) -> bool:
     return not left and not faults and found.exit_code == 0
 
 
-def lines_of(found: Soak) -> list[str]:
+def lines_of(found: "Soak") -> list[str]:
     """The result in words."""
     memory = [sample.memory_mb for sample in found.samples]
     tenth = max(1, len(memory) // 10)

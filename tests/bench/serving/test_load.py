@@ -9,8 +9,8 @@ pytest.importorskip("fastapi")
 
 from sigma0 import ExitConfig
 from sigma0.bench.ledger import ServeRow
-from sigma0.bench.serving.command import Bench, Measured, Way, our_ways, rows_of, spread
 from sigma0.bench.serving.load import Answer, Ask, Load, closed_loop, open_loop, percentiles
+from sigma0.bench.serving.measure import Bench, Measured, Way, our_ways, rows_of, spread
 from sigma0.bench.serving.servers import counts
 from tests.bench.test_ledger import CONDITIONS
 from tests.serve.conftest import plain  # noqa: F401

@@ -1,0 +1,83 @@
+"""The benchmarks by name."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import torch
+import typer
+
+from sigma0.bench.effort.command import effort
+from sigma0.bench.fidelity.command import fidelity
+from sigma0.bench.grounding_command import grounding
+from sigma0.bench.humaneval.command import humaneval
+from sigma0.bench.kernels_command import kernels
+from sigma0.bench.ladder_command import ladder
+from sigma0.bench.lossless_command import lossless
+from sigma0.bench.proximity.command import proximity
+from sigma0.bench.report import report
+from sigma0.bench.serving.command import serve
+from sigma0.bench.serving.soak_command import soak_server
+from sigma0.bench.simulation.command import simulate
+from sigma0.bench.simulation.measure_command import passes
+from sigma0.bench.speed.command import speed
+from sigma0.bench.stability_command import stability
+from sigma0.bench.strategyqa.commands import strategyqa
+from sigma0.bench.verdicts_command import verdict
+from sigma0.extras import needs_extra
+from sigma0.loading import load
+from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.settings import ExitConfig
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def main() -> None:
+    """Benchmarks of sigma0."""
+
+
+app.command()(fidelity)
+app.command()(report)
+app.command()(lossless)
+app.command()(proximity)
+app.command()(kernels)
+app.command()(grounding)
+app.command()(stability)
+app.command()(verdict)
+app.command()(speed)
+app.command()(ladder)
+app.command()(effort)
+app.add_typer(strategyqa, name="strategyqa")
+app.command()(serve)
+app.command("soak")(soak_server)
+app.command()(humaneval)
+app.command()(passes)
+app.command()(simulate)
+
+
+@app.command()
+def gate(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    n: Annotated[int, typer.Option("-n", "--n", help="Held-out stories, one question each.")] = 1000,
+    rules_n: Annotated[int, typer.Option(help="The first of them, on which the exit rules are compared.")] = 200,
+    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.gate import measure_gate
+        from sigma0.bench.gate_tables import print_gate
+
+        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        with progress_bar("questions", 2 * n + 4, hidden=as_json) as advance:
+            report = measure_gate(looped, tokenizer, model, config, n, rules_n, split, seed, advance)
+    typer.echo(json.dumps(asdict(report), indent=1)) if as_json else print_gate(report)
