@@ -2,13 +2,15 @@
 
 import sys
 
+import typer
+
 from sigma0.extras import needs_extra
 
 try:
     with needs_extra("bench"):
         from sigma0.bench.commands import app as app
 except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
+    typer.echo(f"error: {error}", err=True)
     sys.exit(2)
 
 if __name__ == "__main__":
