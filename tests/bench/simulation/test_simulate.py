@@ -16,7 +16,10 @@ from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.test_ledger import CONDITIONS
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
-QUICK = ("--replicas", "2,4", "--requests", "60", "--group", "4", "--routings", "random,session-affine,depth-aware")
+QUICK = (
+    *("--replicas", "2,4", "--requests", "60", "--runs", "2", "--warm", "10", "--group", "4"),
+    *("--routings", "random,least-loaded,depth-aware"),
+)
 
 
 def run(*arguments):
@@ -46,6 +49,10 @@ def inputs_of(**changes):
     return Inputs.model_validate(values)
 
 
+def setting_of(routing, replicas, rate, traffic, requests, **more):
+    return Setting(routing=routing, replicas=replicas, rate=rate, traffic=traffic, requests=requests, **more)
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "inputs.json"
@@ -63,7 +70,7 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
         (replicas, rate, routing)
         for replicas in (2, 4)
         for rate in (5.0, 40.0)
-        for routing in ("random", "session-affine", "depth-aware")
+        for routing in ("random", "least-loaded", "depth-aware")
     ]
     for row in rows:
         for tail in (row.queue_ms, row.first_token_ms, row.latency_ms, *row.by_kind_ms.values()):
@@ -88,7 +95,7 @@ def test_seeds_decide_everything(file, tmp_path):
 def test_more_requests_wait_longer(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     most = fleets.most(traffic)
-    found = [simulate(fleets, Setting("random", 4, load * most, traffic, 600, 4, 0)) for load in (0.2, 0.6, 0.9, 1.5)]
+    found = [simulate(fleets, setting_of("random", 4, load * most, traffic, 1000)) for load in (0.2, 0.6, 0.9, 1.5)]
     for less, more in pairwise(found):
         assert less.latency_ms.p95 < more.latency_ms.p95 and less.slots < more.slots
     assert found[-1].slots > 0.9 and found[-1].answered < 1.2 * most
@@ -98,7 +105,7 @@ def test_more_requests_wait_longer(file):
 def test_a_chat_that_stays_finds_its_prefix(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
     seen = {
-        routing: simulate(fleets, Setting(routing, 8, 10.0, traffic, 800, 8, 0))
+        routing: simulate(fleets, setting_of(routing, 8, 10.0, traffic, 800))
         for routing in ("random", "session-affine")
     }
     assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
@@ -107,7 +114,7 @@ def test_a_chat_that_stays_finds_its_prefix(file):
 def test_short_traffic_alone_is_answered_sooner(file):
     fleets = Fleets(read_inputs(file)[0])
     only = {
-        share: simulate(fleets, Setting("least-loaded", 4, 10.0, Traffic(short_share=share), 400, 4, 0))
+        share: simulate(fleets, setting_of("least-loaded", 4, 10.0, Traffic(short_share=share), 400))
         for share in (0.0, 1.0)
     }
     assert set(only[0.0].by_kind_ms) == {"long"} and set(only[1.0].by_kind_ms) == {"short"}
@@ -116,15 +123,20 @@ def test_short_traffic_alone_is_answered_sooner(file):
 
 
 def test_groups_stand_for_a_fleet_of_any_size(file):
-    traffic = Traffic()
-    assert [Setting("random", 10000, 5.0, traffic, 9600, 16, 0).groups] == [2]
-    assert Setting("random", 16, 5.0, traffic, 10**6, 16, 0).groups == 1
-    fleets = Fleets(read_inputs(file)[0])
+    """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
+    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     rate = 0.4 * fleets.most(traffic)
-    small = simulate(fleets, Setting("random", 4, rate, traffic, 2400, 4, 0))
-    large = simulate(fleets, Setting("random", 40000, rate, traffic, 2400, 4, 0))
-    assert small != large, "other groups are other draws"
-    assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
+    for routing in ("random", "least-loaded"):
+        small = simulate(fleets, setting_of(routing, 4, rate, traffic, 4000, group=4))
+        large = simulate(fleets, setting_of(routing, 40000, rate, traffic, 4000, group=4))
+        assert small != large, "other groups are other draws"
+        assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
+    # where chats stay with replicas that are drawn for them, nobody sees that the fleet is cut
+    whole, cut = (
+        simulate(fleets, setting_of("session-affine", 16, rate / 2, traffic, 8000, group=group)) for group in (16, 4)
+    )
+    assert cut.latency_ms.p50 == pytest.approx(whole.latency_ms.p50, rel=0.05)
+    assert cut.latency_ms.p95 == pytest.approx(whole.latency_ms.p95, rel=0.2)
 
 
 def test_the_report_has_page_and_pictures(file, tmp_path):
