@@ -153,6 +153,8 @@ class SimulationRow(Conditions):
         rows_per_pass: Mean.
         beyond: Share of the passes with more rows than any that was measured.
         cached: Share of prompt columns that were found in a prefix cache.
+        asked: Requests a second for each replica that came: fewer than `rate` where chats are refused and end, or turns
+            come later because answers do.
         answered: Requests a second that a replica answered.
         check_ms: What the real engine took and what the simulation made of the same arrivals, at the highest rate at
             which one engine was measured; empty where it was not.
@@ -184,6 +186,7 @@ class SimulationRow(Conditions):
     rows_per_pass: float
     beyond: float
     cached: float
+    asked: float
     answered: float
     check_ms: dict[Literal["measured", "simulated"], Tail]
 

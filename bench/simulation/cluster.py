@@ -41,7 +41,8 @@ class Course:
     Attributes:
         requests: Those that were measured, in the order of their arrival, refused ones among them.
         seconds: From the first measured arrival until the last measured one was answered or refused.
-        answered: Requests that were answered in that time, whenever they came.
+        asked: Requests that came in that time.
+        answered: Requests that were answered in it, whenever they came.
         busy: Share of that time in which a replica ran a pass.
         slots: Share of the replicas' slots that was taken, on average.
         rows_per_pass: Mean.
@@ -49,6 +50,7 @@ class Course:
 
     requests: tuple[Request, ...]
     seconds: float
+    asked: int
     answered: int
     busy: float
     slots: float
@@ -215,6 +217,7 @@ class Cluster:
         return Course(
             requests,
             seconds,
+            len(self.asked) - requests[0].number,
             last.answered - first.answered,
             (last.busy - first.busy) / (seconds * len(self.replicas)),
             (last.running - first.running) / (seconds * places),

@@ -92,6 +92,8 @@ class Seen:
         rows_per_pass: Mean.
         beyond: Share of the passes with more rows than any that was measured.
         cached: Share of prompt columns that were found in a replica's prefix cache.
+        asked: Requests a second for each replica that came: fewer than `rate` where chats are refused and end, or turns
+            come later because answers do.
         answered: Requests a second for each replica.
     """
 
@@ -108,6 +110,7 @@ class Seen:
     rows_per_pass: float
     beyond: float
     cached: float
+    asked: float
     answered: float
 
 
@@ -217,6 +220,7 @@ def seen(courses: Sequence[Course], members: int, beyond: float) -> Seen:
         rows_per_pass=mean([course.rows_per_pass for course in courses]),
         beyond=beyond,
         cached=sum(request.cached for request in answered) / sum(request.prompt for request in answered),
+        asked=mean([course.asked / (course.seconds * members) for course in courses]),
         answered=mean([course.answered / (course.seconds * members) for course in courses]),
     )
 

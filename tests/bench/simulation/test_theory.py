@@ -89,7 +89,7 @@ def test_random_routing_splits_a_poisson_stream_into_independent_ones():
 
 
 def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
-    """Of very many servers a share load^(2^k - 1) has k requests at least (Mitzenmacher 2001, doi 10.1109/71.963420)."""
+    """Of very many servers a share load^(2^k - 1) has k requests at least: Mitzenmacher 2001, 10.1109/71.963420."""
     load, count = 0.8, 300
     inside = sum(load ** (2**level - 1) for level in range(1, 12))
     found = courses(count, exponential(), load, "two-choices", warm=20 * count, measured=30 * count)
