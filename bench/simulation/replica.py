@@ -240,6 +240,7 @@ class Replica:
                 break
             self._leaving[(number - 2) % self._around] -= columns
             flying += columns
+        request.entered.clear()
         self._rows -= flying
         self._running -= 1
         self.load -= 1
