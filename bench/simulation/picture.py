@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure as Picture
+from matplotlib.ticker import MaxNLocator
 
 from sigma0.bench.ledger import SimulationRow
 from sigma0.bench.simulation.routing import ROUTINGS
@@ -53,6 +54,7 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
                 )
             axis.set(xlabel="requests a second", ylabel=title, yscale="symlog" if title.endswith("ms") else "linear")
             axis.set_ylim(bottom=0)
+            axis.xaxis.set_major_locator(MaxNLocator(4))
             axis.grid(alpha=0.3)
         first = shown[0]
         picture.suptitle(

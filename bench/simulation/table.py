@@ -32,6 +32,8 @@ APART = (
 )
 # By which the later half of a run is slower, before its queue is said to grow: what is less is no matter in a table.
 GROWTH = 1.1
+# Share of the slots that are taken, from which on the queue fills.
+FULL = 0.95
 
 
 def cells(row: SimulationRow) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ def cells(row: SimulationRow) -> tuple[str, ...]:
         f"{row.refused:.1%}",
         times(row.queue_ms),
         times(row.first_token_ms),
-        times(row.latency_ms) + (" (growing)" if is_growing(row) else ""),
+        times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
         _between(interval([tail.p95 for tail in row.latency_by_run_ms]), ",.0f"),
         *("-" if each is None else times(each) for each in kinds),
         f"{row.busy:.0%}",
@@ -58,10 +60,14 @@ def times(tail: Tail) -> str:
     return f"{tail.p50:,.0f} / {tail.p95:,.0f} / {tail.p99:,.0f}"
 
 
-def is_growing(row: SimulationRow) -> bool:
-    """Whether answers took longer in the later half of the runs: its times would be others had one looked longer."""
+def is_unsettled(row: SimulationRow) -> bool:
+    """Whether the slots were full or answers took longer in the later half of the runs.
+
+    Its times would be others had one looked longer: until the queues are full, and requests are refused.
+    """
     found = interval(row.drift_by_run)
-    return mean(row.drift_by_run) > GROWTH and (found is None or found[0] > 1)
+    is_growing = mean(row.drift_by_run) > GROWTH and (found is None or found[0] > 1)
+    return is_growing or row.slots >= FULL
 
 
 def _between(found: tuple[float, float] | None, form: str) -> str:
@@ -83,8 +89,8 @@ def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
             _ratio(row.latency_by_run_ms, other.latency_by_run_ms),
             *(_ratio(row.by_kind_by_run_ms.get(kind), other.by_kind_by_run_ms.get(kind)) for kind in ("short", "long")),
         ]
-        growing = " (growing)" if is_growing(row) or is_growing(other) else ""
-        found.append((*cells(row)[:3], other.routing + growing, *ratios))
+        unsettled = " (unsettled)" if is_unsettled(row) or is_unsettled(other) else ""
+        found.append((*cells(row)[:3], other.routing + unsettled, *ratios))
     return found
 
 
@@ -125,7 +131,7 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
         f"{' or '.join(map(str, groups))} replicas with a router of its own: a larger fleet is many such groups and "
         f"was not simulated whole. A replica lets {row.waiting} requests wait and refuses more. Times are "
         "p50 / p95 / p99 of answered requests, means over the runs; intervals are 95 % by Student's t over the runs. "
-        "Where it says growing, the queue still grew while it was measured."
+        "Where it says unsettled, the slots were full or the queue still grew: the times tell how long one looked."
     )
 
 

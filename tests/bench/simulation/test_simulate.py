@@ -12,7 +12,7 @@ from sigma0.bench.ledger import read_rows
 from sigma0.bench.rows_systems import Tail
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
-from sigma0.bench.simulation.table import apart_cells, cells, is_growing, latest_simulation, markdown, whole
+from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, markdown, whole
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.test_ledger import CONDITIONS
 
@@ -199,8 +199,9 @@ def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
     assert line[4] == line[5] == line[6] == "1.00 (0.00 to 7.35)"
     assert apart_cells([apart]) == [], "there is nothing to compare with"
     growing = changed(pair[1], (50, 300), (1.5, 1.51))
-    assert is_growing(growing) and not is_growing(apart) and "growing" in cells(growing)[6]
-    assert apart_cells([together, growing])[0][3] == "least-loaded (growing)"
+    assert is_unsettled(growing) and not is_unsettled(apart) and "unsettled" in cells(growing)[6]
+    assert apart_cells([together, growing])[0][3] == "least-loaded (unsettled)"
+    assert is_unsettled(apart.model_copy(update={"slots": 0.97}))
 
 
 @pytest.mark.parametrize(
