@@ -130,21 +130,34 @@ class SimulationRow(Conditions):
         inputs_sha256: Of the file of inputs.
         routing: Which replica a request goes to.
         replicas: Of the fleet.
-        group: Replicas that share a router.
-        groups: Groups that were simulated; the others are like them.
+        group: Replicas that share a router: all those of a run. A fleet of several groups was not simulated whole.
         rate: Requests a second for each replica.
-        requests: Simulated requests that the figures are of.
+        requests: Simulated requests that the figures are of, over all runs.
+        warm: Requests for each replica before them, in each run.
+        waiting: Requests that wait at a replica at most; more are refused.
         seed: Of all draws.
+        runs: Independent runs of a group, each with draws of its own and the same ones under every routing.
         traffic: What is assumed of users.
-        queue_ms: From arrival to admission.
+        queue_ms: From arrival to admission, of the requests that were answered, as are all times; percentiles of each
+            run, and their mean over the runs.
         first_token_ms: From arrival to first token.
         latency_ms: From arrival to last token.
         by_kind_ms: The same by kind of traffic.
+        latency_by_run_ms: `latency_ms` of each run.
+        by_kind_by_run_ms: `by_kind_ms` of each run.
+        refused: Share of the requests that found everything full.
+        drift_by_run: Of each run, the mean latency of the later half of its requests over that of the earlier: above 1
+            where the queue was still growing.
         busy: Share of the time in which a replica ran a pass.
-        slots: Share of the slots that was taken; near 1 the queue grows as long as one looks.
+        slots: Share of the slots that was taken.
         rows_per_pass: Mean.
+        beyond: Share of the passes with more rows than any that was measured.
         cached: Share of prompt columns that were found in a prefix cache.
+        asked: Requests a second for each replica that came: fewer than `rate` where chats are refused and end, or turns
+            come later because answers do.
         answered: Requests a second that a replica answered.
+        check_ms: What the real engine took and what the simulation made of the same arrivals, at the highest rate at
+            which one engine was measured; empty where it was not.
     """
 
     benchmark: Literal["simulation"] = "simulation"
@@ -153,20 +166,29 @@ class SimulationRow(Conditions):
     routing: str
     replicas: int
     group: int
-    groups: int
     rate: float
     requests: int
+    warm: int
+    waiting: int
     seed: int
+    runs: int
     traffic: dict[str, float]
     queue_ms: Tail
     first_token_ms: Tail
     latency_ms: Tail
     by_kind_ms: dict[str, Tail]
+    latency_by_run_ms: tuple[Tail, ...]
+    by_kind_by_run_ms: dict[str, tuple[Tail, ...]]
+    refused: float
+    drift_by_run: tuple[float, ...]
     busy: float
     slots: float
     rows_per_pass: float
+    beyond: float
     cached: float
+    asked: float
     answered: float
+    check_ms: dict[Literal["measured", "simulated"], Tail]
 
     @property
     def fleet_rate(self) -> float:
@@ -176,24 +198,23 @@ class SimulationRow(Conditions):
     @property
     def key(self) -> str:
         """What makes two rows of a run simulations of the same thing."""
-        return simulation_key(
-            self.inputs_sha256,
-            self.routing,
-            (self.replicas, self.group, self.requests, self.seed),
-            self.rate,
-            self.traffic,
-        )
+        sizes = {name: getattr(self, name) for name in SIMULATION_SIZES}
+        return simulation_key(self.inputs_sha256, self.routing, sizes, self.rate, self.traffic)
+
+
+# What a row's key tells of how much was simulated.
+SIMULATION_SIZES = ("replicas", "group", "requests", "warm", "waiting", "seed", "runs")
 
 
 def simulation_key(
-    inputs_sha256: str, routing: str, sizes: tuple[int, int, int, int], rate: float, traffic: dict[str, float]
+    inputs_sha256: str, routing: str, sizes: dict[str, int], rate: float, traffic: dict[str, float]
 ) -> str:
     """The key of a row.
 
     Args:
         inputs_sha256: Of the file of inputs.
         routing: Its name.
-        sizes: Replicas, replicas of a group, requests and seed.
+        sizes: By the names in `SIMULATION_SIZES`.
         rate: Requests a second for each replica.
         traffic: What is assumed of users.
     """

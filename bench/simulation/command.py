@@ -6,15 +6,15 @@ from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from sigma0.bench.conditions import git_commit
-from sigma0.bench.ledger import LEDGER, Conditions, SimulationRow, append_row, read_rows, repair
+from sigma0.bench.ledger import LEDGER, Conditions, SimulationRow, Tail, append_row, read_rows, repair
 from sigma0.bench.output import tell_rows
-from sigma0.bench.rows_systems import simulation_key
-from sigma0.bench.simulation.inputs import read_inputs
+from sigma0.bench.rows_systems import SIMULATION_SIZES, simulation_key
+from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.measure_command import INPUTS
 from sigma0.bench.simulation.routing import ROUTINGS
 from sigma0.bench.simulation.study import Fleets, Seen, Setting, counted_from
@@ -24,27 +24,34 @@ from sigma0.bench.simulation.traffic import Traffic
 from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
-# Of the most that one replica answers, where no rates are given.
-LOADS = (0.3, 0.6, 0.8, 0.95, 1.1)
+# Of the most that one replica answers whose chats stay, where no rates are given: routings that part chats from their
+# prefixes are full at the second already, none is before the last.
+LOADS = (0.25, 0.45, 0.7, 1.0)
+COMPARED = "random,least-loaded,session-affine,fleet,depth-aware,fleet-depth-aware"
 _LIBRARIES = ("sigma0-lm", "numpy")
 
 
 def simulate(
     inputs: Annotated[Path, typer.Option(help="What `python -m sigma0.bench passes` wrote.")] = INPUTS,
-    replicas: Annotated[str, typer.Option(help="Replicas of the fleets, parted by commas.")] = "16,10000",
+    replicas: Annotated[str, typer.Option(help="Replicas of the fleets, parted by commas.")] = "16,10240",
     rates: Annotated[
         str,
         typer.Option(
-            help="Requests a second for each replica, parted by commas; by default 30 to 110 % of the most that one "
-            "answers where no prefix is found."
+            help="Requests a second for each replica, parted by commas; by default 25 to 100 % of the most that one "
+            "answers where it finds its prefixes."
         ),
     ] = "",
-    routings: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(ROUTINGS),
+    routings: Annotated[str, typer.Option(help=f"Some of {', '.join(ROUTINGS)}; parted by commas.")] = COMPARED,
     short_share: Annotated[float, typer.Option(help="Share of chats whose tokens may stop early.")] = 0.5,
     turns: Annotated[float, typer.Option(help="Mean turns of a chat.")] = 3.0,
     think: Annotated[float, typer.Option(help="Mean seconds from an answer to the next turn.")] = 5.0,
-    requests: Annotated[int, typer.Option(help="Requests to simulate for each setting.")] = 12000,
-    group: Annotated[int, typer.Option(help="Replicas that share a router, at most.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests to measure for each setting, over all runs.")] = 6000,
+    runs: Annotated[int, typer.Option(help="Independent runs, from which the intervals are.")] = 5,
+    warm: Annotated[int, typer.Option(help="Requests for each replica before the measured ones, in each run.")] = 200,
+    waiting: Annotated[int, typer.Option(help="Requests that wait at a replica at most; more are refused.")] = 64,
+    group: Annotated[
+        int, typer.Option(help="Replicas that share a router, at most; a run simulates one such group of the fleet.")
+    ] = 32,
     seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Latency against rate, as .svg or .png.")] = None,
     out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
@@ -58,7 +65,18 @@ def simulate(
         fleets = Fleets(found)
         asked = rates_of(rates) or [round(load * fleets.most(traffic), 2) for load in LOADS]
         settings = [
-            Setting(routing, count, rate, traffic, requests, group, seed)
+            Setting(
+                routing=routing,
+                replicas=count,
+                rate=rate,
+                traffic=traffic,
+                requests=requests,
+                group=group,
+                seed=seed,
+                runs=runs,
+                warm=warm,
+                waiting=waiting,
+            )
             for count in counts_of(replicas)
             for rate in asked
             for routing in named(routings)
@@ -83,7 +101,7 @@ def _rows(fleets: Fleets, digest: str, settings: Sequence[Setting], out: Path, h
             row = known.get(key_of(setting, digest))
             if row is None:
                 seen = simulate_one(fleets, setting, counted_from(before, advance))
-                row = to_row(conditions, began, digest, setting, seen)
+                row = to_row(fleets.inputs, conditions, began, digest, setting, seen)
                 append_row(out, row)
             rows.append(row)
             before += setting.requests
@@ -99,25 +117,33 @@ def simulated_conditions(measured: Conditions) -> Conditions:
 
 def key_of(setting: Setting, digest: str) -> str:
     """The key of a setting's row."""
-    sizes = (setting.replicas, setting.members, setting.requests, setting.seed)
-    return simulation_key(digest, setting.routing, sizes, setting.rate, asdict(setting.traffic))
+    return simulation_key(digest, setting.routing, sizes_of(setting), setting.rate, asdict(setting.traffic))
 
 
-def to_row(conditions: Conditions, began: str, digest: str, setting: Setting, seen: Seen) -> SimulationRow:
+def sizes_of(setting: Setting) -> dict[str, int]:
+    """How much is simulated, by the names of a row."""
+    named = {**vars(setting), "group": setting.members}
+    return {name: named[name] for name in SIMULATION_SIZES}
+
+
+def to_row(
+    inputs: Inputs, conditions: Conditions, began: str, digest: str, setting: Setting, seen: Seen
+) -> SimulationRow:
     """The row of a setting."""
+    last = max(inputs.checks, key=lambda check: check.rate, default=None)
+    told: dict[Literal["measured", "simulated"], tuple[float, float, float]]
+    told = {} if last is None else {"measured": last.measured, "simulated": last.simulated}
+    found: dict[str, Any] = {each.name: getattr(seen, each.name) for each in fields(seen)}
+    found.update(conditions.model_dump())
+    found.update(sizes_of(setting))
     return SimulationRow(
-        **conditions.model_dump(),
+        **found,
         time=began,
         inputs_sha256=digest,
         routing=setting.routing,
-        replicas=setting.replicas,
-        group=setting.members,
-        groups=setting.groups,
         rate=setting.rate,
-        requests=setting.requests,
-        seed=setting.seed,
         traffic=asdict(setting.traffic),
-        **{each.name: getattr(seen, each.name) for each in fields(seen)},
+        check_ms={name: Tail(p50=p50, p95=p95, p99=p99) for name, (p50, p95, p99) in told.items()},
     )
 
 
@@ -137,7 +163,7 @@ def rates_of(text: str) -> list[float]:
     except ValueError as error:
         raise ValueError(f"--rates {text!r} is no list of numbers such as 5,7.5") from error
     if not all(0 < each < float("inf") for each in found):
-        raise ValueError(f"--rates {text!r}: a rate is a number above 0")
+        raise ValueError(f"--rates {text!r}: a rate is a number above 0, such as 5")
     return found
 
 

@@ -55,10 +55,15 @@ class PassTimes(_Strict):
     def _in_order(self) -> "PassTimes":
         rows = [each.rows for each in self.by_rows]
         if any(right <= left for left, right in pairwise(rows)):
-            raise ValueError(f"points must stand by rising rows, got {rows}")
+            raise ValueError(
+                f"points must stand by rising rows, got {rows}: sort them, and keep one of those that are equal"
+            )
         # there is no pass without a request
         if not self.by_rows[0].milliseconds + self.request_ms > 0:
-            raise ValueError("a pass takes more than 0 milliseconds")
+            raise ValueError(
+                f"a pass takes more than 0 milliseconds, got {self.by_rows[0].milliseconds:g} for its rows and "
+                f"{self.request_ms:g} for a request"
+            )
         return self
 
 
@@ -145,7 +150,7 @@ class Inputs(_Strict):
     def _within_loops(self) -> "Inputs":
         deepest = max(depth for kind in self.kinds.values() for answer in kind.answers for depth in answer.depths)
         if deepest > self.loops:
-            raise ValueError(f"a token exits at loop {deepest} of {self.loops}")
+            raise ValueError(f"a token exits at loop {deepest} of {self.loops}: loops or depths are of another model")
         return self
 
 
@@ -155,6 +160,8 @@ def read_inputs(path: Path) -> tuple[Inputs, str]:
     Raises:
         ValueError: If it is none.
     """
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}: python -m sigma0.bench passes --out {path} writes one")
     content = path.read_bytes()
     try:
         return Inputs.model_validate_json(content), sha256(content).hexdigest()
@@ -167,15 +174,23 @@ class PassClock:
 
     Args:
         times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
+
+    Attributes:
+        asked: Passes so far.
+        beyond: Those of more rows than any that was measured.
     """
 
     def __init__(self, times: PassTimes) -> None:
         self._times = times
         self._rows = [each.rows for each in times.by_rows]
+        self.asked = self.beyond = 0
         self._known: dict[tuple[int, int, int], float] = {}
 
     def __call__(self, rows: int, tokens: int, requests: int) -> float:
         """Seconds of a pass of so many rows and requests that tells so many tokens."""
+        self.asked += 1
+        if rows > self._rows[-1]:
+            self.beyond += 1
         seconds = self._known.get((rows, tokens, requests))
         if seconds is None:
             times = self._times

@@ -92,7 +92,7 @@ def measure_inputs(
     if short.after_exit != "finish":
         raise ValueError(f"after_exit {short.after_exit!r} is not simulated: use finish")
     if len(prompts) < 2 * ROUNDS:
-        raise ValueError(f"{len(prompts)} prompts are too few for {ROUNDS} rounds: give {2 * ROUNDS} at least")
+        raise ValueError(f"{len(prompts)} prompts are too few for {ROUNDS} rounds: give {2 * ROUNDS} at least (-n)")
     configs = {SHORT: short, LONG: ExitConfig(mode="full")}
     watch, done = Stopwatch(model.device), iter(range(1, STEPS + 1))
     answers: dict[str, list[MeasuredAnswer]] = {name: [] for name in configs}

@@ -5,18 +5,24 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure as Picture
+from matplotlib.ticker import MaxNLocator
 
 from sigma0.bench.ledger import SimulationRow
 from sigma0.bench.simulation.routing import ROUTINGS
+from sigma0.bench.simulation.spread import interval, mean
 from sigma0.bench.simulation.traffic import LONG, SHORT
 
 # Colour-blind safe (Okabe and Ito).
-COLOURS = dict(zip(ROUTINGS, ("#999999", "#56B4E9", "#0072B2", "#000000", "#D55E00", "#009E73"), strict=True))
-MARKERS = dict(zip(ROUTINGS, "xvos^D", strict=True))
+COLOURS = dict(
+    zip(ROUTINGS, ("#999999", "#56B4E9", "#0072B2", "#000000", "#CC79A7", "#E69F00", "#009E73", "#D55E00"), strict=True)
+)
+MARKERS = dict(zip(ROUTINGS, "xvos^PDX", strict=True))
 
 
 def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> None:
-    """Draws the largest fleet: time in the queue, and the 95th percentile of answers of both kinds of traffic.
+    """Draws the largest fleet: 95th percentiles in the queue and of both kinds of traffic, and what is refused.
+
+    Bars are 95 % intervals over the runs.
 
     Args:
         rows: Of one run.
@@ -24,32 +30,36 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
     """
     largest = max(row.replicas for row in rows)
     shown = [row for row in rows if row.replicas == largest]
-    panels: dict[str, Callable[[SimulationRow], float | None]] = {
-        "queue, 95th percentile, ms": lambda row: row.queue_ms.p95,
+    panels: dict[str, Callable[[SimulationRow], Sequence[float]]] = {
+        "queue, 95th percentile, ms": lambda row: [row.queue_ms.p95],
         "answers of short depth, 95th percentile, ms": lambda row: _p95(row, SHORT),
         "answers of full depth, 95th percentile, ms": lambda row: _p95(row, LONG),
+        "refused, %": lambda row: [100 * row.refused],
     }
     with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "sigma0"}):
-        picture = Picture(figsize=(13, 4.6), layout="constrained")
+        picture = Picture(figsize=(16, 4.6), layout="constrained")
         for axis, (title, value) in zip(picture.subplots(1, len(panels)), panels.items(), strict=True):
             for routing in dict.fromkeys(row.routing for row in shown):
                 mine = sorted((row for row in shown if row.routing == routing), key=lambda row: row.rate)
-                points = [(row.fleet_rate, value(row)) for row in mine]
-                known = [(rate, time) for rate, time in points if time is not None]
-                axis.plot(
-                    [rate for rate, _ in known],
-                    [time for _, time in known],
+                points = [(row.fleet_rate, values) for row in mine if (values := value(row))]
+                axis.errorbar(
+                    [rate for rate, _ in points],
+                    [mean(values) for _, values in points],
+                    yerr=[_half(values) for _, values in points],
                     color=COLOURS[routing],
                     marker=MARKERS[routing],
                     markersize=5,
+                    capsize=2,
                     label=routing,
                 )
-            axis.set(xlabel="requests a second", ylabel=title, yscale="symlog")
+            axis.set(xlabel="requests a second", ylabel=title, yscale="symlog" if title.endswith("ms") else "linear")
             axis.set_ylim(bottom=0)
+            axis.xaxis.set_major_locator(MaxNLocator(4))
             axis.grid(alpha=0.3)
         first = shown[0]
         picture.suptitle(
-            f"SIMULATION, not measured: {largest:,} replicas of {first.model}, {first.requests:,} requests a point"
+            f"SIMULATION, not measured: {largest:,} replicas of {first.model} in groups of {first.group}, "
+            f"{first.requests:,} requests in {first.runs} run(s) a point, inputs {first.inputs_sha256[:12]}"
         )
         handles, labels = picture.axes[0].get_legend_handles_labels()
         picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -58,6 +68,10 @@ def draw_simulation(rows: Sequence[SimulationRow], paths: Sequence[Path]) -> Non
             picture.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
 
 
-def _p95(row: SimulationRow, kind: str) -> float | None:
-    tail = row.by_kind_ms.get(kind)
-    return None if tail is None else tail.p95
+def _p95(row: SimulationRow, kind: str) -> list[float]:
+    return [tail.p95 for tail in row.by_kind_by_run_ms.get(kind, ())]
+
+
+def _half(values: Sequence[float]) -> float:
+    found = interval(values)
+    return 0.0 if found is None else found[1] - mean(values)

@@ -3,7 +3,9 @@
 It keeps the books of `sigma0.serve.engine` under `finish`: a pass runs one loop of every row there is. A new token
 enters at loop 1 in the pass behind the one that told it, is told at its exit depth, and its row goes on to loop T
 beside newer ones; prompts enter a stretch at a time, sharing what is left of `pass_rows` evenly. Full depth is the same
-with every exit at T. Not simulated: pages that run out, stretches found by another text's prefix, `drop` and `verify`.
+with every exit at T. Where pages run short, a text waits until there are pages for all of it; the engine begins it with
+what its prompt needs and may put it back later. Not simulated: stretches found by another chat's text, requests that
+are cancelled, `drop` and `verify`.
 """
 
 from collections import OrderedDict, deque
@@ -20,7 +22,11 @@ class ReplicaLimits:
         running: Requests that share passes at most.
         pass_rows: Rows that prompts may bring a pass up to.
         page: Columns of a page: a prefix is found in whole ones.
-        kept: Columns of ended texts that are remembered at most.
+        kept: Columns of K/V, for running texts and remembered ones together.
+        waiting: Requests in the queue at most, beside those that could run at once.
+
+    Raises:
+        ValueError: For a number that is too small.
     """
 
     loops: int
@@ -28,11 +34,18 @@ class ReplicaLimits:
     pass_rows: int = 256
     page: int = 16
     kept: int = 2**16
+    waiting: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("loops", "running", "pass_rows", "page"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"loops": 1, "running": 1, "pass_rows": 1, "page": 1, "kept": 0, "waiting": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+
+    @property
+    def capacity(self) -> int:
+        """Requests that run or wait at most."""
+        return self.running + self.waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +65,7 @@ class Request:
         cached: Columns of the prompt that were found.
         told: Tokens so far.
         left: Columns of the prompt that are still to be read.
+        refused: Whether it found everything full and went away.
         entered: Passes in which columns entered, and how many.
     """
 
@@ -67,6 +81,7 @@ class Request:
     cached: int = 0
     told: int = 0
     left: int = 0
+    refused: bool = False
     entered: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -102,6 +117,7 @@ class Replica:
         self._leaving = [0] * self._around
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._kept_columns = 0
+        self._held_columns = 0
 
     def add(self, request: Request) -> None:
         """Queues a request."""
@@ -118,6 +134,11 @@ class Replica:
     def has_room(self) -> bool:
         """Whether a request that came now could run at once."""
         return self.load < self.limits.running
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request that came now would be refused, as `Engine.submit` does with `Busy`."""
+        return self.load >= self.limits.capacity
 
     def begin_pass(self, now: float) -> float:
         """Lets rows enter; seconds that the pass will take."""
@@ -171,14 +192,26 @@ class Replica:
 
     def _admit(self, now: float) -> None:
         while self.waiting and self._running < self._slots:
+            needs = self._columns_of(self.waiting[0])
+            if self._running and self._held_columns + needs > self.limits.kept:
+                return
             request = self.waiting.popleft()
             request.started = now
-            found = self._kept.get(request.session, 0)
+            # pages that are found belong to the text that runs now, and are not given up for others
+            found = self._kept.pop(request.session, 0)
+            self._kept_columns -= found
+            self._held_columns += needs
+            self._forget()
             # the last position of a prompt is always read: its loop states are needed
             request.cached = min(found, (request.prompt - 1) // self.limits.page * self.limits.page)
             request.left = request.prompt - request.cached
             self._running += 1
             self._reading.append(request)
+
+    def _columns_of(self, request: Request) -> int:
+        """Columns of the pages that a text has at its end; its last token never enters."""
+        page = self.limits.page
+        return -(-(request.prompt + len(request.depths) - 1) // page) * page
 
     def _read(self, number: int, room: int) -> int:
         """Lets stretches of prompts enter, as `Scheduler.stretches` does; the columns."""
@@ -207,20 +240,32 @@ class Replica:
                 break
             self._leaving[(number - 2) % self._around] -= columns
             flying += columns
+        request.entered.clear()
         self._rows -= flying
         self._running -= 1
         self.load -= 1
+        self._held_columns -= self._columns_of(request)
         if request.session >= 0:
             self.keep(request.session, request.prompt + len(request.depths) - 1 - flying)
 
     def keep(self, session: int, complete: int) -> None:
-        """Remembers the whole pages of the complete columns of a chat; the oldest go where there is no room."""
+        """Remembers the whole pages of the complete columns of a chat, as far as there is room."""
         columns = complete // self.limits.page * self.limits.page
         self._kept_columns += columns - self._kept.pop(session, 0)
         self._kept[session] = columns
-        while self._kept_columns > self.limits.kept:
-            _, gone = self._kept.popitem(last=False)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Gives remembered pages up until there is room for those of running texts; the last of the oldest first."""
+        page = self.limits.page
+        while self._kept and self._kept_columns + self._held_columns > self.limits.kept:
+            over = self._kept_columns + self._held_columns - self.limits.kept
+            session = next(iter(self._kept))
+            gone = min(self._kept[session], -(-over // page) * page)
+            self._kept[session] -= gone
             self._kept_columns -= gone
+            if not self._kept[session]:
+                del self._kept[session]
 
 
 def _left(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""Rows of the simulation in a table, for the terminal and for Markdown."""
+"""Rows of the simulation in tables, for the terminal and for Markdown."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,33 @@ from rich.console import Console
 from rich.table import Table
 
 from sigma0.bench.ledger import AnyRow, SimulationRow, Tail
+from sigma0.bench.simulation.routing import TOGETHER
+from sigma0.bench.simulation.spread import interval, mean
 
 HEADINGS = (
     "replicas",
     "requests/s",
     "routing",
+    "refused",
     "queue, ms",
     "first token, ms",
     "answer, ms",
+    "its p95",
     "short, ms",
     "long, ms",
     "busy",
     "slots",
     "prefix found",
 )
-# Slots in use, of all, from which on the queue only grows.
+APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
+APART = (
+    "95th percentiles where short and long traffic have replicas of their own, over those of the same routing with all "
+    "traffic together: as many replicas in all, asked by the same chats. Means of the ratios of the runs, with their "
+    "95 % intervals; under 1 is better apart."
+)
+# By which the later half of a run is slower, before its queue is said to grow: what is less is no matter in a table.
+GROWTH = 1.1
+# Share of the slots that are taken, from which on the queue fills.
 FULL = 0.95
 
 
@@ -31,12 +43,14 @@ def cells(row: SimulationRow) -> tuple[str, ...]:
         f"{row.replicas:,}",
         f"{row.fleet_rate:,.4g}" if row.fleet_rate < 1000 else f"{row.fleet_rate:,.0f}",
         row.routing,
+        f"{row.refused:.1%}",
         times(row.queue_ms),
         times(row.first_token_ms),
-        times(row.latency_ms),
+        times(row.latency_ms) + (" (unsettled)" if is_unsettled(row) else ""),
+        _between(interval([tail.p95 for tail in row.latency_by_run_ms]), ",.0f"),
         *("-" if each is None else times(each) for each in kinds),
         f"{row.busy:.0%}",
-        f"{row.slots:.0%}{' (full)' if row.slots >= FULL else ''}",
+        f"{row.slots:.0%}",
         f"{row.cached:.0%}",
     )
 
@@ -46,39 +60,112 @@ def times(tail: Tail) -> str:
     return f"{tail.p50:,.0f} / {tail.p95:,.0f} / {tail.p99:,.0f}"
 
 
+def is_unsettled(row: SimulationRow) -> bool:
+    """Whether the slots were full or answers took longer in the later half of the runs.
+
+    Its times would be others had one looked longer: until the queues are full, and requests are refused.
+    """
+    found = interval(row.drift_by_run)
+    is_growing = mean(row.drift_by_run) > GROWTH and (found is None or found[0] > 1)
+    return is_growing or row.slots >= FULL
+
+
+def _between(found: tuple[float, float] | None, form: str) -> str:
+    return "-" if found is None else f"{max(found[0], 0):{form}} to {found[1]:{form}}"
+
+
+def apart_cells(rows: Sequence[SimulationRow]) -> list[tuple[str, ...]]:
+    """What keeping depths apart changes: 95th percentiles over those of the same routing with all together.
+
+    Ratios are taken run by run, since both were asked by the same chats, with their mean and its 95 % interval.
+    """
+    known = {(row.replicas, row.rate, row.routing): row for row in rows}
+    found = []
+    for row in rows:
+        other = known.get((row.replicas, row.rate, TOGETHER.get(row.routing, "")))
+        if other is None:
+            continue
+        ratios = [
+            _ratio(row.latency_by_run_ms, other.latency_by_run_ms),
+            *(_ratio(row.by_kind_by_run_ms.get(kind), other.by_kind_by_run_ms.get(kind)) for kind in ("short", "long")),
+        ]
+        unsettled = " (unsettled)" if is_unsettled(row) or is_unsettled(other) else ""
+        found.append((*cells(row)[:3], other.routing + unsettled, *ratios))
+    return found
+
+
+def _ratio(mine: Sequence[Tail] | None, others: Sequence[Tail] | None) -> str:
+    if not mine or not others:
+        return "-"
+    ratios = [one.p95 / other.p95 for one, other in zip(mine, others, strict=True)]
+    found = interval(ratios)
+    return f"{mean(ratios):.2f}" + (f" ({_between(found, '.2f')})" if found else "")
+
+
 def latest_simulation(rows: Sequence[AnyRow]) -> list[SimulationRow]:
-    """The rows of the last simulation, all of one run on one file of inputs."""
+    """The rows of the last simulation: of one run of the program on one file of inputs, with one traffic and size."""
     found = sorted((row for row in rows if isinstance(row, SimulationRow)), key=lambda row: row.time)
-    return [row for row in found if (row.run, row.inputs_sha256) == (found[-1].run, found[-1].inputs_sha256)]
+    return [row for row in found if _study(row) == _study(found[-1])]
 
 
-def about(row: SimulationRow) -> str:
+def _study(row: SimulationRow) -> tuple[object, ...]:
+    sizes = (row.requests, row.runs, row.warm, row.waiting, row.seed)
+    return row.run, row.inputs_sha256, sizes, tuple(sorted(row.traffic.items()))
+
+
+def about(row: SimulationRow, groups: Sequence[int]) -> str:
     """What the rows of a run are, in some sentences."""
     traffic = ", ".join(f"{name} {value:g}" for name, value in row.traffic.items())
+    real, simulated = row.check_ms.get("measured"), row.check_ms.get("simulated")
+    checked = (
+        f"On one replica the real engine took {times(real)} ms and the simulation of the same arrivals "
+        f"{times(simulated)} ms. "
+        if real and simulated
+        else "It was not checked against the real engine. "
+    )
     return (
         f"SIMULATED, not measured: replicas of {row.model} with the pass times and exit depths of `passes` ({row.n} "
         f"prompts, {row.dtype}, {row.device}, {row.threads} thread(s), inputs {row.inputs_sha256[:12]}); assumed "
-        f"traffic: {traffic}; {row.requests:,} requests a row, seed {row.seed}, groups of {row.group} replicas with a "
-        "router each. Times are p50 / p95 / p99; where the slots are full the queue grows as long as one looks."
+        f"traffic: {traffic}. {checked}{row.requests:,} measured requests a row over {row.runs} independent run(s) "
+        f"(seed {row.seed}, {row.warm} requests a replica before them), each of one group of "
+        f"{' or '.join(map(str, groups))} replicas with a router of its own: a larger fleet is many such groups and "
+        f"was not simulated whole. A replica lets {row.waiting} requests wait and refuses more. Times are "
+        "p50 / p95 / p99 of answered requests, means over the runs; intervals are 95 % by Student's t over the runs. "
+        "Where it says unsettled, the slots were full or the queue still grew: the times tell how long one looked."
     )
 
 
 def markdown(rows: Sequence[SimulationRow]) -> str:
     """The table for a page."""
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---:|---:|---|" + "---:|" * (len(HEADINGS) - 3)]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)])
+    return _lines(HEADINGS, [cells(row) for row in rows], 2)
+
+
+def _lines(headings: Sequence[str], found: Sequence[Sequence[str]], last_name: int) -> str:
+    """A table in Markdown: numbers to the right, names, which stand from the third column on, to the left."""
+    rule = "".join("---|" if 2 <= place <= last_name else "---:|" for place in range(len(headings)))
+    return "\n".join([f"| {' | '.join(headings)} |", f"|{rule}", *(f"| {' | '.join(each)} |" for each in found)])
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:
     """Every row with what it holds for, as a Markdown page."""
-    return f"# A simulation of fleets\n\n{about(rows[0])}\n\n{markdown(rows)}\n"
+    found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{markdown(rows)}\n"
+    apart = apart_cells(rows)
+    return f"{found}\n## Depths apart\n\n{APART}\n\n{_lines(APART_HEADINGS, apart, 3)}\n" if apart else found
 
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
-    found = Table(title="SIMULATED, not measured; p50 / p95 / p99", title_justify="left")
-    for name in HEADINGS:
-        found.add_column(name, justify="left" if name == "routing" else "right", no_wrap=name == "routing")
-    for row in rows:
-        found.add_row(*cells(row))
-    Console(width=max(Console().width, 210)).print(found)
+    console = Console(width=max(Console().width, 240))
+    _print(console, "SIMULATED, not measured; p50 / p95 / p99", HEADINGS, [cells(row) for row in rows])
+    _print(console, "SIMULATED: depths apart over depths together", APART_HEADINGS, apart_cells(rows))
+
+
+def _print(console: Console, title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    if not lines:
+        return
+    found = Table(title=title, title_justify="left")
+    for name in headings:
+        found.add_column(name, justify="left" if name in ("routing", "apart", "together") else "right")
+    for line in lines:
+        found.add_row(*line)
+    console.print(found)

@@ -1,91 +1,12 @@
-"""The simulated cluster against queueing theory, which knows nothing of it."""
+"""The simulated cluster: nothing gets lost, the same seeds give the same, and requests go where they should."""
 
-import math
-from random import Random
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.bench.simulation.cluster import Cluster
-from sigma0.bench.simulation.inputs import Kind, MeasuredAnswer
-from sigma0.bench.simulation.replica import Replica, ReplicaLimits
-from sigma0.bench.simulation.routing import ROUTINGS, check_routing, router_for
+from sigma0.bench.simulation.routing import ROUTINGS, check_routing
 from sigma0.bench.simulation.traffic import LONG, SHORT, Crowd, Traffic
-
-MEAN = 1000
-
-
-def kinds_of(prompts):
-    answers = tuple(MeasuredAnswer(prompt=int(rows), depths=(1,)) for rows in prompts)
-    return {kind: Kind(exit_config={}, answers=answers) for kind in (SHORT, LONG)}
-
-
-def exponential():
-    """Services of an exponential law, as rows of prompts: its quantiles at even distances."""
-    shares = (np.arange(4000) + 0.5) / 4000
-    return np.maximum(1, np.round(-MEAN * np.log(1 - shares))).astype(int)
-
-
-def servers(count, prompts, load, routing="random", seed="a", traffic=None):
-    """Replicas that answer one request at a time, in as many seconds as it has rows over the mean."""
-    mean = float(np.mean(prompts))
-    limits = ReplicaLimits(1, running=1, pass_rows=10**9, page=1, kept=0)
-    replicas = [Replica(limits, lambda rows, tokens, running: rows / mean) for _ in range(count)]
-    asked = traffic or Traffic(turns=1.0, think=0.0, context=10**9)
-    crowd = Crowd(kinds_of(prompts), asked, load * count, Random(seed))
-    return Cluster(replicas, router_for(routing, replicas, max(1, count // 2), seed), crowd)
-
-
-def waits(course):
-    return np.array([request.started - request.arrived for request in course.requests])
-
-
-def erlang_c(servers, load):
-    """Probability that a request waits in M/M/c."""
-    offered = servers * load
-    free = sum(offered**busy / math.factorial(busy) for busy in range(servers))
-    full = offered**servers / math.factorial(servers) / (1 - load)
-    return full / (free + full)
-
-
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_exponential_server_waits_as_m_m_1(load):
-    course = servers(1, exponential(), load).run(1000, 40000)
-    found = waits(course)
-    assert found.mean() == pytest.approx(load / (1 - load), rel=0.1)
-    assert course.busy == pytest.approx(load, rel=0.03)
-    # the whole law: P(wait > t) = load exp(-(1 - load) t)
-    for moment in (0.0, 1.0, 3.0):
-        assert (found > moment).mean() == pytest.approx(load * math.exp(-(1 - load) * moment), abs=0.03)
-
-
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_constant_server_waits_as_m_d_1(load):
-    found = waits(servers(1, [MEAN], load).run(1000, 20000))
-    assert found.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.1)
-
-
-@pytest.mark.parametrize(("count", "load"), [(2, 0.6), (5, 0.8), (16, 0.9)])
-def test_one_queue_before_several_servers_waits_as_m_m_c(count, load):
-    found = waits(servers(count, exponential(), load, "one-queue").run(2000, 20000))
-    chance = erlang_c(count, load)
-    assert (found > 1e-9).mean() == pytest.approx(chance, abs=0.03)
-    assert found.mean() == pytest.approx(chance / (count * (1 - load)), rel=0.15)
-
-
-def test_random_routing_splits_a_poisson_stream_into_independent_ones():
-    """Each of many servers is an M/M/1 of its own: so groups of a fleet need not be simulated together."""
-    found = waits(servers(8, exponential(), 0.6).run(2000, 20000))
-    assert found.mean() == pytest.approx(0.6 / 0.4, rel=0.1)
-
-
-def test_a_router_that_knows_more_lets_wait_less():
-    """As known: one queue, then the shortest queue, then the shorter of two, then any."""
-    order = ("one-queue", "least-loaded", "two-choices", "random")
-    found = [waits(servers(8, exponential(), 0.8, routing).run(1000, 10000)).mean() for routing in order]
-    assert found == sorted(found) and found[0] < 0.9 * found[1] and found[1] < 0.5 * found[3]
+from tests.bench.simulation.queues import MEAN, exponential, kinds_of, servers
 
 
 @settings(max_examples=25, deadline=None)
@@ -96,21 +17,29 @@ def test_a_router_that_knows_more_lets_wait_less():
     st.floats(1, 4),
     st.floats(0, 3),
     st.integers(0, 100),
+    st.sampled_from([0, 1, 3, 10**9]),
 )
-def test_littles_law(routing, count, load, turns, think, seed):
+def test_littles_law(routing, count, load, turns, think, seed, waiting):
     """Requests in the system, integrated over time, are the seconds that each of them spent there: in any system."""
     traffic = Traffic(turns=turns, think=think, context=10**9)
-    cluster = servers(count, [300, 1700], load, routing, str(seed), traffic)
+    cluster = servers(count, [300, 1700], load, routing, str(seed), traffic, waiting)
     course = cluster.run(20, 100)
-    ended = [request.ended if request.ended >= 0 else cluster.now for request in cluster.asked]
-    spent = sum(end - request.arrived for end, request in zip(ended, cluster.asked, strict=True))
+    inside = [request for request in cluster.asked if not request.refused]
+    ended = [request.ended if request.ended >= 0 else cluster.now for request in inside]
+    spent = sum(end - request.arrived for end, request in zip(ended, inside, strict=True))
     assert cluster.area == pytest.approx(spent, rel=1e-9, abs=1e-9)
     assert len(course.requests) == 100
     for request in course.requests:
+        assert request.refused == (request.ended < 0), "what is measured is answered or refused, never left out"
+        if request.refused:
+            continue
         assert request.arrived <= request.started <= request.first <= request.ended <= cluster.now + 1e-9
     # what is answered is answered once, by one replica
     assert sum(replica.load for replica in cluster.replicas) + len(cluster._held) == cluster._inside
-    assert sum(request.ended >= 0 for request in cluster.asked) == len(cluster.asked) - cluster._inside
+    assert sum(request.ended >= 0 for request in cluster.asked) == cluster.answered
+    assert sum(request.refused for request in cluster.asked) == cluster.refused
+    assert len(cluster.asked) == cluster.answered + cluster.refused + cluster._inside
+    assert cluster.refused == 0 or waiting < 10**9
 
 
 def test_the_rate_is_that_of_all_turns():
@@ -122,6 +51,37 @@ def test_the_rate_is_that_of_all_turns():
         course = cluster.run(500, 4000)
         arrived = [request.arrived for request in course.requests]
         assert len(arrived) / (arrived[-1] - arrived[0]) == pytest.approx(0.8, rel=0.1)
+
+
+def test_what_comes_before_is_not_measured():
+    course = servers(2, [MEAN], 0.5).run(30, 40)
+    assert [request.number for request in course.requests] == list(range(30, 70))
+    assert course.requests[0].arrived > 5.0
+
+
+def test_the_same_chats_come_under_every_routing():
+    """What chats ask and when they begin does not depend on how fast they were answered, nor on the rate."""
+
+    def chats(routing, load):
+        traffic = Traffic(turns=3.0, think=1.0, context=10**9)
+        cluster = servers(4, exponential(), load, routing, "a", traffic)
+        cluster.run(0, 600)
+        found = {}
+        for request in cluster.asked:
+            found.setdefault(request.session, []).append((request.kind, request.prompt, len(request.depths)))
+        began = [found[2 * number] for number in range(1, 60)]
+        return began, [next(r.arrived for r in cluster.asked if r.session == 2 * number) for number in range(1, 60)]
+
+    every = {routing: chats(routing, 0.5) for routing in ROUTINGS}
+    asked, began = every["random"]
+    assert len({tuple(map(tuple, chat)) for chat in asked}) > 50
+    for others, moments in every.values():
+        assert moments == began
+        # a chat may be further on at the end under one routing than under another
+        assert all(one[: len(other)] == other[: len(one)] for one, other in zip(asked, others, strict=True))
+    slower, moments = chats("random", 0.25)
+    assert moments == pytest.approx([2 * moment for moment in began])
+    assert all(one[: len(other)] == other[: len(one)] for one, other in zip(asked, slower, strict=True))
 
 
 def test_the_same_seed_gives_the_same_course():
@@ -181,4 +141,4 @@ def test_what_cannot_be_routed_is_refused(routing, replicas, share, message):
 
 def test_a_rate_of_nothing_is_refused():
     with pytest.raises(ValueError, match="above 0 requests"):
-        Crowd(kinds_of([1]), Traffic(), 0.0, Random(0))
+        Crowd(kinds_of([1]), Traffic(), 0.0, "a")

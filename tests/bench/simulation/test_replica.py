@@ -9,7 +9,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
 from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.messages import Job, JobDone, TokenTold
+from sigma0.serve.messages import Busy, Job, JobDone, TokenTold
 from tests.reference import settled_model
 
 LOOPS = 4
@@ -155,3 +155,44 @@ def test_rows_are_those_of_the_definition(texts):
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="running must be at least 1"):
         ReplicaLimits(LOOPS, running=0)
+
+
+def test_running_texts_and_remembered_ones_share_the_pages():
+    """40 columns: what is kept of an ended text gives way to one that runs, its last pages first."""
+    replica = Replica(ReplicaLimits(1, 2, 64, 4, kept=40), lambda rows, told, running: 1.0)
+
+    def answer(*requests):
+        for request in requests:
+            replica.add(request)
+        while replica.has_work:
+            replica.begin_pass(0.0)
+            replica.end_pass(0.0)
+        return [request.cached for request in requests]
+
+    assert answer(Request(21, (1,), session=1)) == [0]
+    # 24 columns beside 20 that are kept: one page of them goes
+    assert answer(Request(24, (1,), session=2)) == [0]
+    assert answer(Request(30, (1,), session=1)) == [16]
+    # two that do not fit beside one another run one after the other
+    first, second = Request(24, (1, 1)), Request(20, (1,))
+    assert answer(first, second) == [0, 0]
+    assert replica.passes == 3 + 2 + 1
+
+
+def test_a_replica_is_full_with_as_many_as_the_engine_takes(model, tokenizer):
+    limits = EngineLimits(2, 3, 64, 4, 2**22)
+    engine = Engine(model, tokenizer, "tiny", limits, watch=False)
+    replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda rows, told, running: 1.0)
+    taken = 0
+    while not replica.is_full:
+        engine.submit(Job((20 + taken, 5), 3, ExitConfig(mode="full")))
+        replica.add(Request(2, (LOOPS,) * 3))
+        taken += 1
+    assert taken == 5
+    with pytest.raises(Busy):
+        engine.submit(Job((9, 5), 3, ExitConfig(mode="full")))
+    engine.step()
+    replica.begin_pass(0.0)
+    with pytest.raises(Busy):
+        engine.submit(Job((9, 5), 3, ExitConfig(mode="full")))
+    assert replica.is_full

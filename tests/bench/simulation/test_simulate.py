@@ -9,14 +9,18 @@ from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
 from sigma0.bench.ledger import read_rows
+from sigma0.bench.rows_systems import Tail
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
-from sigma0.bench.simulation.table import cells, latest_simulation, markdown, whole
+from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, markdown, whole
 from sigma0.bench.simulation.traffic import Traffic
 from tests.bench.test_ledger import CONDITIONS
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
-QUICK = ("--replicas", "2,4", "--requests", "60", "--group", "4", "--routings", "random,session-affine,depth-aware")
+QUICK = (
+    *("--replicas", "2,4", "--requests", "60", "--runs", "2", "--warm", "10", "--group", "4"),
+    *("--routings", "random,least-loaded,depth-aware"),
+)
 
 
 def run(*arguments):
@@ -46,6 +50,10 @@ def inputs_of(**changes):
     return Inputs.model_validate(values)
 
 
+def setting_of(routing, replicas, rate, traffic, requests, **more):
+    return Setting(routing=routing, replicas=replicas, rate=rate, traffic=traffic, requests=requests, **more)
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "inputs.json"
@@ -63,7 +71,7 @@ def test_a_row_for_each_fleet_rate_and_routing(file, tmp_path):
         (replicas, rate, routing)
         for replicas in (2, 4)
         for rate in (5.0, 40.0)
-        for routing in ("random", "session-affine", "depth-aware")
+        for routing in ("random", "least-loaded", "depth-aware")
     ]
     for row in rows:
         for tail in (row.queue_ms, row.first_token_ms, row.latency_ms, *row.by_kind_ms.values()):
@@ -85,20 +93,37 @@ def test_seeds_decide_everything(file, tmp_path):
     assert rows(1, "a") == rows(1, "b") != rows(2, "c")
 
 
-def test_more_requests_wait_longer(file):
+def test_more_requests_wait_longer_until_they_are_refused(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
     most = fleets.most(traffic)
-    found = [simulate(fleets, Setting("random", 4, load * most, traffic, 600, 4, 0)) for load in (0.2, 0.6, 0.9, 1.5)]
+    # chats are parted from their prefixes here: about half of the most is all that is answered
+    found = [simulate(fleets, setting_of("random", 4, load * most, traffic, 1500)) for load in (0.1, 0.2, 0.35)]
     for less, more in pairwise(found):
         assert less.latency_ms.p95 < more.latency_ms.p95 and less.slots < more.slots
-    assert found[-1].slots > 0.9 and found[-1].answered < 1.2 * most
-    assert found[0].answered == pytest.approx(0.2 * most, rel=0.25)
+    assert [each.refused for each in found] == [0, 0, 0]
+    assert found[0].answered == pytest.approx(0.1 * most, rel=0.1)
+    full = simulate(fleets, setting_of("random", 4, 1.2 * most, traffic, 6000))
+    assert full.slots > 0.95
+    # what comes is answered or refused; the later turns of a chat that is refused do not come
+    assert full.answered == pytest.approx((1 - full.refused) * full.asked, rel=0.06) and full.refused > 0.3
+    assert full.asked < 1.1 * most and found[0].asked == pytest.approx(0.1 * most, rel=0.1)
+
+
+def test_nobody_waits_where_nobody_may(file):
+    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
+    many, none = (
+        simulate(fleets, setting_of("least-loaded", 4, 0.6 * fleets.most(traffic), traffic, 1500, waiting=waiting))
+        for waiting in (64, 0)
+    )
+    # a request that is taken begins with the next pass
+    assert none.queue_ms.p99 < 10 < 100 < many.queue_ms.p99
+    assert none.refused > many.refused
 
 
 def test_a_chat_that_stays_finds_its_prefix(file):
     fleets, traffic = Fleets(read_inputs(file)[0]), Traffic(turns=4.0, think=1.0)
     seen = {
-        routing: simulate(fleets, Setting(routing, 8, 10.0, traffic, 800, 8, 0))
+        routing: simulate(fleets, setting_of(routing, 8, 10.0, traffic, 800))
         for routing in ("random", "session-affine")
     }
     assert seen["session-affine"].cached > 0.4 > 0.2 > seen["random"].cached
@@ -107,7 +132,7 @@ def test_a_chat_that_stays_finds_its_prefix(file):
 def test_short_traffic_alone_is_answered_sooner(file):
     fleets = Fleets(read_inputs(file)[0])
     only = {
-        share: simulate(fleets, Setting("least-loaded", 4, 10.0, Traffic(short_share=share), 400, 4, 0))
+        share: simulate(fleets, setting_of("least-loaded", 4, 10.0, Traffic(short_share=share), 400))
         for share in (0.0, 1.0)
     }
     assert set(only[0.0].by_kind_ms) == {"long"} and set(only[1.0].by_kind_ms) == {"short"}
@@ -116,15 +141,20 @@ def test_short_traffic_alone_is_answered_sooner(file):
 
 
 def test_groups_stand_for_a_fleet_of_any_size(file):
-    traffic = Traffic()
-    assert [Setting("random", 10000, 5.0, traffic, 9600, 16, 0).groups] == [2]
-    assert Setting("random", 16, 5.0, traffic, 10**6, 16, 0).groups == 1
-    fleets = Fleets(read_inputs(file)[0])
-    rate = 0.4 * fleets.most(traffic)
-    small = simulate(fleets, Setting("random", 4, rate, traffic, 2400, 4, 0))
-    large = simulate(fleets, Setting("random", 40000, rate, traffic, 2400, 4, 0))
-    assert small != large, "other groups are other draws"
-    assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
+    """What a group of a large fleet sees is what a fleet of that size would: with loads known, and without."""
+    fleets, traffic = Fleets(read_inputs(file)[0]), Traffic()
+    rate = 0.2 * fleets.most(traffic)
+    for routing in ("random", "least-loaded"):
+        small = simulate(fleets, setting_of(routing, 4, rate, traffic, 4000, group=4))
+        large = simulate(fleets, setting_of(routing, 40000, rate, traffic, 4000, group=4))
+        assert small != large, "other groups are other draws"
+        assert large.latency_ms.p50 == pytest.approx(small.latency_ms.p50, rel=0.1)
+    # where chats stay with replicas that are drawn for them, nobody sees that the fleet is cut
+    whole, cut = (
+        simulate(fleets, setting_of("session-affine", 16, rate, traffic, 8000, group=group)) for group in (16, 4)
+    )
+    assert cut.latency_ms.p50 == pytest.approx(whole.latency_ms.p50, rel=0.05)
+    assert cut.latency_ms.p95 == pytest.approx(whole.latency_ms.p95, rel=0.2)
 
 
 def test_the_report_has_page_and_pictures(file, tmp_path):
@@ -142,6 +172,36 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
     assert latest_simulation(rows) == rows
     assert cells(rows[0])[:3] == ("2", "10", "random")
+    page = whole(rows)
+    for told in (
+        "60 measured requests a row",
+        "2 independent run(s)",
+        rows[0].inputs_sha256[:12],
+        "not simulated whole",
+    ):
+        assert told in page
+
+
+def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
+    out = tmp_path / "ledger.jsonl"
+    assert run("simulate", "--inputs", file, *QUICK, "--rates", "5", "--out", out).exit_code == 0
+    pair = [row for row in read_rows(out) if row.replicas == 2 and row.routing != "random"]
+
+    def changed(row, p95, drift=(1.0, 1.0)):
+        tails = tuple(Tail(p50=1, p95=each, p99=9999) for each in p95)
+        by_kind = {"short": tails, "long": tails[::-1]}
+        return row.model_copy(update={"latency_by_run_ms": tails, "by_kind_by_run_ms": by_kind, "drift_by_run": drift})
+
+    together, apart = changed(pair[0], (100, 200)), changed(pair[1], (50, 300))
+    (line,) = apart_cells([together, apart])
+    assert line[:4] == ("2", "10", "depth-aware", "least-loaded")
+    # 0.5 and 1.5: their mean, and t(0.975; 1) = 12.706 times 0.5 about it, but no ratio is under 0
+    assert line[4] == line[5] == line[6] == "1.00 (0.00 to 7.35)"
+    assert apart_cells([apart]) == [], "there is nothing to compare with"
+    growing = changed(pair[1], (50, 300), (1.5, 1.51))
+    assert is_unsettled(growing) and not is_unsettled(apart) and "unsettled" in cells(growing)[6]
+    assert apart_cells([together, growing])[0][3] == "least-loaded (unsettled)"
+    assert is_unsettled(apart.model_copy(update={"slots": 0.97}))
 
 
 @pytest.mark.parametrize(
@@ -150,10 +210,15 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
         (("--rates", "fast"), "--rates 'fast'"),
         (("--rates", "-1"), "a rate is a number above 0"),
         (("--replicas", "many"), "--replicas 'many'"),
-        (("--replicas", "0"), "must be at least 1"),
+        (("--replicas", "0"), "replicas must be at least 1, got 0"),
         (("--replicas", "10", "--group", "4"), "do not divide into groups of 4"),
         (("--routings", "nearest"), "no such routing: 'nearest'"),
-        (("--replicas", "1"), "at least two replicas"),
+        (("--replicas", "1"), "at least two replicas between short and long traffic, got 1"),
+        (("--requests", "61"), "61 requests do not divide into 2 runs"),
+        (("--requests", "2"), "fewer than 2 requests"),
+        (("--warm", "-1"), "warm must be at least 0, got -1"),
+        (("--waiting", "-1"), "waiting must be at least 0, got -1"),
+        (("--runs", "0"), "runs must be at least 1, got 0"),
         (("--short-share", "1"), "short and long traffic"),
         (("--short-share", "2"), "short_share"),
         (("--turns", "0"), "turns"),
@@ -161,7 +226,7 @@ def test_the_report_has_page_and_pictures(file, tmp_path):
     ],
 )
 def test_bad_input_is_told_in_one_line(file, tmp_path, arguments, message):
-    result = run("simulate", "--inputs", file, "--rates", "5", "--out", tmp_path / "l.jsonl", *arguments)
+    result = run("simulate", "--inputs", file, "--rates", "5", "--out", tmp_path / "l.jsonl", *QUICK, *arguments)
     assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "l.jsonl").exists()
 

@@ -1,0 +1,130 @@
+"""The simulated cluster against queueing theory, which knows nothing of it."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from sigma0.bench.simulation.spread import interval
+from tests.bench.simulation.queues import MEAN, exponential, servers
+
+SEEDS = "abcdef"
+
+
+def courses(*arguments, warm, measured, **more):
+    return [servers(*arguments, seed=seed, **more).run(warm, measured) for seed in SEEDS]
+
+
+def waits(course):
+    return np.array([request.started - request.arrived for request in course.requests if not request.refused])
+
+
+def agrees(values, known, within=0.08):
+    """Means of independent runs agree with what is known: by their own spread, which is small."""
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+    assert error < within * known, "too few requests to tell"
+    assert abs(np.mean(values) - known) < 4 * error + 0.01 * known, (np.mean(values), error, known)
+
+
+def erlang_c(count, load):
+    """Probability that a request waits in M/M/c."""
+    offered = count * load
+    free = sum(offered**busy / math.factorial(busy) for busy in range(count))
+    full = offered**count / math.factorial(count) / (1 - load)
+    return full / (free + full)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_one_exponential_server_waits_as_m_m_1(load):
+    found = courses(1, exponential(), load, warm=500, measured=12000)
+    agrees([waits(course).mean() for course in found], load / (1 - load))
+    agrees([course.busy for course in found], load)
+    agrees([course.answered / course.seconds for course in found], load)
+    # the whole law: P(wait > t) = load exp(-(1 - load) t)
+    for moment in (0.0, 1.0, 3.0):
+        known = load * math.exp(-(1 - load) * moment)
+        agrees([(waits(course) > moment).mean() for course in found], known)
+    # and its tail: the 99th percentile of the time from arrival to end is ln(100) / (1 - load)
+    ends = [[request.ended - request.arrived for request in course.requests] for course in found]
+    agrees([np.percentile(each, 99) for each in ends], math.log(100) / (1 - load), within=0.1)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_one_constant_server_waits_as_m_d_1(load):
+    found = courses(1, [MEAN], load, warm=500, measured=8000)
+    agrees([waits(course).mean() for course in found], load / (2 * (1 - load)))
+
+
+@pytest.mark.parametrize(("count", "load"), [(2, 0.6), (5, 0.8), (16, 0.9)])
+def test_one_queue_before_several_servers_waits_as_m_m_c(count, load):
+    found = courses(count, exponential(), load, "one-queue", warm=2000, measured=15000)
+    chance = erlang_c(count, load)
+    agrees([(waits(course) > 1e-9).mean() for course in found], chance)
+    agrees([waits(course).mean() for course in found], chance / (count * (1 - load)), within=0.1)
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_one_server_with_few_places_refuses_as_m_m_1_k(waiting):
+    """With K places, P(full) = (1 - load) load^K / (1 - load^(K + 1)); with one it is Erlang's loss formula."""
+    load, places = 0.8, waiting + 1
+    found = courses(1, exponential(), load, warm=200, measured=8000, waiting=waiting)
+    refused = [np.mean([request.refused for request in course.requests]) for course in found]
+    agrees(refused, (1 - load) * load**places / (1 - load ** (places + 1)))
+
+
+def test_servers_without_a_queue_refuse_as_erlang_says():
+    """The same from one queue of no places before several servers: M/M/c/c, Erlang B."""
+    count, load = 5, 0.8
+    terms = [(count * load) ** busy / math.factorial(busy) for busy in range(count + 1)]
+    for routing in ("one-queue", "least-loaded", "fleet"):
+        found = courses(count, exponential(), load, routing, warm=200, measured=5000, waiting=0)
+        refused = [np.mean([request.refused for request in course.requests]) for course in found]
+        agrees(refused, terms[-1] / sum(terms))
+
+
+def test_random_routing_splits_a_poisson_stream_into_independent_ones():
+    """Each of many servers is an M/M/1 of its own: so groups of a fleet need not be simulated together."""
+    agrees([waits(course).mean() for course in courses(8, exponential(), 0.6, warm=2000, measured=12000)], 0.6 / 0.4)
+
+
+def test_the_shorter_of_two_queues_is_as_long_as_the_mean_field_says():
+    """Of very many servers a share load^(2^k - 1) has k requests at least: Mitzenmacher 2001, 10.1109/71.963420."""
+    load, count = 0.8, 300
+    inside = sum(load ** (2**level - 1) for level in range(1, 12))
+    found = courses(count, exponential(), load, "two-choices", warm=20 * count, measured=30 * count)
+    means = [np.mean([request.ended - request.arrived for request in course.requests]) for course in found]
+    # by Little's law; a finite number of servers is off by the order of one over it
+    agrees(means, inside / load)
+
+
+def test_a_router_that_knows_more_lets_wait_less():
+    """As known: one queue, then the shortest queue, then the shorter of two, then any."""
+    order = ("one-queue", "least-loaded", "two-choices", "random")
+    found = [waits(servers(8, exponential(), 0.8, routing).run(1000, 10000)).mean() for routing in order]
+    assert found == sorted(found) and found[0] < 0.9 * found[1] and found[1] < 0.5 * found[3]
+
+
+@pytest.mark.parametrize("routing", ["random", "two-choices", "least-loaded", "one-queue", "fleet", "depth-aware"])
+def test_more_replicas_for_the_same_requests_never_let_wait_longer(routing):
+    for seed in SEEDS[:3]:
+        found = [
+            waits(servers(count, exponential(), 3.2 / count, routing, seed).run(500, 4000)).mean()
+            for count in (4, 6, 8, 16)
+        ]
+        # noise: what is nearly nothing may differ
+        assert all(more <= fewer + 0.02 for fewer, more in pairwise(found)), found
+        assert found[-1] < 0.6 * found[0]
+
+
+def test_intervals_hold_the_mean_as_often_as_they_say():
+    """95 % of the time, for means of percentiles of an exponential law too, which are not quite normal."""
+    rng = np.random.default_rng(0)
+    draws = np.percentile(rng.exponential(size=(4000, 5, 400)), 95, axis=2)
+    middle = draws.mean()
+    found = [interval(runs.tolist()) for runs in draws]
+    held = np.mean([low <= middle <= high for low, high in found])
+    assert held == pytest.approx(0.95, abs=0.012)
+    assert interval([1.0]) is None
+    # by hand: 1, 2, 3 have a standard deviation of 1, and t(0.975; 2) = 4.3027
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
