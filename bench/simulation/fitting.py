@@ -14,6 +14,8 @@ APART = 1.5
 # Passes that took longer than the others by so many times their spread were disturbed.
 OUTLIERS = 6.0
 FEWEST = 50
+# The fit and the paces of the rounds are found in turn.
+STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,20 @@ class TimedPass:
     seconds: float
 
 
-def fit_passes(passes: Sequence[TimedPass]) -> PassTimes:
+def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
     """Fits times that nothing in a pass can make shorter, more rows neither.
 
+    Passes that something else on the machine disturbed do not bend the fit, but their time counts: all fitted times
+    together are all measured ones.
+
     Args:
-        passes: Of different sizes.
+        rounds: Passes of different sizes, and much the same in each round.
 
     Raises:
         ValueError: If they are too few.
     """
-    if len(passes) < FEWEST:
+    passes = [each for found in rounds for each in found]
+    if len(passes) < FEWEST or not all(rounds):
         raise ValueError(f"{len(passes)} passes are too few to tell how their time grows: give more prompts")
     rows = np.array([each.rows for each in passes], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
@@ -55,23 +61,38 @@ def fit_passes(passes: Sequence[TimedPass]) -> PassTimes:
         ]
     ).astype(np.float64)
     took = 1000 * np.array([each.seconds for each in passes])
-    kept = np.ones(len(took), dtype=np.bool_)
-    for _ in range(2):
-        weights = _solve(parts[kept], took[kept])
-        errors = took - parts @ weights
-        spread = np.median(np.abs(errors[kept] - np.median(errors[kept])))
-        kept = errors <= np.median(errors[kept]) + OUTLIERS * max(float(spread), 1e-9)
-    left = took[kept] - parts[kept] @ weights
-    *rises, request, telling, token = weights.tolist()
+    number = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
+    paces = np.ones(len(rounds))
+    for _ in range(STEPS):
+        weights, kept = _undisturbed(parts, took / paces[number])
+        fitted = parts @ weights
+        whole = took.sum() / fitted.sum()
+        paces = np.bincount(number, took) / np.bincount(number, fitted) / whole
+    *rises, request, telling, token = (whole * weights).tolist()
     by_rows = np.cumsum(rises).tolist()
+    left = (took - paces[number] * fitted)[kept]
     return PassTimes(
         by_rows=tuple(PassTime(rows=knot, milliseconds=value) for knot, value in zip(knots, by_rows, strict=True)),
         request_ms=request,
         telling_ms=telling,
         token_ms=token,
         passes=len(passes),
+        paces=tuple(paces.tolist()),
         explained=float(1 - left.var() / max(float(took[kept].var()), 1e-12)),
     )
+
+
+def _undisturbed(
+    parts: NDArray[np.float64], took: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The least squares of passes that did not take far longer than the others say, and which those are."""
+    kept = np.ones(len(took), dtype=np.bool_)
+    for _ in range(2):
+        weights = _solve(parts[kept], took[kept])
+        errors = took - parts @ weights
+        middle = np.median(errors[kept])
+        kept = errors <= middle + OUTLIERS * max(float(np.median(np.abs(errors[kept] - middle))), 1e-9)
+    return weights, kept
 
 
 def knots_for(least: int, most: int) -> list[int]:

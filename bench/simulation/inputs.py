@@ -41,7 +41,8 @@ class PassTimes(_Strict):
         telling_ms: For telling any token.
         token_ms: For each token that is told.
         passes: That were measured.
-        explained: Share of their variance that the fit explains.
+        paces: Time that passes of each round took over what the fit says: what the machine's speed did meanwhile.
+        explained: Share of the variance of the passes that the fit and the paces explain; disturbed ones are left out.
     """
 
     by_rows: Annotated[tuple[PassTime, ...], Field(min_length=2)]
@@ -49,6 +50,7 @@ class PassTimes(_Strict):
     telling_ms: Annotated[float, Field(ge=0)]
     token_ms: Annotated[float, Field(ge=0)]
     passes: Count
+    paces: Annotated[tuple[Time, ...], Field(min_length=1)]
     explained: float
 
     @model_validator(mode="after")
@@ -98,6 +100,8 @@ class Kind(_Strict):
 
 class Check(_Strict):
     """The real engine under random arrivals beside the simulation of the very same arrivals, milliseconds.
+
+    Some arrivals in each round, which is simulated at its own pace; that is measured on other passes.
 
     Attributes:
         rate: Requests a second.
@@ -174,14 +178,16 @@ class PassClock:
 
     Args:
         times: Beyond the last point of them the line goes on as between the last two, and never falls below the first.
+        pace: Every pass takes so many times as long.
 
     Attributes:
         asked: Passes so far.
         beyond: Those of more rows than any that was measured.
     """
 
-    def __init__(self, times: PassTimes) -> None:
+    def __init__(self, times: PassTimes, pace: float = 1.0) -> None:
         self._times = times
+        self._pace = pace
         self._rows = [each.rows for each in times.by_rows]
         self.asked = self.beyond = 0
         self._known: dict[tuple[int, int, int], float] = {}
@@ -195,7 +201,7 @@ class PassClock:
         if seconds is None:
             times = self._times
             milliseconds = self._by_rows(rows) + times.request_ms * requests + times.token_ms * tokens
-            seconds = (milliseconds + times.telling_ms * (tokens > 0)) / 1000
+            seconds = self._pace * (milliseconds + times.telling_ms * (tokens > 0)) / 1000
             self._known[rows, tokens, requests] = seconds
         return seconds
 

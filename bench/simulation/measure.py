@@ -24,7 +24,7 @@ from sigma0.settings import ExitConfig
 LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)
 # Everything is done so often, each time with prompts of its own, so that a machine that slows down slows all of it.
-ROUNDS = 3
+ROUNDS = 6
 # Shares of the most requests a second at which the simulation is checked.
 CHECKED = (0.5, 0.8)
 PERCENTILES = (50, 95, 99)
@@ -94,7 +94,7 @@ def measure_inputs(
     if len(prompts) < 2 * ROUNDS:
         raise ValueError(f"{len(prompts)} prompts are too few for {ROUNDS} rounds: give {2 * ROUNDS} at least (-n)")
     configs = {SHORT: short, LONG: ExitConfig(mode="full")}
-    watch, done = Stopwatch(model.device), iter(range(1, STEPS + 1))
+    watches, done = [Stopwatch(model.device) for _ in range(ROUNDS)], iter(range(1, STEPS + 1))
     answers: dict[str, list[MeasuredAnswer]] = {name: [] for name in configs}
     checks: dict[float, list[tuple[Arrivals, list[Played]]]] = {load: [] for load in CHECKED}
     most = 0.0
@@ -102,7 +102,7 @@ def measure_inputs(
     def ready() -> Engine:
         return Engine(model, tokenizer, conditions.model, LIMITS)
 
-    for number in range(ROUNDS):
+    for number, watch in enumerate(watches):
         mine = prompts[number::ROUNDS]
         jobs = {name: [Job(ids, conditions.max_new_tokens, config) for ids in mine] for name, config in configs.items()}
         # the first steps of a process are slow
@@ -122,14 +122,14 @@ def measure_inputs(
     shape = PageShape.of(model, LIMITS.page_size)
     found = Inputs(
         conditions=conditions,
-        clock=watch.name,
+        clock=watches[0].name,
         machine_load=(os.getloadavg()[2], os.cpu_count() or 1),
         loops=model.num_loops,
         running=LIMITS.max_running,
         pass_rows=LIMITS.pass_rows,
         page=LIMITS.page_size,
         kept=LIMITS.kv_bytes // shape.bytes_with(model.dtype) * LIMITS.page_size,
-        pass_times=fit_passes(watch.passes),
+        pass_times=fit_passes([watch.passes for watch in watches]),
         kinds={
             name: Kind(exit_config=config.to_dict(), answers=tuple(answers[name])) for name, config in configs.items()
         },
@@ -222,9 +222,10 @@ def at_random(jobs: Sequence[Job], rate: float, seed: str) -> Arrivals:
 
 
 def check(inputs: Inputs, rate: float, played: Sequence[tuple[Arrivals, list[Played]]]) -> Check:
-    """What the real engine took for arrivals at random, beside the simulation of the very same ones."""
-    clock, simulated, measured = PassClock(inputs.pass_times), [], []
-    for arrivals, real in played:
+    """What the real engine took for arrivals at random, beside the simulation of the very same ones, round by round."""
+    simulated, measured = [], []
+    for pace, (arrivals, real) in zip(inputs.pass_times.paces, played, strict=True):
+        clock = PassClock(inputs.pass_times, pace)
         requests = [
             (moment, Request(len(job.prompt_ids), tuple(token.depth for token in each.done.tokens)))
             for (moment, job), each in zip(arrivals, real, strict=True)

@@ -66,6 +66,7 @@ def print_inputs(found: Inputs) -> None:
         f"and {times.request_ms:.3f} for each request, {times.telling_ms:.3f} where a token is told, "
         f"{times.token_ms:.3f} for each; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
     )
+    console.print(f"rounds took {min(times.paces):.2f} to {max(times.paces):.2f} times as long as that")
     console.print("the machine was loaded with {:.1f} programs on {} processors".format(*found.machine_load))
     for name, kind in found.kinds.items():
         console.print(f"{name}: {len(kind.answers)} answers of {kind.passes:.1f} passes on average")

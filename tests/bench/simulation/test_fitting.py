@@ -1,5 +1,7 @@
 """The fit finds the law that passes were made by, also where some were disturbed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,25 +29,49 @@ def passes(seed, noise, disturbed=0.0, count=600):
 
 def test_the_law_is_found():
     found = passes(0, 0.0)
-    clock = PassClock(fit_passes(found))
+    fitted = fit_passes([found[:250], found[250:]])
+    assert fitted.paces == pytest.approx((1.0, 1.0))
+    clock = PassClock(fitted)
     for each in found:
         assert 1000 * clock(each.rows, each.tokens, each.requests) == pytest.approx(1000 * each.seconds, rel=1e-6)
     # and goes on behind what was seen
     assert 1000 * clock(2000, 2, 3) == pytest.approx(law(2000, 2, 3), rel=1e-3)
 
 
-def test_noise_and_disturbed_passes_do_not_hide_it():
-    fitted = fit_passes(passes(1, 0.1, disturbed=0.03, count=3000))
-    assert fitted.explained > 0.6 and fitted.passes == 3000
+def test_noise_and_disturbed_passes_do_not_bend_it_and_their_time_counts():
+    found = passes(1, 0.1, disturbed=0.03, count=3000)
+    fitted = fit_passes([found])
+    assert 0.6 < fitted.explained < 1 and fitted.passes == 3000
     clock = PassClock(fitted)
+    took = sum(each.seconds for each in found)
+    assert sum(clock(each.rows, each.tokens, each.requests) for each in found) == pytest.approx(took)
+    undisturbed = sum(law(each.rows, each.tokens, each.requests) for each in found) / 1000
+    assert took > 1.1 * undisturbed
     for rows, tokens, requests in [(1, 0, 1), (16, 1, 4), (100, 0, 10), (300, 3, 16)]:
-        assert 1000 * clock(rows, tokens, requests) == pytest.approx(law(rows, tokens, requests), rel=0.08)
+        expected = took / undisturbed * law(rows, tokens, requests)
+        assert 1000 * clock(rows, tokens, requests) == pytest.approx(expected, rel=0.08)
+
+
+def test_a_machine_that_changes_its_speed_is_told_from_the_law():
+    rounds = [
+        [replace(each, seconds=pace * each.seconds) for each in passes(seed, 0.05)]
+        for seed, pace in enumerate((1.0, 1.8, 0.7, 1.0))
+    ]
+    fitted = fit_passes(rounds)
+    middle = fitted.paces[0]
+    assert [pace / middle for pace in fitted.paces] == pytest.approx([1.0, 1.8, 0.7, 1.0], rel=0.02)
+    assert fitted.explained > 0.9 > fit_passes([[each for found in rounds for each in found]]).explained
+    for pace, found in zip(fitted.paces, rounds, strict=True):
+        clock = PassClock(fitted, pace)
+        assert sum(clock(each.rows, each.tokens, each.requests) for each in found) == pytest.approx(
+            sum(each.seconds for each in found)
+        )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 400), st.integers(0, 5), st.integers(1, 16))
 def test_nothing_makes_a_pass_shorter(seed, rows, tokens, requests):
-    clock = PassClock(fit_passes(passes(seed, 0.3, count=60)))
+    clock = PassClock(fit_passes([passes(seed, 0.3, count=60)]))
     least = clock(rows, tokens, requests)
     assert least > 0
     assert clock(rows + 7, tokens, requests) >= least
@@ -62,7 +88,7 @@ def test_knots_rise_and_the_last_two_lie_apart(first, second):
 
 def test_the_clock_goes_straight_between_points():
     points = tuple(PassTime(rows=rows, milliseconds=time) for rows, time in [(2, 1.0), (4, 2.0), (10, 2.0)])
-    times = PassTimes(by_rows=points, request_ms=0, telling_ms=5, token_ms=1, passes=1, explained=1)
+    times = PassTimes(by_rows=points, request_ms=0, telling_ms=5, token_ms=1, passes=1, paces=(1,), explained=1)
     clock = PassClock(times)
     told = [1000 * clock(rows, 0, 3) for rows in (1, 2, 3, 4, 7, 10, 99)]
     assert told == pytest.approx([1, 1, 1.5, 2, 2, 2, 2])
@@ -71,11 +97,13 @@ def test_the_clock_goes_straight_between_points():
 
 def test_too_few_passes_are_told():
     with pytest.raises(ValueError, match="too few"):
-        fit_passes(passes(0, 0.0, count=10))
+        fit_passes([passes(0, 0.0, count=90), []])
+    with pytest.raises(ValueError, match="too few"):
+        fit_passes([passes(0, 0.0, count=10)])
 
 
 @pytest.mark.parametrize("rows", [(4, 4), (9, 2)])
 def test_points_must_rise(rows):
     points = [{"rows": each, "milliseconds": 1.0} for each in rows]
     with pytest.raises(ValueError, match="rising rows"):
-        PassTimes(by_rows=points, request_ms=0, telling_ms=0, token_ms=0, passes=1, explained=1)
+        PassTimes(by_rows=points, request_ms=0, telling_ms=0, token_ms=0, passes=1, paces=(1,), explained=1)

@@ -52,20 +52,20 @@ def prompts(count):
 def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
     conditions = Conditions.model_validate({**CONDITIONS, "max_new_tokens": 5})
     told = []
-    found = measure_inputs(*model, conditions, prompts(9), ExitConfig(q=0.5), told.append)
+    found = measure_inputs(*model, conditions, prompts(12), ExitConfig(q=0.5), told.append)
     assert told == list(range(1, STEPS + 1))
     clock = PassClock(found.pass_times)
     for rows, tokens, requests in [(1, 0, 1), (9, 1, 3), (40, 2, 4)]:
         assert clock(rows, tokens, requests) == pytest.approx(law(rows, tokens, requests), rel=1e-6)
-    assert found.pass_times.explained == pytest.approx(1.0)
+    assert found.pass_times.explained == pytest.approx(1.0) and len(found.pass_times.paces) == 6
     for check in found.checks:
-        assert check.requests == 9
+        assert check.requests == 12
         assert check.simulated == pytest.approx(check.measured, rel=1e-6)
-    assert [len(kind.answers) for kind in found.kinds.values()] == [9, 9]
+    assert [len(kind.answers) for kind in found.kinds.values()] == [12, 12]
     assert {depth for answer in found.kinds["long"].answers for depth in answer.depths} == {4}
     assert found.kinds["short"].passes < found.kinds["long"].passes == 20
     # rounds take prompts in turn
-    assert sorted(answer.prompt for answer in found.kinds["short"].answers) == sorted(map(len, prompts(9)))
+    assert sorted(answer.prompt for answer in found.kinds["short"].answers) == sorted(map(len, prompts(12)))
 
 
 def test_arrivals_are_kept(model, lawful):
@@ -82,15 +82,15 @@ def test_arrivals_are_kept(model, lawful):
 def test_what_is_not_simulated_is_refused(model):
     conditions = Conditions.model_validate(CONDITIONS)
     with pytest.raises(ValueError, match="after_exit 'drop' is not simulated"):
-        measure_inputs(*model, conditions, prompts(9), ExitConfig(q=0.5, after_exit="drop"))
-    with pytest.raises(ValueError, match="5 prompts are too few"):
-        measure_inputs(*model, conditions, prompts(5), ExitConfig(q=0.5))
+        measure_inputs(*model, conditions, prompts(12), ExitConfig(q=0.5, after_exit="drop"))
+    with pytest.raises(ValueError, match="11 prompts are too few"):
+        measure_inputs(*model, conditions, prompts(11), ExitConfig(q=0.5))
 
 
 @pytest.mark.slow
 def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
     out, ledger = tmp_path / "inputs.json", tmp_path / "ledger.jsonl"
-    result = CliRunner().invoke(app, ["passes", "pocket", "-n", "6", "--max-new-tokens", "4", "--out", str(out)])
+    result = CliRunner().invoke(app, ["passes", "pocket", "-n", "12", "--max-new-tokens", "4", "--out", str(out)])
     assert result.exit_code == 0, result.output
     found, _ = read_inputs(out)
     assert found.conditions.model == "pocket" and found.loops == 6 and found.clock.startswith("CPU time")
