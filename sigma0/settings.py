@@ -199,11 +199,18 @@ def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
     return Switches()
 
 
+def _got(value: object, reason: str) -> str:
+    """The bad value where it is short, and where the reason does not tell it."""
+    told = repr(value)
+    known = "got" in reason or told in reason
+    return "" if known or not isinstance(value, str | int | float | None) or len(told) > 60 else f", got {told}"
+
+
 def explain(error: ValidationError) -> str:
     """One line for a pydantic error: each bad field with its value and the reason."""
     parts = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"])
-        reason = item["msg"].removeprefix("Value error, ")
+        reason = item["msg"].removeprefix("Value error, ") + _got(item["input"], item["msg"])
         parts.append(f"{field}: {reason}" if field else reason)
     return "; ".join(parts)
