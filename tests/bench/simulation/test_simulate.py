@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from sigma0.bench.__main__ import app
 from sigma0.bench.ledger import read_rows
 from sigma0.bench.rows_systems import Tail
+from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
 from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, markdown, whole
@@ -244,3 +245,19 @@ def test_damaged_inputs_are_refused(file, changes, message):
     file.write_text(json.dumps({**inputs_of().model_dump(mode="json"), **changes}))
     with pytest.raises(ValueError, match=message):
         read_inputs(file)
+
+
+def test_the_committed_rows_are_of_the_committed_inputs():
+    """And one of them comes out again, digit for digit, but for what rounding of another machine may change."""
+    inputs, digest = read_inputs(RESULTS / "simulation-inputs.json")
+    rows = latest_simulation(read_rows(RESULTS / "leaderboard.jsonl"))
+    assert {row.inputs_sha256 for row in rows} == {digest}
+    assert {row.routing for row in rows} == set(COMPARED.split(",")) and max(row.replicas for row in rows) == 10240
+    assert (RESULTS / "simulation.md").read_text() == whole(rows)
+    for check in inputs.checks:
+        assert check.simulated == pytest.approx(check.measured, rel=0.25)
+    row = next(row for row in rows if row.replicas == 16 and row.routing == "fleet")
+    traffic = Traffic(**{**row.traffic, "context": int(row.traffic["context"])})
+    sizes = {name: getattr(row, name) for name in ("replicas", "rate", "requests", "runs", "warm", "waiting", "seed")}
+    seen = simulate(Fleets(inputs), Setting(routing=row.routing, traffic=traffic, group=row.group, **sizes))
+    assert seen.latency_ms == pytest.approx(row.latency_ms)
