@@ -160,7 +160,7 @@ class Pool:
 
     def _each(self, function: Function, items: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         import ray
-        from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+        from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 
         # told by us, so that it is counted, and not by Ray
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0)(function)
@@ -182,6 +182,11 @@ class Pool:
                         raise WorkerLost(f"workers died over the same item {TRIES} times: {why}") from error
                     self.redone += 1
                     waiting.appendleft(key)
+                except RayTaskError as error:
+                    # its own words are the worker's whole traceback
+                    if not isinstance(error.cause, ValueError):
+                        raise
+                    raise error.cause from error
                 else:
                     yield key, json.loads(json.dumps(result))
 

@@ -199,11 +199,27 @@ def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
     return Switches()
 
 
-def _got(value: object, reason: str) -> str:
-    """The bad value where it is short, and where the reason does not tell it."""
+# Errors that no value explains: of fields that there are not (which may hold anything), and of text that is no JSON.
+_NO_VALUE = frozenset({"extra_forbidden", "unexpected_keyword_argument", "json_invalid"})
+_SECRETS = ("key", "secret", "password")
+_LONGEST = 60
+
+
+def _got(item: Any) -> str:
+    """The bad value where it is short and no secret, and where the reason does not tell it."""
+    value, reason = item["input"], item["msg"]
+    secret = any(str(part).lower().endswith(_SECRETS) for part in item["loc"])
+    if secret or item["type"] in _NO_VALUE or "got" in reason.split() or not _is_short(value):
+        return ""
     told = repr(value)
-    known = "got" in reason or told in reason
-    return "" if known or not isinstance(value, str | int | float | None) or len(told) > 60 else f", got {told}"
+    return "" if told in reason or len(told) > _LONGEST else f", got {told}"
+
+
+def _is_short(value: object) -> bool:
+    # before it is written out: Python refuses to write integers of thousands of digits
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 200)
 
 
 def explain(error: ValidationError) -> str:
@@ -211,6 +227,6 @@ def explain(error: ValidationError) -> str:
     parts = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"])
-        reason = item["msg"].removeprefix("Value error, ") + _got(item["input"], item["msg"])
+        reason = item["msg"].removeprefix("Value error, ") + _got(item)
         parts.append(f"{field}: {reason}" if field else reason)
     return "; ".join(parts)

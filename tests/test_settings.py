@@ -3,9 +3,10 @@ from dataclasses import FrozenInstanceError
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from sigma0 import ExitConfig
+from sigma0.serve.limits import ServerSettings
 from sigma0.settings import explain
 
 
@@ -37,6 +38,37 @@ def test_bad_values_are_named(wrong, message):
     assert "\n" not in explain(caught.value)
     with pytest.raises(ValueError, match=message):
         raise ValueError(explain(caught.value))
+
+
+class Told(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    api_key: SecretStr | None = None
+    count: int = 1
+    text: str = ""
+
+
+@pytest.mark.parametrize("wrong", [{"api_key": 53}, {"apikee": 53}, {"text": 10**5000}, {"count": "5" + 99 * "x"}])
+def test_secrets_unknown_fields_and_long_values_are_not_told(wrong):
+    with pytest.raises(ValidationError) as caught:
+        Told(**wrong)
+    told = explain(caught.value)
+    assert told.startswith(next(iter(wrong))) and "5" not in told and "got" not in told
+
+
+def test_the_servers_key_is_not_told():
+    with pytest.raises(ValidationError) as caught:
+        ServerSettings(api_key="open sesame")
+    assert "it is not shown here" in explain(caught.value) and "sesame" not in explain(caught.value)
+
+
+def test_signs_that_steer_a_terminal_are_told_as_such():
+    with pytest.raises(ValidationError) as caught:
+        Told(count="forgot\x1b[31m")
+    assert explain(caught.value).endswith(r", got 'forgot\x1b[31m'")
+    with pytest.raises(ValidationError) as caught:
+        Told.model_validate_json('{"text": ')
+    assert "got" not in explain(caught.value)
 
 
 def test_only_mappings_and_configs_are_parsed():

@@ -45,11 +45,14 @@ def fit_passes(rounds: Sequence[Sequence[TimedPass]]) -> PassTimes:
         rounds: Passes of different sizes, and much the same in each round.
 
     Raises:
-        ValueError: If they are too few.
+        ValueError: If they are too few, hold no row, or took no time.
     """
     passes = [each for found in rounds for each in found]
     if len(passes) < FEWEST or not all(rounds):
         raise ValueError(f"{len(passes)} passes are too few to tell how their time grows: give more prompts")
+    bad = next((each for each in passes if each.rows < 1 or not 0 < each.seconds < float("inf")), None)
+    if bad is not None:
+        raise ValueError(f"a pass has at least 1 row and takes more than 0 seconds, got {bad}")
     rows = np.array([each.rows for each in passes], dtype=np.float64)
     knots = knots_for(int(rows.min()), int(rows.max()))
     parts = np.column_stack(

@@ -17,6 +17,7 @@ from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
 from sigma0.effort import SHARES
+from sigma0.loading import shipped_models
 
 WORLD = "world"
 # items of the micro-world: scored where no number is given, and seeded from
@@ -144,13 +145,14 @@ class Opening(BaseModel):
 
     def resolved(self) -> "Opening":
         """The same for a process in another folder."""
-        ladder = None if self.ladder is None else ",".join(_resolve(name.strip()) for name in self.ladder.split(","))
+        ladder = None if self.ladder is None else ",".join(_model_path(name.strip()) for name in self.ladder.split(","))
         files = {
             name: None if path is None else path.resolve()
             for name, path in self
             if name in ("cache", "paragraphs", "demonstrations", "template")
         }
-        names = {"data": _resolve(self.data), "model": _resolve(self.model), "ladder": ladder}
+        data = self.data if self.data == WORLD else _path(self.data)
+        names = {"data": data, "model": _model_path(self.model), "ladder": ladder}
         return self.model_copy(update={**names, **files})
 
 
@@ -172,5 +174,10 @@ def read_items(data: str, split: str, n: int | None, seed: int) -> tuple[list[It
     return items[:n], seeds, f"StrategyQA, {split}"
 
 
-def _resolve(name: str) -> str:
+def _model_path(name: str) -> str:
+    # a shipped name goes before a folder of the same name, as where models are loaded
+    return name if name in shipped_models() else _path(name)
+
+
+def _path(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).is_dir() else name

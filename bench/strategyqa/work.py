@@ -57,8 +57,14 @@ class SpreadLevels:
 
 
 def do_level(piece: Any) -> Any:
-    """Runs a level over some items, in a worker."""
-    opened = _opened(json.dumps(piece["opening"]))
+    """Runs a level over some items, in a worker.
+
+    Raises:
+        ValueError: If the worker has other weights, items or files under the names than the run was opened with.
+    """
+    opened, found = _opened(json.dumps(piece["opening"]))
+    if found != piece["sha256"]:
+        raise ValueError("a worker found other weights, items or files under the same names than this process did")
     level = EXPERIMENTS[piece["level"]](opened.makings)
     run = opened.bench.run(level, opened.items[piece["first"] : piece["first"] + piece["step"]], lambda: None)
     return [asdict(each) for each in run.answered]
@@ -72,8 +78,9 @@ def _answered(told: dict[str, Any]) -> Answered:
 
 
 @lru_cache(maxsize=1)
-def _opened(told: str) -> Opened:
-    """What a worker opens, once; keyed by its text."""
+def _opened(told: str) -> tuple[Opened, str]:
+    """What a worker opens, once, and its digest; keyed by its text."""
     opening = Opening.model_validate_json(told)
     torch.set_num_threads(opening.threads)
-    return opening.open()
+    opened = opening.open()
+    return opened, opened.sha256()

@@ -96,7 +96,7 @@ def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path,
         listening = {ip_address(each.laddr.ip) for each in sockets if each.status == psutil.CONN_LISTEN}
         assert listening and all((getattr(each, "ipv4_mapped", None) or each).is_loopback for each in listening)
         failing = items_of(tmp_path, 1, **{"0": {"fails": True}})
-        with pytest.raises(ValueError, match="0 is no good"):
+        with pytest.raises(ValueError, match=r"^0 is no good$"):
             pool.spread(logged, failing)
         hopeless = items_of(tmp_path, 3, **{"1": {"dies": str(tmp_path / "never"), "dies_once": False}})
         with pytest.raises(WorkerLost, match="over the same item 2 times"):

@@ -107,3 +107,10 @@ def test_points_must_rise(rows):
     points = [{"rows": each, "milliseconds": 1.0} for each in rows]
     with pytest.raises(ValueError, match="rising rows"):
         PassTimes(by_rows=points, request_ms=0, telling_ms=0, token_ms=0, passes=1, paces=(1,), explained=1)
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": 0.0}, {"seconds": -1.0}, {"seconds": float("nan")}, {"rows": 0}])
+def test_a_pass_that_cannot_be_is_named(wrong):
+    found = passes(0, 0.0, count=60)
+    with pytest.raises(ValueError, match=rf"at least 1 row and takes more than 0 seconds, got .*{next(iter(wrong))}"):
+        fit_passes([found, [replace(found[0], **wrong)]])

@@ -115,6 +115,24 @@ def test_an_opening_is_the_same_behind_json(tmp_path, monkeypatch):
         Opening(**{**dict(told), "seeds": 3})
 
 
+def test_a_folder_does_not_take_the_place_of_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("world", "pocket", "big"):
+        (tmp_path / name).mkdir()
+    found = opening(ladder="pocket,big").resolved()
+    assert (found.data, found.model, found.ladder) == ("world", "pocket", f"pocket,{tmp_path / 'big'}")
+
+
+def test_a_worker_that_finds_something_else_under_the_names_is_refused(tmp_path, kept):
+    shown = tmp_path / "steps.json"
+    shown.write_text("[]")
+    told = opening(template=shown)
+    spread = SpreadLevels(Here(1), told, told.open(), kept)
+    shown.write_text("[ ]")
+    with pytest.raises(ValueError, match="other weights, items or files under the same names"):
+        spread.run([("L0", EXPERIMENTS["L0"](told.open().makings))], lambda done: None)
+
+
 def test_what_names_hide_is_in_the_digest(tmp_path):
     shown = tmp_path / "shown.json"
     digests = [opening().open().sha256(), opening(n=4).open().sha256()]
