@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -201,7 +201,7 @@ def worker_pool(workers: int, cpus: int = 1, gpus: int = 0) -> Iterator[Pool]:
         gpus: GPUs that each takes.
 
     Raises:
-        ValueError: For fewer workers, or where Ray is not installed.
+        ValueError: For fewer workers, where Ray is not installed, or where no machine has what a worker takes.
     """
     if workers < 1:
         raise ValueError(f"at least one worker, got {workers}")
@@ -218,7 +218,26 @@ def worker_pool(workers: int, cpus: int = 1, gpus: int = 0) -> Iterator[Pool]:
             room = {"num_cpus": workers * cpus, "object_store_memory": _STORE}
             join(None, **room, _temp_dir=stack.enter_context(folder), **_QUIET)
             stack.callback(ray.shutdown)
+        check_room([node["Resources"] for node in ray.nodes() if node["Alive"]], cpus, gpus)
         yield Pool(workers, cpus, gpus)
+
+
+def check_room(machines: Sequence[Mapping[str, float]], cpus: int, gpus: int) -> None:
+    """Refuses what Ray would wait for without end.
+
+    Args:
+        machines: What each of the cluster has.
+        cpus: That a worker takes.
+        gpus: That a worker takes.
+
+    Raises:
+        ValueError: If no machine has as much.
+    """
+    if not any(has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus for has in machines):
+        raise ValueError(
+            f"a worker takes {cpus} CPUs and {gpus} GPUs, and no machine of the cluster has them: "
+            "lower --threads, or choose another --device"
+        )
 
 
 def spread(

@@ -71,12 +71,15 @@ def markdown(rows: Sequence[StrategyQARow]) -> str:
 
 
 def latest_levels(rows: Sequence[AnyRow]) -> list[list[StrategyQARow]]:
-    """The rows of the last run of each model on each set of items, in the order of their measurement."""
+    """The rows of the last run of each model on each set of items, in the order of their measurement.
+
+    What was held against another level than the rest is a run of its own: a distillation.
+    """
     runs: dict[tuple[str, str, str], list[StrategyQARow]] = {}
     for row in rows:
         if isinstance(row, StrategyQARow):
             runs.setdefault((row.time, row.model, row.prompts), []).append(row)
-    latest = {(model, prompts, run[0].n): run for (_, model, prompts), run in sorted(runs.items())}
+    latest = {(model, prompts, run[0].n, run[0].against): run for (_, model, prompts), run in sorted(runs.items())}
     return sorted(latest.values(), key=lambda run: run[0].time)
 
 

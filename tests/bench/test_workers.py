@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import psutil
 import pytest
 
-from sigma0.bench.workers import KeptResults, Pool, WorkerLost, key_of, spread, worker_pool
+from sigma0.bench.workers import KeptResults, Pool, WorkerLost, check_room, key_of, spread, worker_pool
 from tests.bench.worker_items import logged
 
 
@@ -75,6 +75,15 @@ def test_damaged_results_are_refused(tmp_path):
 def test_no_worker_is_refused():
     with pytest.raises(ValueError, match="at least one worker"), worker_pool(0):
         pass
+
+
+def test_what_no_machine_has_is_refused():
+    machines = [{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}, {}]
+    for cpus, gpus in [(4, 0), (2, 1), (1, 0)]:
+        check_room(machines, cpus, gpus)
+    for cpus, gpus in [(5, 0), (3, 1), (1, 2)]:
+        with pytest.raises(ValueError, match=f"takes {cpus} CPUs and {gpus} GPUs"):
+            check_room(machines, cpus, gpus)
 
 
 @pytest.fixture
