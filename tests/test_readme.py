@@ -292,9 +292,10 @@ def test_the_load_table_is_that_of_the_ledger():
 
 
 def test_what_levels_of_control_did_is_quoted_right():
-    rows = [
+    found = [
         row for row in read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl") if isinstance(row, StrategyQARow)
     ]
+    rows, distilled = ([row for row in found if (row.against == "L0") == is_run] for is_run in (True, False))
     runs = {n: {row.level: row for row in rows if row.n == n} for n in (100, 229)}
     assert tuple(runs[100]) == ONCE and set(ONCE) - set(runs[229]) == {"L3", "L3-simple"}
     direct = runs[229]["L0"].accuracy
@@ -306,3 +307,7 @@ def test_what_levels_of_control_did_is_quoted_right():
         assert row.level == "L0" or row.difference <= 0 or row.p_holm > 0.9, "a level is better than L0"
     whole = (ROOT / "bench" / "results" / "strategyqa.md").read_text()
     assert all(levels_table(list(run.values())) in whole for run in runs.values())
+    page = " ".join((ROOT / "bench" / "strategyqa" / "README.md").read_text().split())
+    before, after = (f"{100 * row.accuracy.value:.1f} % ({100 * row.accuracy.low:.1f} to" for row in distilled)
+    assert after in page.split("Measured with SmolLM2 (`--from")[1] and before in page
+    assert f"{sum(distilled[1].misses.values())} and {sum(distilled[0].misses.values())} of 229 are misses" in page

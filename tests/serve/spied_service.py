@@ -7,6 +7,9 @@ from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.messages import Job, JobDone
 from sigma0.serve.service import EngineService
 
+# Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.
+KV = 2**25
+
 
 class Ticket:
     """The events of one job; `cancelled` once they were closed before their end."""
@@ -78,7 +81,7 @@ class SpiedService(EngineService):
     """
 
     def __init__(self, model, tokenizer, limit: int | None = None) -> None:
-        limits = EngineLimits() if limit is None else EngineLimits(max_running=1, max_waiting=limit)
+        limits = EngineLimits(kv_bytes=KV) if limit is None else EngineLimits(1, limit, kv_bytes=KV)
         self.held = HeldEngine(model, tokenizer, "pocket", limits)
         self.tickets: list[Ticket] = []
         super().__init__(self.held, "pocket")

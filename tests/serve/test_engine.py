@@ -13,6 +13,7 @@ from sigma0 import ExitConfig
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, Sampling, TokenTold
 from tests.reference import settled_model
+from tests.serve.spied_service import KV
 
 CONFIGS = (
     ExitConfig(q=0.5),
@@ -61,7 +62,7 @@ def drain(engine):
 
 
 def alone(model, tokenizer, job):
-    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=1), watch=True)
+    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=1, kv_bytes=KV), watch=True)
     key = engine.submit(job)
     return drain(engine)[key]
 
@@ -175,7 +176,7 @@ def job(length=5, new=6, seed=1, **settings):
 
 
 def test_a_prompt_begun_alike_is_found(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     ids = tuple(np.random.default_rng(1).integers(5, 60, 30).tolist())
     first = engine.submit(Job(ids, 4, ExitConfig(mode="full")))
     cold = drain(engine)[first][-1]
@@ -189,7 +190,7 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
 
 def test_what_was_dropped_is_never_found(model, pocket):
     """The prompt's pages are exact, the answer's are not: the next turn finds the former alone."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(8, 12, exit_config=ExitConfig(q=0.01, after_exit="drop"))
     key = engine.submit(asked)
     done = drain(engine)[key][-1]
@@ -216,7 +217,7 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
 
 def test_fates_outlast_a_request_that_is_put_back_while_it_reads_anew(model, pocket):
     """Put back as its columns have entered again and before they have run: what was known of them still is."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     key = engine.submit(job(6, 20, exit_config=ExitConfig(mode="full")))
     running = engine._jobs[key]
     while len(running.told) < 8:
@@ -241,7 +242,7 @@ def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
 
 
 def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(pass_rows=8), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(pass_rows=8, kv_bytes=KV), watch=True)
     engine.submit(job(2, 40, exit_config=ExitConfig(mode="fixed", depth=1)))
     engine.step()
     engine.submit(job(150, 1, 2))
@@ -289,7 +290,7 @@ FULL = ExitConfig(mode="full")
 
 def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
     """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, KV), watch=True)
     with poisoned(model, 60):
         bad = engine.submit(Job((5, 60, 7, 8, 9), 8, FULL))
         long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
@@ -314,7 +315,7 @@ def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pock
 
 
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
     good = Job((*shared, 7, 8, 9), 16, FULL)
     with poisoned(model, 60):

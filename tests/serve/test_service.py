@@ -10,6 +10,7 @@ from sigma0 import ExitConfig
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, TokenTold
 from sigma0.serve.service import EngineService
+from tests.serve.spied_service import KV
 
 STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
 
@@ -21,7 +22,7 @@ def pocket():
 
 @pytest.fixture
 def service(pocket):
-    made = EngineService(Engine(*pocket, "pocket", EngineLimits(max_running=4, max_waiting=8), watch=True), "pocket")
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
     yield made
     made.close()
 
@@ -159,7 +160,7 @@ def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch
 
 def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
     """Else one too many is taken, and told only later that there is no room."""
-    service = EngineService(Engine(*pocket, "pocket", EngineLimits(max_running=1, max_waiting=1), watch=True), "pocket")
+    service = EngineService(Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True), "pocket")
     begun, go_on, submit = threading.Event(), threading.Event(), service._engine.submit
 
     def slow(asked):
