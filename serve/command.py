@@ -98,7 +98,7 @@ def serve(
             serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
         if given := [f"--{name}" for name, value in engines.items() if value is not None]:
-            raise ValueError(f"{', '.join(given)} need --ray")
+            raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
         settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)

@@ -2,12 +2,15 @@
 
 import logging
 import os
+import socket
 from ipaddress import ip_address
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
 # Jobs and tokens are small: Ray would take a third of the memory for objects.
 OBJECT_STORE = 2**27
+# That a cluster's port may take to answer.
+SECONDS = 5.0
 
 
 def join(address: str | None, **options: Any) -> None:
@@ -25,6 +28,7 @@ def join(address: str | None, **options: Any) -> None:
     if address is not None:
         import ray
 
+        _check_answers(address)
         try:
             ray.init(address=address, logging_level=logging.WARNING)
         except ConnectionError as error:
@@ -45,6 +49,19 @@ def join(address: str | None, **options: Any) -> None:
     if not ip_address(node).is_loopback:
         ray.shutdown()
         raise RuntimeError(f"this version of Ray listens on {node}: start a cluster yourself, and name it (--address)")
+
+
+def _check_answers(address: str) -> None:
+    """Refuses a port where nobody listens, which Ray would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray cluster answers at {address!r} ({error}): start one (ray start --head), or leave --address out"
+        ) from error
 
 
 def bind_to_loopback() -> None:

@@ -41,7 +41,7 @@ def serve_on_ray(settings: RaySettings, host: str, port: int, address: str | Non
             check_room(settings, ray.cluster_resources())
         was_there = bool(serve.status().proxies)
         serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-        console.print(f"starting {settings.bounds[0]} engines with {settings.model}")
+        console.print(f"starting {settings.bounds[0]} engine(s) with {settings.model}")
         try:
             front = serve.run(build(settings), name=NAME)
         except RuntimeError as error:

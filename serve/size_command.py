@@ -23,7 +23,12 @@ BACKENDS = ("triton", "torch")
 
 def size(
     model: Annotated[str, typer.Argument(help=f"{', '.join(SHAPES)}, a shipped name, folder, or hub id.")],
-    context: Annotated[str, typer.Option(help="Tokens of a sequence, prompt and answer; parted by commas.")] = "4096",
+    context: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of a sequence, prompt and answer; parted by commas. By default 4096 or all that the model has."
+        ),
+    ] = "",
     memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; parted by commas.")] = "24GB",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
@@ -35,12 +40,17 @@ def size(
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
     with one_line_errors():
-        if dtype not in DTYPES or backend not in BACKENDS:
-            raise ValueError(f"dtype is one of {', '.join(DTYPES)}, and backend one of {', '.join(BACKENDS)}")
+        for option, value, known in (("--dtype", dtype, DTYPES), ("--backend", backend, BACKENDS)):
+            if value not in known:
+                raise ValueError(f"{option} {value!r} is none of {', '.join(known)}")
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
         shape = shape_of(model)
-        memories = [parse_bytes(each, "--memory") for each in memory.split(",")]
-        fits = [fit(shape, serving, each, tokens) for each in memories for tokens in _counts(context)]
+        memories = [_memory(each) for each in memory.split(",")]
+        fits = [
+            fit(shape, serving, each, tokens)
+            for each in memories
+            for tokens in _counts(context or str(min(4096, shape.positions)))
+        ]
         told = as_dict(model, dtype, shape, serving, fits)
     typer.echo(json.dumps(told, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
@@ -54,6 +64,13 @@ def shape_of(model: str) -> ModelShape:
     if model in SHAPES:
         return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
     return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
+
+
+def _memory(text: str) -> int:
+    found = parse_bytes(text, "--memory")
+    if found < 2**20:
+        raise ValueError(f"--memory {text!r} is {found} bytes: give a unit, such as 24GB or 24GiB")
+    return found
 
 
 def _counts(text: str) -> list[int]:

@@ -209,7 +209,7 @@ def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Fit:
     if memory < 1:
         raise ValueError(f"a memory of {memory} bytes holds nothing")
     if not 1 <= context <= shape.positions:
-        raise ValueError(f"a context of {context} tokens is not one of the model's 1 to {shape.positions}")
+        raise ValueError(f"a context of {context} tokens is not one of the model's 1 to {shape.positions} (--context)")
     weights = weight_bytes(shape, serving.number_bytes)
     a_pass = pass_bytes(shape, serving, context)
     left = int(memory * (1 - serving.spare)) - weights - a_pass

@@ -60,6 +60,8 @@ def simulate(
     """SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again."""
     quiet_transformers()
     with one_line_errors(), needs_extra("bench"):
+        if picture is not None and picture.suffix not in (".svg", ".png"):
+            raise ValueError(f"--picture {str(picture)!r}: give a name that ends in .svg or .png")
         found, digest = read_inputs(inputs)
         traffic = Traffic(short_share=short_share, turns=turns, think=think)
         fleets = Fleets(found)

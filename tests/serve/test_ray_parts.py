@@ -396,14 +396,15 @@ def run(*arguments):
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["--replicas", "2"], "--replicas need --ray"),
+        (["--replicas", "2"], "--replicas needs --ray"),
         (["--min", "1", "--max", "2"], "--min, --max need --ray"),
-        (["--address", "auto"], "--address need --ray"),
-        (["--gpus", "1"], "--gpus need --ray"),
+        (["--address", "auto"], "--address needs --ray"),
+        (["--gpus", "1"], "--gpus needs --ray"),
         (["--ray", "--replicas", "2", "--max", "3"], "leave it out"),
         (["--ray", "--min", "3", "--max", "2"], "is over max_replicas=2"),
         (["--ray", "--dtype", "int8"], "'float32'"),
         (["nowhere", "--ray"], "no such model"),
+        (["--ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at '127.0.0.1:1'"),
         (["--ray", "--host", "203.0.113.1"], "cannot listen on 203.0.113.1"),
     ],
 )

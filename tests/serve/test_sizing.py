@@ -236,6 +236,11 @@ def test_a_checkpoint_is_sized_by_its_configuration():
     assert only["memory"] == 2**30 and only["sequences"] == only["tokens"] // 2048
 
 
+def test_a_shipped_model_is_sized_at_its_whole_context_by_default():
+    (only,) = json.loads(run("pocket", "--json").stdout)["fits"]
+    assert only["context"] == 2048
+
+
 def test_a_model_that_does_not_fit_is_told_so():
     (only,) = json.loads(run("ouro-2.6b", "--memory", "4GB", "--json").stdout)["fits"]
     assert only["sequences"] == only["tokens"] == 0
@@ -246,12 +251,13 @@ def test_a_model_that_does_not_fit_is_told_so():
     [
         (("ouro-9b",), "no such model: 'ouro-9b'"),
         (("ouro-1.4b", "--memory", "much"), "--memory 'much' is no amount of memory"),
-        (("ouro-1.4b", "--memory", "0B"), "holds nothing"),
+        (("ouro-1.4b", "--memory", "0B"), "--memory '0B' is 0 bytes: give a unit"),
+        (("ouro-1.4b", "--memory", "24"), "--memory '24' is 24 bytes: give a unit"),
         (("ouro-1.4b", "--context", "4k"), "--context '4k'"),
         (("ouro-1.4b", "--context", "0"), "1 to 65536"),
         (("pocket", "--context", "4096"), "1 to 2048"),
-        (("ouro-1.4b", "--dtype", "int4"), "dtype is one of"),
-        (("ouro-1.4b", "--backend", "auto"), "backend one of"),
+        (("ouro-1.4b", "--dtype", "int4"), "--dtype 'int4' is none of float32"),
+        (("ouro-1.4b", "--backend", "auto"), "--backend 'auto' is none of triton"),
         (("ouro-1.4b", "--spare", "1"), "spare must lie in [0, 1)"),
         (("ouro-1.4b", "--page-size", "0"), "page_size must be at least 1"),
     ],

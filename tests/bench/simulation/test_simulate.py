@@ -224,6 +224,7 @@ def test_what_depths_apart_change_is_told_run_by_run(file, tmp_path):
         (("--short-share", "2"), "short_share"),
         (("--turns", "0"), "turns"),
         (("--inputs", "nowhere.json"), "nowhere.json"),
+        (("--picture", "p.gif"), "--picture 'p.gif': give a name that ends in .svg or .png"),
     ],
 )
 def test_bad_input_is_told_in_one_line(file, tmp_path, arguments, message):
