@@ -94,6 +94,7 @@ def test_the_command_writes_inputs_that_can_be_simulated(tmp_path):
     assert result.exit_code == 0, result.output
     found, _ = read_inputs(out)
     assert found.conditions.model == "pocket" and found.loops == 6 and found.clock.startswith("CPU time")
-    arguments = ["--inputs", out, "--replicas", "2", "--requests", "50", "--out", ledger]
+    # nobody is refused, however fast the machine was
+    arguments = ["--inputs", out, "--replicas", "2", "--requests", "50", "--waiting", "1000000", "--out", ledger]
     result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
     assert result.exit_code == 0, result.output
