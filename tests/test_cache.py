@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import DepthCache, ExitConfig
+from sigma0.dropped import remember_exits
+from sigma0.frontier import SkippedTokens
 from sigma0.ops import PlaneGroup, plane_attention
 from tests.reference import tiny_model
 
@@ -276,3 +278,61 @@ def test_caches_are_made_for_the_model(tiny):
     cache = tiny.new_cache(capacity=3)
     assert isinstance(cache, DepthCache)
     assert (len(cache.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
+
+
+def test_trajectories_that_were_not_kept_begin_anew():
+    """Under `converge` a loop's differences are kept, under `qexit` not: there is nothing to go on from."""
+    model = tiny_model(seed=0, total_ut_steps=8)
+    eager, watching = ExitConfig(q=1e-6), ExitConfig(mode="converge", eps=0.9, min_loops=3)
+    cache = filled(model, config=eager)
+
+    def loops_remembered(step, config):
+        before = 0 if cache.frontier is None else len(cache.frontier)
+        passes = cache.counts.passes
+        with torch.no_grad():
+            model(torch.full((2, 1), 7 + step), past_key_values=cache, exit_config=config)
+        rows = cache.frontier.columns < cache.length - 1
+        assert before and rows.any()
+        return cache.slots.state.counts[cache.frontier.slots[rows], 0].tolist(), cache.counts.passes - passes
+
+    with torch.no_grad():
+        model(torch.full((2, 1), 7), past_key_values=cache, exit_config=eager)
+    remembered, passes = loops_remembered(1, watching)
+    assert passes == 3 and set(remembered) == {3}, "what an earlier run did not keep was taken for kept"
+    remembered, passes = loops_remembered(2, watching)
+    assert max(remembered) == 3 + passes, "what was kept is gone"
+
+
+def test_crop_forgets_where_dropped_tokens_stopped():
+    """A column that is written again has every plane, whatever the token before it had."""
+    model = tiny_model(seed=0, total_ut_steps=5)
+    cache = filled(model)
+    with torch.no_grad():
+        for token in (3, 4, 5):
+            model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
+    sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
+    remember_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
+    cache.crop(-2)
+    assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
+    assert cache.exits[:, 5:].eq(4).all()
+    cache.crop(-1)
+    assert cache.exits.eq(4).all()
+
+
+def test_crop_forgets_a_token_that_was_never_run():
+    """Right at the crop, and not one further: what comes after reads as if it had never been there."""
+    model = tiny_model(seed=0, total_ut_steps=4)
+    for removed, left in ((-2, [4]), (-3, [])):
+        cache, fresh = filled(model), filled(model)
+        with torch.no_grad():
+            for token in (3, 4, 5):
+                model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
+        columns = np.array([4, 5, 6])
+        cache.skip(SkippedTokens(np.array([3, 4, 5]), np.zeros(3, dtype=np.int64), columns, columns))
+        cache.crop(removed)
+        assert ([] if cache.skipped is None else cache.skipped.columns.tolist()) == left
+        with torch.no_grad():
+            if left:
+                model(torch.full((2, 1), 3), past_key_values=fresh, exit_config=ExitConfig(mode="full"))
+            again = model(IDS, past_key_values=cache).logits
+            torch.testing.assert_close(again, model(IDS, past_key_values=fresh).logits)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, StoppingCriteriaList
 
+from sigma0 import canary as canary_module
 from sigma0.canary import Adaptation, CollapseCanary, tighten
 from tests.kernels import definitions
 
@@ -191,6 +192,9 @@ def test_running_out_has_a_reading_of_its_own():
     assert told.share.tolist() == pytest.approx([0.95, 0.95])
     assert told.running_out.tolist() == [False, True]
     assert canary.run_out(1000).running_out.tolist() == [False, False]
+    # from nine tenths of the limit on, and not before
+    assert canary.run_out(112).running_out.tolist() == canary.run_out(106).running_out.tolist() == [False, False]
+    assert canary.run_out(105).running_out.tolist() == [False, True]
     assert CollapseCanary().run_out(10).end_chance.isnan().all()
     with pytest.raises(ValueError, match="limit"):
         canary.run_out(0)
@@ -251,3 +255,30 @@ def test_reordered_beams_are_followed(llama):
     )  # fmt: skip
     assert out.sequences.shape == (2, 43)
     assert canary.tokens.tolist() == [39] * 4
+
+
+def test_the_chance_of_an_end_is_an_exponential_mean():
+    canary, rng = CollapseCanary(1, eos_token_id=[1, 4]), np.random.default_rng(3)
+    mean = None
+    for number in range(30):
+        logits = 3 * rng.standard_normal((1, 10))
+        canary.observe(torch.from_numpy(logits), torch.tensor([number % 10]))
+        chances = np.exp(logits[0]) / np.exp(logits[0]).sum()
+        chance = chances[1] + chances[4]
+        mean = chance if mean is None else mean + canary_module._END_ALPHA * (chance - mean)
+        assert float(canary.run_out(100).end_chance) == pytest.approx(mean, rel=1e-5)
+    assert abs(mean - chance) > 0.01, "the last value would do as well"
+
+
+def test_an_ended_sequence_is_not_pushed(llama):
+    canary = CollapseCanary(2, eos_token_id=UNUSED)
+    watch = canary.processor(adapt=True, limit=10, bounds=Adaptation(begin=0.99))
+    ids, scores = torch.randint(2, 40, (2, 12), generator=torch.Generator().manual_seed(0)), torch.zeros(2, 40)
+    scores[:, UNUSED] = -20.0
+    for length in range(1, 11):
+        watch(ids[:, :length], scores.clone())
+    assert [action.ends_pushed for action in canary.actions] == [1, 1]
+    watch.end(torch.tensor([True, False]))
+    adapted = watch(ids[:, :11], scores.clone())
+    assert [action.ends_pushed for action in canary.actions] == [1, 2]
+    assert torch.equal(adapted[0], scores[0]) and float(adapted[1, UNUSED]) > -20.0

@@ -282,3 +282,36 @@ def test_a_model_may_be_asked():
 def test_a_bad_tolerance_is_refused():
     with pytest.raises(ValueError, match="tolerance"):
         check("x", "y", tolerance=1.0)
+
+
+def test_the_nearest_place_is_the_shorter_of_two():
+    """Both speak of all of the claim; the one that says little else is quoted."""
+    long = "Before the war Paris had four large bridges over the river and two small ones beside the mill."
+    short = "Paris had four bridges."
+    for context in ([long, short], [short, long]):
+        claim = check("Paris had four bridges.", context).claims[0]
+        assert claim.anchored and claim.evidence == short
+
+
+@pytest.mark.parametrize(
+    "sentence, anchored",
+    [
+        # of ten words three stand beside the number, which is enough, or two, which is not
+        ("The old wooden mill sold 340 heavy sacks of fresh white flour yesterday.", True),
+        ("The old wooden barn held 340 heavy sacks of fresh white flour yesterday.", False),
+    ],
+)
+def test_a_number_needs_three_tenths_of_the_words_beside_it(sentence, anchored):
+    place = "A mill of old sold 340."
+    elsewhere = "There were wooden doors, heavy sacks, fresh bread, white flour, a barn that held hay. It rained yesterday."
+    assert check(sentence, [place, elsewhere]).claims[0].anchored is anchored
+
+
+def test_a_date_may_stand_alone():
+    """A text that is a date and nothing else speaks of whatever is asked, as a number alone does.
+
+    It is written so that it shares no word with the claim, not even the month.
+    """
+    context = ["Say when the bridge was opened.", "1932-03-05"]
+    assert check("The bridge was opened on 5 March 1932.", context).score == 1.0
+    assert check("The bridge was opened on 6 March 1932.", context).score == 0.0

@@ -32,9 +32,9 @@ class Growing(nn.Module):
         return 1.3 * hidden_states + 1.0
 
 
-def linear_model():
+def linear_model(total_loops=8):
     """A double whose block is linear with radius 1.3 and which has no norm behind its loops."""
-    model = tiny_model(3, total_ut_steps=8, num_hidden_layers=1)
+    model = tiny_model(3, total_ut_steps=total_loops, num_hidden_layers=1)
     model.model.layers[0] = Growing(model.model.layers[0])
     model.model.norm = nn.Identity()
     return model
@@ -61,6 +61,14 @@ def test_a_growing_map_is_broken_at_its_second_divergence(monkeypatch, config):
     assert out.exit_reasons == [["divergence"] * 6] * 2
     assert (out.loop_fates[:, :, 2:4] == 3).all()
     assert out.loop_passes == 4 * 5
+
+
+def test_at_the_last_loop_there_is_nothing_left_to_break(monkeypatch):
+    """The second divergence is at loop T: those tokens ran out of loops, whether read from the prompt or later."""
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(linear_model(total_loops=4), ExitConfig(q=1.0), output_statistics=True)
+    assert (out.loop_fates[:, :, 2:] == 3).all() and out.exit_depths.eq(4).all()
+    assert out.exit_reasons == [["max_depth"] * 6] * 2
 
 
 def test_savings_are_counted_and_the_margin_rule_breaks_too(monkeypatch):

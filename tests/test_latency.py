@@ -38,6 +38,14 @@ def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     assert found.chosen.after_exit == "verify" and len(set(values)) > 1
     order = list(range(10))
     Random(0).shuffle(order)
+    apart = [
+        model.generate(
+            torch.tensor([prompts[number]]), max_new_tokens=7, do_sample=False, exit_config=found.chosen,
+            return_dict_in_generate=True,
+        ).loop_passes
+        for number in order[:2]
+    ]  # fmt: skip
+    assert found.check.passes_per_token.value == pytest.approx(sum(apart) / (2 * 6)) != chosen.passes_per_token.value
     passes = tails = stood = 0
     for number in order[2:]:
         run = model.generate(

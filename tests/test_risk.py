@@ -2,6 +2,7 @@
 
 import json
 from math import comb
+from random import Random
 
 import numpy as np
 import pytest
@@ -196,3 +197,57 @@ def test_three_loops_have_a_fate():
 def test_a_share_without_errors_has_an_interval():
     estimate = risk.share_of(10, 10)
     assert estimate.value == 1.0 and estimate.interval == (pytest.approx(0.025 ** (1 / 10), rel=1e-6), 1.0)
+
+
+def test_no_prompt_has_two_parts(labelled, monkeypatch):
+    """Policies are ranked, tested and checked on three parts of the prompts that have none in common."""
+    parts = {}
+
+    def spied(name):
+        real = getattr(risk, name)
+
+        def spy(answers, *rest):
+            parts[name] = answers
+            return real(answers, *rest)
+
+        monkeypatch.setattr(risk, name, spy)
+
+    for name in ("rank", "passing_policies", "check_policy"):
+        spied(name)
+    model, tokenizer = sigma0.load("pocket", dtype="float32")
+    prompts = read_prompts(labelled)
+    calibrated = calibrate_doors(model, tokenizer, prompts, risk=0.45, max_new_tokens=20)
+    assert [len(answers) for answers in parts.values()] == [16, 16, 8]
+    assert len({id(answer) for answers in parts.values() for answer in answers}) == 40
+    order = list(range(40))
+    Random(0).shuffle(order)
+    right = [
+        sigma0.generate(model, tokenizer, prompt.content, max_new_tokens=20).text.strip() == prompt.answer.strip()
+        for prompt in (prompts[number] for number in order[32:])
+    ]
+    assert [answer.right for answer in parts["check_policy"]] == right
+    assert (calibrated.check.prompts, calibrated.check.right.value) == (8, sum(right) / 8)
+
+
+def test_tests_end_at_the_first_policy_that_fails():
+    """The order was fixed beforehand: a later policy has no say, however good it looks."""
+    answers = [answered(True)] * 100 + [answered(False, saturated=2)] * 100
+    good, bad = DoorPolicy(saturated_share=0.0), DoorPolicy(saturated_share=1.0)
+    assert risk.passing_policies(answers, [good, bad, good], 0.05, 0.95) == ([good], 2)
+    assert risk.passing_policies(answers, [bad, good], 0.05, 0.95) == ([], 1)
+    assert risk.passing_policies(answers, [good, good], 0.05, 0.95) == ([good, good], 2)
+
+
+def test_many_policies_a_hair_over_keep_the_promise():
+    """Forty policies with a risk of 0.22 each, of which 0.2 is allowed: testing on after a failure would pass one."""
+    rng, allowed, confidence, runs = np.random.default_rng(1), 0.2, 0.8, 200
+    policies = [DoorPolicy(tau_c=(place + 0.5) / 40) for place in range(40)]
+    broken = 0
+    for _ in range(runs):
+        # the policy of place k opens for the answers of proximity under its own tau_c
+        answers = [
+            answered(bool(rng.random() >= 0.22), tokens=1, proximity=place / 40) for place in rng.integers(0, 40, 120)
+        ]
+        passed, _ = risk.passing_policies(answers, policies[::-1], allowed, confidence)
+        broken += bool(passed)
+    assert 0 < broken / runs <= 1 - confidence

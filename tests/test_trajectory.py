@@ -134,3 +134,17 @@ def test_a_steep_contraction_has_its_radius():
     path = torch.zeros(1, 6, 1, dtype=torch.float64)
     path[0, :, 0] = 1e-9 ** torch.arange(6, dtype=torch.float64)
     assert float(spectrum(path).radius) == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_growth_is_measured_against_the_last_three_steps():
+    """Steps of 10, 1, 1, 1 and 5: the last outgrows the three before it, and not the first.
+
+    Each goes a way of its own, so that no fit speaks.
+    """
+    steps = torch.diag(torch.tensor([1.0, 10.0, 1.0, 1.0, 1.0, 5.0]))
+    states = 100.0 + steps.cumsum(0)
+    loops = run_loops(states, BoundaryRule("none", 1.0, len(steps)))
+    statistics = torch.stack([loop.statistics[0] for loop in loops])
+    fates = fates_under(statistics, FateConfig())
+    assert fates.tolist() == [int(loop.fates[0]) for loop in loops]
+    assert FATES[int(fates[-1])] == "diverge"

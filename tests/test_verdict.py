@@ -112,6 +112,11 @@ def test_aggregation():
     assert aggregate(tokens(*[("max_depth", None)] * 3)).converged is False
     loose = aggregate(tokens(good), grounded=0.2)
     assert (loose.reason, loose.grounded, loose.converged) == ("ungrounded", 0.2, True)
+    # of as many tokens that met their rule as did not, the text has not converged
+    even = aggregate(tokens(good, good, *[("max_depth", "contract")] * 2), DoorPolicy(saturated_share=0.5), 0.2)
+    assert (even.reason, even.converged) == ("ungrounded", False)
+    most = aggregate(tokens(good, good, good, ("max_depth", "contract")), DoorPolicy(saturated_share=0.5), 0.2)
+    assert (most.reason, most.converged) == ("ungrounded", True)
     looping = aggregate([*tokens(good), of_token("threshold_met", 4, "contract", 0.7)])
     assert (looping.reason, looping.proximity, looping.depth) == ("collapse", 0.7, 3.0)
     assert door(aggregate(tokens(*[good] * 4))) == "converge"

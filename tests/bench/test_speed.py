@@ -14,7 +14,7 @@ from sigma0.bench.replay import Trace
 from sigma0.bench.speed import decoders, shapes
 from sigma0.bench.speed.courses import STATED, cut_at_end, described, recorded, settled_loops, stated
 from sigma0.bench.speed.decoders import FULL, Decoded, Ours, PromptedCache, Stock
-from sigma0.bench.speed.measure import WAYS, Plan, _figures, _settings
+from sigma0.bench.speed.measure import WAYS, Plan, _decode, _figures, _Progress, _settings
 from sigma0.bench.speed.table import markdown
 from tests.reference import tiny_model
 
@@ -127,6 +127,29 @@ def test_figures_from_given_times():
     block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     assert found["weight_bandwidth"] == pytest.approx(block * 8 / 2.0)
     assert found["kv_bytes_in_use"] == 100 and found["kv_bytes_allocated"] == 200 and found["same_tokens"]
+
+
+def test_the_first_round_warms_up_and_counts_for_nothing():
+    class Slow:
+        """A decoder whose runs take 9, 1, 2, 3 ... seconds."""
+
+        def __init__(self):
+            self.times = iter([9.0, 1.0, 2.0, 3.0, 4.0])
+
+        def prompt(self):
+            return 1.0
+
+        def decode(self):
+            return Decoded(next(self.times), 8, 8, 8, 0, torch.zeros(1, 5), 1, 1)
+
+    plan = Plan(("full", "finish"), ExitConfig(), None, "", 5, 3)
+    steps = []
+    runs, _ = _decode({way: Slow() for way in plan.ways}, plan, torch.zeros((1, 4)), _Progress(steps.append))
+    assert {way: [run.seconds for run in found] for way, found in runs.items()} == {
+        "full": [1.0, 2.0, 3.0],
+        "finish": [1.0, 2.0, 3.0],
+    }
+    assert len(steps) == 2 * 4
 
 
 def test_no_time_is_counted_before_the_first_token(monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sigma0 import ExitConfig
-from sigma0.ladder import Always, Budget, FidelityLadder, Hysteresis, Never, Price, Random, Rung, Spending, replay
+from sigma0.ladder import Always, Budget, Entropy, FidelityLadder, Hysteresis, Never, Price, Random, Rung, Spending, replay
 from sigma0.ladder.budget import Purse
 
 TEXTS = ["Mary has a hat.", "Where is the key that John took?"]
@@ -51,6 +51,18 @@ def test_no_limit_is_ever_exceeded(looped, tokenizer, limits, rate, stay, batch)
         same = next((place for place, token in enumerate(each.tokens) if token.low_confidence), len(each.tokens))
         assert [token.id for token in each.tokens[:same]] == [token.id for token in unlimited.tokens[:same]]
     assert replay(found[0].trail) == []
+
+
+@SLOW
+@given(st.integers(20, 200), st.integers(10, 90), st.sampled_from([2.0, 2.5, 3.0]), st.integers(0, 3))
+def test_no_limit_is_exceeded_by_two_rungs_at_once(looped, plain, tokenizer, passes, catch_up, above, stay):
+    """Two sequences, each at a rung of its own: either step may fit the budget, and both together not."""
+    models = zip([looped[0], plain, looped[1]], ("low", "middle", "high"), strict=True)
+    rungs = [Rung.local(model, tokenizer, name) for model, name in models]
+    limits = Budget(loop_passes=passes, catch_up_tokens=catch_up)
+    ladder = FidelityLadder(rungs, limits, Entropy(above=above), Hysteresis(stay=stay))
+    first, *_ = ladder.generate_batch(TEXTS, max_new_tokens=9, exit_config=ExitConfig(q=0.4))
+    assert first.spent.loop_passes <= passes and first.spent.catch_up_tokens <= catch_up
 
 
 def test_no_limits_by_default(rungs):

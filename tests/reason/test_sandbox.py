@@ -340,3 +340,12 @@ def test_a_folder_must_be_there_and_fit(box, tmp_path):
     (tmp_path / "large").write_bytes(bytes(30 * 2**20))
     with pytest.raises(ValueError, match="holds more than"):
         box.run_command(["true"], tmp_path, memory_mb=48)
+
+
+@needs_bubblewrap
+def test_a_launcher_that_ends_before_the_program_is_no_result(box, monkeypatch):
+    """The sandbox stood and its launcher did not: nothing of the job was run, so nothing is told of it."""
+    assert box.unavailable is None
+    monkeypatch.setattr(execution, "interpreter", lambda: "/bin/false")
+    with pytest.raises(SandboxUnavailable, match="the sandbox did not start"):
+        execution.execute(next(iter(isolation.ways())), execution.Job(10.0, 256, program=b"print(1)"))

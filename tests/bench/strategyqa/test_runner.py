@@ -126,6 +126,28 @@ def test_a_question_without_an_answer_is_asked_again_and_then_missed():
     assert dict(run.misses) == {"no answer": 1} and not run.answered[0].right
 
 
+class Twofold(Direct):
+    """Asks twice about each item."""
+
+    def predict(self, question, ask):
+        super().predict(question, ask)
+        return super().predict(question, ask)
+
+
+def test_only_the_attempt_that_counts_is_counted():
+    """A question that failed behind another one: what its attempt asked before is in neither usage nor purposes."""
+    asked = []
+
+    def said(messages, **_):
+        asked.append(messages)
+        if len(asked) == 2:
+            raise ChatFailed("the line is cut")
+        return "No"
+
+    run = run_level(Twofold(), ITEMS[:1], ScriptedChat(said), SETTINGS, retries=1)
+    assert len(asked) == 4 and run.usage.calls == 2 and run.answered[0].purposes == ("answer", "answer")
+
+
 class Learner(Direct):
     learns = True
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.boundary import MODES, BoundaryRule, BoundaryState, BoundaryWeights
+from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState, BoundaryWeights
 from sigma0.kernels.loop_boundary import loop_boundary, norm_reference, observe
 from tests.kernels import definitions
 from tests.kernels.interpreted.conftest import DEVICE
@@ -136,3 +136,18 @@ def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
     expected = torch.tensor(expected, dtype=torch.float64)
     allowed = 2 * (plain.statistics[0].double() - expected).abs() + 5e-4 * expected.abs().clamp_min(1)
     assert bool(((found.statistics[0].double() - expected).abs() <= allowed).all())
+
+
+def test_a_steady_drift_spirals():
+    """Steps that neither grow nor shrink: the fate at a growth of exactly 1, in both."""
+    drift = torch.arange(1.0, 7.0)[:, None, None] * torch.ones(1, 1, 64)
+    rule = BoundaryRule("none", 0.5, 6)
+    assert compare(drift, rule, torch.float32, normalize=False) == 0
+    ours, _ = states(1, 64, torch.float32)
+    weights = BoundaryWeights(torch.ones(64), 1e-6, torch.zeros(64), torch.zeros(1))
+    previous, fates = torch.zeros(1, 64), []
+    for raw in drift:
+        boundary = loop_boundary(raw, previous, weights, ours, torch.tensor([0]), rule, False)
+        previous = boundary.hidden
+        fates.append(FATES[int(boundary.fates[0])])
+    assert fates == [None, None, *["spiral"] * 4]
