@@ -303,7 +303,9 @@ def test_the_nearest_place_is_the_shorter_of_two():
 )
 def test_a_number_needs_three_tenths_of_the_words_beside_it(sentence, anchored):
     place = "A mill of old sold 340."
-    elsewhere = "There were wooden doors, heavy sacks, fresh bread, white flour, a barn that held hay. It rained yesterday."
+    elsewhere = (
+        "There were wooden doors, heavy sacks, fresh bread, white flour, a barn that held hay. It rained yesterday."
+    )
     assert check(sentence, [place, elsewhere]).claims[0].anchored is anchored
 
 
