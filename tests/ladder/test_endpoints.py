@@ -5,7 +5,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -53,9 +52,13 @@ def pocket():
     return sigma0.load("pocket", dtype="float32")
 
 
+# Seconds for endpoints that never end by themselves, or not before; all others have as long as a busy machine takes.
+ENDLESS = {"hangs": 1.0, "dribbles": 1.0, "comments": 0.5, "slow-headers": 0.5, "stalls": 0.5, "stays-open": 5.0}
+
+
 def ladder(pocket, url, names, policy=None, budget=None, **settings):
-    settings = {"timeout": 1.0, "attempts": 2, "backoff": 0.01, **settings}
-    ends = [Rung.endpoint(url, name, KEY, **settings) for name in names]
+    settings = {"attempts": 2, "backoff": 0.01, **settings}
+    ends = [Rung.endpoint(url, name, KEY, **{"timeout": ENDLESS.get(name, 60.0), **settings}) for name in names]
     return FidelityLadder([Rung.local(*pocket, "pocket"), *ends], policy=policy or Always(), budget=budget)
 
 
@@ -172,13 +175,12 @@ def test_attempts_count_as_calls(pocket, url):
 
 
 def test_time_ends_a_request_that_is_under_way(pocket, url):
-    started = time.monotonic()
-    found = ladder(pocket, url, ["hangs"], budget=Budget(seconds=2.0), timeout=30.0, attempts=5).generate(
+    found = ladder(pocket, url, ["hangs"], budget=Budget(seconds=4.0), timeout=30.0, attempts=5).generate(
         QUESTION, unit="answer", max_new_tokens=8
     )
     assert found.rung == "pocket" and found.text
-    # not a time that is measured but one that would be ten times as long
-    assert time.monotonic() - started < 20 and found.costs[1].calls == 1
+    # its own time would have been asked for again, four times
+    assert found.costs[1].calls == 1
 
 
 def test_drafts(pocket, url):
@@ -289,15 +291,14 @@ def test_an_upper_rung_that_cannot_read_the_prompt_costs_itself(pocket, url):
 
 @pytest.mark.parametrize("name", ["comments", "slow-headers", "stalls"])
 def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
-    started = time.monotonic()
-    found = ladder(pocket, url, [name], timeout=0.5, attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
+    found = ladder(pocket, url, [name], attempts=1).generate(QUESTION, unit="answer", max_new_tokens=12)
+    # the server would go on for a minute, and then end in another way
     assert found.trail.decisions[-1].why == "timeout" and found.rung == "pocket"
-    assert time.monotonic() - started < 10  # the server would go on for a minute
 
 
 @pytest.mark.parametrize("name", ["infinite-usage", "null-usage", "stays-open"])
 def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name):
-    found = ladder(pocket, url, [name], timeout=1.5).generate(QUESTION, unit="answer", max_new_tokens=20)
+    found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.text == ANSWER and found.spent.large_tokens == 20
 
 
