@@ -11,13 +11,14 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 import httpx
 import psutil
 
+from sigma0.bench.serving.floods import Flooding, Floods
 from sigma0.extras import needs_extra
 
 WAYS: tuple[dict[str, Any], ...] = (
@@ -76,6 +77,7 @@ class Soak:
         finished_after_term: Requests under way at SIGTERM that were answered whole.
         lost_after_term: Those that were not.
         exit_code: Of the server then.
+        floods: What floods did beside the load; None where there were none.
     """
 
     seconds: float
@@ -93,10 +95,14 @@ class Soak:
     finished_after_term: int = 0
     lost_after_term: int = 0
     exit_code: int | None = None
+    floods: Floods | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        # `asdict` makes a counter of pairs out of a counter
+        values = asdict(replace(self, broken=Counter(), floods=None))
+        floods = None if self.floods is None else self.floods.to_dict()
+        return {**values, "broken": dict(self.broken), "floods": floods}
 
 
 class _Asker:
@@ -199,6 +205,7 @@ async def soak(
     seconds: float,
     clients: int,
     max_tokens: int,
+    floods: int = 0,
     on_second: Callable[[int], None] = lambda done: None,
 ) -> Soak:
     """Loads a server, lets it come to rest, loads it again and ends it under load.
@@ -211,6 +218,7 @@ async def soak(
         seconds: How long.
         clients: How many ask at once.
         max_tokens: Of the longest answers.
+        floods: How many flood beside them.
         on_second: Told how many are over.
     """
     found = Soak(seconds, clients)
@@ -234,10 +242,13 @@ async def soak(
             on_second(min(int(monotonic() - began), int(seconds)))
 
     tasks = [asyncio.create_task(client(number)) for number in range(clients)]
-    watching = asyncio.create_task(watch())
+    tasks.append(asyncio.create_task(watch()))
+    flooding = Flooding(url, model, prompts, floods, seconds)
+    flooded = asyncio.create_task(flooding.run(lambda: going))
     await asyncio.sleep(seconds)
     going = False
-    await asyncio.gather(*tasks, watching)
+    await asyncio.gather(*tasks, flooded)
+    found.floods = flooding.result if floods else None
     await asyncio.sleep(1)
     found.samples.append(await _sample(process, url, began))
     told = await _metrics(url)
