@@ -49,8 +49,8 @@ def serve(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of one answer at most.")] = 4096,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request at most.")] = 600.0,
     drain_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to finish what was begun, once the server is to end.")
-    ] = 30.0,
+        float | None, typer.Option(min=0.1, help="Seconds to finish what was begun, once the server is to end. [30]")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
@@ -73,6 +73,8 @@ def serve(
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if ray:
+            if drain_timeout is not None:
+                raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.ray_command import serve_on_ray
             from sigma0.serve.ray_settings import RaySettings
 
@@ -106,7 +108,7 @@ def serve(
             api_key=key,
             max_new_tokens=max_new_tokens,
             request_timeout=request_timeout,
-            drain_timeout=drain_timeout,
+            **({} if drain_timeout is None else {"drain_timeout": drain_timeout}),
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)
@@ -147,7 +149,9 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
         gc.unfreeze()
         service.close()
     if server.cut_off:
-        typer.echo(f"{server.cut_off} request(s) cut off after {settings.drain_timeout:g} s: see --drain-timeout", err=True)
+        typer.echo(
+            f"{server.cut_off} request(s) cut off after {settings.drain_timeout:g} s: see --drain-timeout", err=True
+        )
         logging.shutdown()
         # not by way of threads that may still be at an answer which nobody waits for
         os._exit(1)

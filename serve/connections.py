@@ -35,9 +35,7 @@ RESERVE = 8
 QUIET = 10.0
 # Bytes of headers; h11 has a limit of its own, httptools has none.
 MAX_HEADERS = 2**16
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 # Of accept() where descriptors or memory run out.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

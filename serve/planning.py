@@ -204,10 +204,7 @@ class Planner:
 
     def _check_length(self, prompt: str | Messages | tuple[int, ...]) -> None:
         """Refuses what can never fit ahead of the template and the tokenizer, whose time grows with it."""
-        if isinstance(prompt, tuple):
-            least = len(prompt)
-        else:
-            least = self._bound.tokens_of(prompt, self._most)
+        least = len(prompt) if isinstance(prompt, tuple) else self._bound.tokens_of(prompt, self._most)
         if least <= self._most:
             return
         if isinstance(prompt, tuple):

@@ -91,7 +91,9 @@ class Flooding:
         )
         return result
 
-    async def _client(self, send: Callable[[random.Random], Any], rng: random.Random, going: Callable[[], bool]) -> None:
+    async def _client(
+        self, send: Callable[[random.Random], Any], rng: random.Random, going: Callable[[], bool]
+    ) -> None:
         while going():
             if self.is_on:
                 await send(rng)
@@ -152,7 +154,7 @@ class Flooding:
 
     async def _send(self, body: bytes, length: int, stays: float) -> None:
         address = httpx.URL(self._url)
-        reader, writer = await asyncio.open_connection(address.host, address.port)
+        _, writer = await asyncio.open_connection(address.host, address.port)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n"
         try:
             writer.write(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
