@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from sigma0.serve.errors import ApiError, as_api_error, busy, unavailable
+from sigma0.serve.errors import ApiError, as_api_error, busy
 from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.limits import ServerSettings
@@ -38,7 +38,7 @@ class Answerer:
         metrics: Take what happens.
 
     Attributes:
-        draining: Whether nothing more is taken.
+        draining: Whether nothing more is taken; it is `sigma0.serve.limits.BodyLimit` that refuses then.
         open: Requests that are being answered.
     """
 
@@ -56,10 +56,8 @@ class Answerer:
         """Counts a request that is being taken apart among those that are being answered.
 
         Raises:
-            ApiError: 503 where the server is being shut down, 429 where too many are being answered.
+            ApiError: 429 where too many are being answered.
         """
-        if self.draining:
-            raise unavailable("the server is being shut down", "shutting_down")
         if self.open >= self._settings.max_concurrent:
             raise busy(Busy(f"{self.open} requests are being answered already"))
         self.open += 1

@@ -101,7 +101,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
 
 
 def stop_taking(app: FastAPI) -> None:
-    """Takes no more requests (503), those whose body is still to come among them. To be called on the app's loop.
+    """Takes no more requests (503), those whose body is still to come among them; from any thread.
 
     Args:
         app: As `create_app` returned it.
@@ -118,8 +118,7 @@ async def drain(app: FastAPI) -> None:
     Args:
         app: As `create_app` returned it.
     """
-    answerer: Answerer = app.state.answerer
-    answerer.draining = True
+    stop_taking(app)
     service: Service = app.state.service
     await service.drain()
 

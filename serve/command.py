@@ -66,7 +66,7 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
-        from sigma0.serve.limits import ServerSettings
+        from sigma0.serve.limits import DRAIN_TIMEOUT, ServerSettings
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -108,7 +108,7 @@ def serve(
             api_key=key,
             max_new_tokens=max_new_tokens,
             request_timeout=request_timeout,
-            **({} if drain_timeout is None else {"drain_timeout": drain_timeout}),
+            drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)

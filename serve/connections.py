@@ -35,6 +35,8 @@ RESERVE = 8
 QUIET = 10.0
 # Bytes of headers; h11 has a limit of its own, httptools has none.
 MAX_HEADERS = 2**16
+# Turns of the event loop between the signal and the last request that is taken.
+TICKS = 10
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 # Of accept() where descriptors or memory run out.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -204,6 +206,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Takes no more requests, finishes those that were taken, and cuts off what is left after `drain_timeout`."""
+        for _ in range(TICKS):
+            # a turn of the loop takes what has come by then: connections, and a turn later what was sent on them
+            await asyncio.sleep(0.01)
         stop_taking(self._app)
         cutting = asyncio.create_task(self._cut_off())
         await super().shutdown(sockets)

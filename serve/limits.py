@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 from pydantic.dataclasses import dataclass
@@ -18,6 +18,7 @@ OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_FOLDER = "/page/"
 # Bodies of the largest size that may be half sent at the same time.
 BODIES_AT_ONCE = 64
+DRAIN_TIMEOUT = 30.0
 # Of an answer to a body that did not come whole: the rest of it is not read.
 CLOSE = {"Connection": "close"}
 Count = Annotated[int, Field(ge=1)]
@@ -57,7 +58,7 @@ class ServerSettings:
     max_planning: Count = 64
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
-    drain_timeout: Seconds = 30.0
+    drain_timeout: Seconds = DRAIN_TIMEOUT
     request_timeout: Seconds = 600.0
 
     @field_validator("api_key")
@@ -108,14 +109,13 @@ class Ending:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Ends all waiting. To be called on the loop that the requests run on."""
+        """Ends all waiting; may be called from any thread."""
         self.has_begun = True
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        for future in list(self._waiting):
+            future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def unless_ending(self, receive: Receive, seconds: float) -> Message:
-        """The next message of a request whose body is still to come.
+        """The next message of a request whose body is still to come; what came whole before the end is answered.
 
         Args:
             receive: Of the request.
@@ -124,21 +124,28 @@ class Ending:
         Raises:
             ApiError: 503 when the server is to end, 408 when time is over.
         """
-        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        over = unavailable("the server is being shut down", "shutting_down")
         if self.has_begun:
-            ending.set_result(None)
+            raise over
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(ending)
         message = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({message, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {message, ending}
+            await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if message.done():
                 return message.result()
             if ending.done():
-                raise unavailable("the server is being shut down", "shutting_down")
+                raise over
             raise ApiError(408, "the body of the request took too long to come", code="body_timeout", headers=CLOSE)
         finally:
             self._waiting.discard(ending)
             message.cancel()
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class BodyLimit:

@@ -114,12 +114,19 @@ class _Asker:
         prompts: Questions.
         max_tokens: Of an answer.
         found: Takes the counts.
+
+    Attributes:
+        sent: Requests that were sent whole.
     """
 
     def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
         self._url, self._model, self._prompts, self._most = url, model, prompts, max_tokens
         self._found = found
         self._known: dict[str, list[str]] = {}
+        self.sent = 0
+
+    async def _trace(self, name: str, _: Any) -> None:
+        self.sent += name == "http11.send_request_body.complete"
 
     async def one(self, connection: httpx.AsyncClient, rng: random.Random) -> bool:
         """One request of any kind; whether it was answered whole."""
@@ -147,7 +154,9 @@ class _Asker:
         self, connection: httpx.AsyncClient, body: dict[str, Any], leaves: int | None
     ) -> list[str] | None:
         """Texts of the choices; None where the client left or was refused."""
-        async with connection.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
+        traced = {"trace": self._trace}
+        address = f"{self._url}/v1/chat/completions"
+        async with connection.stream("POST", address, json=body, extensions=traced) as response:
             if response.status_code == 429:
                 self._found.refused += 1
                 return None
@@ -261,9 +270,10 @@ async def _term(process: "subprocess.Popen[bytes]", asker: _Asker, clients: int,
     """SIGTERM while requests are under way: all of them are to be answered."""
     async with httpx.AsyncClient(timeout=600) as connection:
         rngs = [random.Random(-1 - number) for number in range(clients)]
-        before = found.left + found.refused
+        before, sent = found.left + found.refused, asker.sent
         asked = [asyncio.create_task(asker.one(connection, rng)) for rng in rngs]
-        await asyncio.sleep(0.15)
+        while asker.sent < sent + clients and not all(task.done() for task in asked):
+            await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         whole = sum(await asyncio.gather(*asked))
     found.finished_after_term = whole
