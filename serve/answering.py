@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from sigma0.serve.errors import ApiError, as_api_error, busy, unavailable
+from sigma0.serve.errors import ApiError, as_api_error, busy
 from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.limits import ServerSettings
@@ -19,6 +19,7 @@ from sigma0.serve.messages import Busy, JobDone, Service, TokenTold
 from sigma0.serve.metrics import Metrics
 from sigma0.serve.planning import Plan
 from sigma0.serve.responses import Teller
+from sigma0.serve.turns import Backlog, Turns
 
 logger = logging.getLogger(__name__)
 # seconds beyond those of the request in which a client is to read what was written
@@ -37,7 +38,7 @@ class Answerer:
         metrics: Take what happens.
 
     Attributes:
-        draining: Whether nothing more is taken.
+        draining: Whether nothing more is taken; it is `sigma0.serve.limits.BodyLimit` that refuses then.
         open: Requests that are being answered.
     """
 
@@ -47,26 +48,18 @@ class Answerer:
         self._service, self._settings, self._laddering, self._metrics = service, settings, laddering, metrics
         self.draining = False
         self.open = 0
-
-    def check_room(self) -> None:
-        """Refuses a request where no more are taken.
-
-        Raises:
-            ApiError: 503 where the server is being shut down, 429 where too many are being answered.
-        """
-        if self.draining:
-            raise unavailable("the server is being shut down", "shutting_down")
-        if self.open >= self._settings.max_concurrent:
-            raise busy(Busy(f"{self.open} requests are being answered already"))
+        # as many as the largest request has, which is so let in whenever nothing else waits
+        self._backlog = Backlog(settings.max_n * settings.max_prompts)
 
     @contextmanager
     def room(self) -> Iterator[None]:
         """Counts a request that is being taken apart among those that are being answered.
 
         Raises:
-            ApiError: Where no more are taken.
+            ApiError: 429 where too many are being answered.
         """
-        self.check_room()
+        if self.open >= self._settings.max_concurrent:
+            raise busy(Busy(f"{self.open} requests are being answered already"))
         self.open += 1
         try:
             yield
@@ -74,12 +67,11 @@ class Answerer:
             self._over()
 
     async def answer(self, request: Request, plan: Plan) -> Response:
-        """The response to a request, or the beginning of its stream.
+        """The response to a request that was let in, or the beginning of its stream.
 
         Raises:
             ApiError: For what the engine refuses or fails at.
         """
-        self.check_room()
         teller = Teller(plan, self._service.name, self._service.tokenizer, int(self._service.model.num_loops))
         request_id = str(request.state.request_id)
         running = await self._start(plan, request_id)
@@ -113,12 +105,13 @@ class Answerer:
     async def _start(self, plan: Plan, request_id: str) -> RunningJobs:
         running = RunningJobs(self._settings.request_timeout, self._metrics.watch(), self._over)
         self.open += 1
+        turns = Turns(self._service, self._settings.max_at_once, self._backlog)
         try:
             for choice in plan.choices:
                 if self._laddering is not None and choice.task is not None and not choice.routed:
                     running.add(self._laddering.run(choice.task))
                     continue
-                engine = self._service.submit(choice.job)
+                engine = turns.add(choice.job)
                 if self._laddering is not None and choice.task is not None:
                     running.add(self._laddering.route(engine, choice.task), engine)
                 else:

@@ -1,6 +1,5 @@
 """The app: OpenAI's protocol over a service."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +16,15 @@ from sigma0.serve.errors import as_api_error
 from sigma0.serve.guard import Guard
 from sigma0.serve.information import PAGE, information, told
 from sigma0.serve.laddering import Laddering
-from sigma0.serve.limits import BodyLimit, KeyCheck, ServerSettings
+from sigma0.serve.large import LargeBodies, turn_is_over
+from sigma0.serve.limits import BodyLimit, Ending, KeyCheck, ServerSettings
 from sigma0.serve.messages import Service
 from sigma0.serve.metrics import Metrics
 from sigma0.serve.planning import Plan, Planner
+from sigma0.serve.pools import BoundedPool
 from sigma0.serve.protocol import ChatRequest, CompletionRequest
 
-_FAILURES = told(400, 401, 404, 413, 429, 500, 503, 504)
+_FAILURES = told(400, 401, 404, 408, 413, 429, 500, 503, 504)
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or with stream=true its chunks as server-sent events.",
@@ -48,21 +49,26 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
     laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops))
     planner = Planner(service, settings, laddering)
     answerer = Answerer(service, settings, laddering, metrics)
+    # two threads: of the large ones one at a time is let in, so that one is there for all others
+    planning, ending = BoundedPool("planning", 2, settings.max_planning), Ending()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await drain(app)
+        planning.close()
         if laddering is not None:
             laddering.close()
 
     middleware = [Middleware(Guard)]
     if settings.api_key is not None:
         middleware.append(Middleware(KeyCheck, key=settings.api_key))
-    middleware.append(Middleware(BodyLimit, limit=settings.max_body_bytes))
+    limit, seconds = settings.max_body_bytes, settings.body_timeout
+    middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
+    middleware.append(Middleware(LargeBodies))
     # the documentation pages that FastAPI has load scripts from elsewhere; /openapi.json stays
     app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
-    app.state.answerer, app.state.service = answerer, service
+    app.state.answerer, app.state.service, app.state.ending = answerer, service, ending
     errors.install(app)
     app.mount("/page", StaticFiles(directory=PAGE))
     app.include_router(information(service, planner, laddering, metrics, answerer, int(time.time())))
@@ -72,7 +78,8 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
         try:
             # ahead of the tokenizer, which a flood of requests would keep busy too
             with answerer.room():
-                plan: Plan = await asyncio.to_thread(planner.plan, body)
+                plan: Plan = await planning.run(planner.plan, body)
+            turn_is_over(request.scope)
             return await answerer.answer(request, plan)
         except Exception as error:
             found = as_api_error(error, str(request.state.request_id))
@@ -93,14 +100,25 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
     return app
 
 
-async def drain(app: FastAPI) -> None:
-    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+def stop_taking(app: FastAPI) -> None:
+    """Takes no more requests (503), those whose body is still to come among them; from any thread.
 
     Args:
         app: As `create_app` returned it.
     """
     answerer: Answerer = app.state.answerer
     answerer.draining = True
+    ending: Ending = app.state.ending
+    ending.begin()
+
+
+async def drain(app: FastAPI) -> None:
+    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+
+    Args:
+        app: As `create_app` returned it.
+    """
+    stop_taking(app)
     service: Service = app.state.service
     await service.drain()
 

@@ -1,8 +1,8 @@
 """`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
 
+import gc
 import logging
-import math
-import signal
+import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -48,6 +48,9 @@ def serve(
     kv_memory: Annotated[str, typer.Option(help="Memory for K/V: 512MiB, 8GiB.")] = "256MiB",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of one answer at most.")] = 4096,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request at most.")] = 600.0,
+    drain_timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds to finish what was begun, once the server is to end. [30]")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
@@ -63,13 +66,15 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
-        from sigma0.serve.limits import ServerSettings
+        from sigma0.serve.limits import DRAIN_TIMEOUT, ServerSettings
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if ray:
+            if drain_timeout is not None:
+                raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.ray_command import serve_on_ray
             from sigma0.serve.ray_settings import RaySettings
 
@@ -99,7 +104,12 @@ def serve(
             return
         if given := [f"--{name}" for name, value in engines.items() if value is not None]:
             raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
-        settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
+        settings = ServerSettings(
+            api_key=key,
+            max_new_tokens=max_new_tokens,
+            request_timeout=request_timeout,
+            drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
+        )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -121,27 +131,30 @@ def serve(
 
 
 def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, listener: socket.socket) -> None:
-    """Serves until a signal comes; then takes no more and finishes what was begun."""
-    import uvicorn
+    """Serves until a signal comes; then takes no more, and finishes what was begun within `settings.drain_timeout`.
 
-    from sigma0.serve.answering import SENDING
+    Where something had to be cut off, the process ends with 1.
+    """
     from sigma0.serve.app import create_app
+    from sigma0.serve.connections import Server
 
-    # the access log has paths; what happens in a request is logged by its number alone
-    config = uvicorn.Config(
-        create_app(service, settings, ladder),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        # clients that stay and do not read must not keep the server from its end
-        timeout_graceful_shutdown=math.ceil(settings.request_timeout + 2 * SENDING),
-    )
-    # uvicorn sends itself the signal again once it has ended: an end that was asked for is no failure
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    server = Server(create_app(service, settings, ladder), service, settings)
+    server.ended_by_signals()
+    # what was loaded stays: a collection that a large request sets off need not look at it
+    gc.collect()
+    gc.freeze()
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
+        gc.unfreeze()
         service.close()
+    if server.cut_off:
+        typer.echo(
+            f"{server.cut_off} request(s) cut off after {settings.drain_timeout:g} s: see --drain-timeout", err=True
+        )
+        logging.shutdown()
+        # not by way of threads that may still be at an answer which nobody waits for
+        os._exit(1)
 
 
 def open_socket(host: str, port: int) -> socket.socket:

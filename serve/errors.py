@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from sigma0.serve.messages import Busy, JobFailed, Unavailable
+from sigma0.serve.messages import Busy, JobCutOff, JobFailed, ShuttingDown, Unavailable
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
@@ -105,7 +105,10 @@ def busy(error: Busy) -> ApiError:
 
 def unavailable(why: str, code: str) -> ApiError:
     """A refusal for want of an engine, or of the will to go on, with the wish to come back."""
-    return ApiError(503, why, code=code, headers={"Retry-After": RETRY_AFTER})
+    headers = {"Retry-After": RETRY_AFTER}
+    if code == "shutting_down":
+        headers["Connection"] = "close"
+    return ApiError(503, why, code=code, headers=headers)
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
@@ -117,6 +120,8 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ShuttingDown | JobCutOff):
+        return unavailable(str(error), "shutting_down")
     if isinstance(error, Busy):
         return busy(error)
     if isinstance(error, Unavailable):

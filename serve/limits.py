@@ -1,14 +1,16 @@
-"""What a client may take of the server: settings, the key, and the size of a body."""
+"""What a client may take of the server: settings, the key, and the size of a body and the time to send it."""
 
+import asyncio
 import hmac
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 from pydantic.dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sigma0.serve.errors import ApiError, busy
+from sigma0.serve.errors import ApiError, busy, unavailable
 from sigma0.serve.messages import Busy
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
@@ -16,7 +18,11 @@ OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_FOLDER = "/page/"
 # Bodies of the largest size that may be half sent at the same time.
 BODIES_AT_ONCE = 64
+DRAIN_TIMEOUT = 30.0
+# Of an answer to a body that did not come whole: the rest of it is not read.
+CLOSE = {"Connection": "close"}
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -31,7 +37,12 @@ class ServerSettings:
         max_source_chars: Of all `sigma0.sources` together: looking an answer up in them holds the engine up.
         max_n: Choices for each prompt.
         max_prompts: Prompts of one completion request.
+        max_at_once: Choices of one request that are with the engine at once; the others wait for those to end.
         max_concurrent: Requests that are being answered at once; more are told to come back.
+        max_planning: Requests that are being tokenized or wait for it; more are told to come back.
+        header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
+        body_timeout: Seconds until its body must have come, from the headers on.
+        drain_timeout: Seconds for what is under way when the server is to end; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
     """
 
@@ -42,8 +53,13 @@ class ServerSettings:
     max_source_chars: Count = 2**15
     max_n: Count = 8
     max_prompts: Count = 32
+    max_at_once: Count = 32
     max_concurrent: Count = 256
-    request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    max_planning: Count = 64
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 30.0
+    drain_timeout: Seconds = DRAIN_TIMEOUT
+    request_timeout: Seconds = 600.0
 
     @field_validator("api_key")
     @classmethod
@@ -85,17 +101,68 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
 
+class Ending:
+    """That the server is to end: whoever waits for more of a request need not wait any longer."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Ends all waiting; may be called from any thread."""
+        self.has_begun = True
+        for future in list(self._waiting):
+            future.get_loop().call_soon_threadsafe(_wake, future)
+
+    async def unless_ending(self, receive: Receive, seconds: float) -> Message:
+        """The next message of a request whose body is still to come; what came whole before the end is answered.
+
+        Args:
+            receive: Of the request.
+            seconds: To wait at most.
+
+        Raises:
+            ApiError: 503 when the server is to end, 408 when time is over.
+        """
+        over = unavailable("the server is being shut down", "shutting_down")
+        if self.has_begun:
+            raise over
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(ending)
+        message = asyncio.ensure_future(receive())
+        try:
+            first: set[asyncio.Future[Any]] = {message, ending}
+            await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if message.done():
+                return message.result()
+            if ending.done():
+                raise over
+            raise ApiError(408, "the body of the request took too long to come", code="body_timeout", headers=CLOSE)
+        finally:
+            self._waiting.discard(ending)
+            message.cancel()
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class BodyLimit:
-    """Refuses bodies over a size, whether they say so beforehand or not, and more of them at once than fit.
+    """Refuses bodies over a size, whether they say so beforehand or not, more of them at once than fit, and slow ones.
 
     Args:
         app: What is asked behind it.
         limit: Bytes of one body at most.
+        seconds: For a body to come.
+        ending: Tells when no body is waited for any more; None: nothing does.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: Ending | None = None) -> None:
         self._app = app
         self._limit = limit
+        self._seconds = seconds
+        self._ending = ending or Ending()
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,10 +176,14 @@ class BodyLimit:
             await self._error().response()(scope, receive, send)
             return
         size = held = 0
+        until = time.monotonic() + self._seconds
+        is_whole = False
 
         async def counted() -> Message:
-            nonlocal size, held
-            message = await receive()
+            nonlocal size, held, is_whole
+            if is_whole:
+                return await receive()
+            message = await self._ending.unless_ending(receive, max(0.0, until - time.monotonic()))
             count = len(message.get("body", b""))
             size, held, self._held = size + count, held + count, self._held + count
             if size > self._limit:
@@ -122,6 +193,7 @@ class BodyLimit:
                 raise busy(Busy("too many bodies are being sent at once"))
             if not message.get("more_body"):
                 held, self._held = 0, self._held - held
+                is_whole = True
             return message
 
         try:

@@ -179,7 +179,11 @@ class ServiceStatus:
 
 
 class Busy(RuntimeError):
-    """The queue is full, or the service is being shut down."""
+    """The queue is full."""
+
+
+class ShuttingDown(Busy):
+    """The service is being shut down, and takes no more."""
 
 
 class Unavailable(RuntimeError):
@@ -188,6 +192,10 @@ class Unavailable(RuntimeError):
 
 class JobFailed(RuntimeError):
     """Something broke inside of one job; others go on."""
+
+
+class JobCutOff(JobFailed):
+    """The service was ended ahead of the job."""
 
 
 class JobEvents(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from sigma0.effort import Effort, exit_for
+from sigma0.serve.bounds import TokenBound
 from sigma0.serve.errors import ApiError
 from sigma0.serve.laddering import Laddering, LadderTask
 from sigma0.serve.limits import ServerSettings
@@ -75,6 +76,8 @@ class Planner:
         self.total_loops = int(service.model.num_loops)
         self.own: ExitConfig = service.model.resolve_exit_config(None)
         self.context = service.context
+        self._bound = TokenBound(service.tokenizer)
+        self._most = min(settings.max_prompt_tokens or self.context, self.context)
 
     def plan(self, body: ChatRequest | CompletionRequest) -> Plan:
         """What a request comes to.
@@ -182,6 +185,7 @@ class Planner:
         return prompts
 
     def _ids(self, prompt: str | Messages | tuple[int, ...]) -> tuple[int, ...]:
+        self._check_length(prompt)
         if isinstance(prompt, tuple):
             size = int(self._service.model.config.vocab_size)
             if max(prompt) >= size:
@@ -197,6 +201,21 @@ class Planner:
             told = f"a prompt of {len(ids)} tokens is over this server's limit of {limit}"
             raise ApiError(400, told, code="context_length_exceeded")
         return ids
+
+    def _check_length(self, prompt: str | Messages | tuple[int, ...]) -> None:
+        """Refuses what can never fit ahead of the template and the tokenizer, whose time grows with it."""
+        least = len(prompt) if isinstance(prompt, tuple) else self._bound.tokens_of(prompt, self._most)
+        if least <= self._most:
+            return
+        if isinstance(prompt, tuple):
+            told = f"a prompt of {least} tokens is over this server's limit of {self._most}"
+        else:
+            told = (
+                f"a prompt of at least {least} tokens is over this server's limit of {self._most}: a token is at most "
+                f"{self._bound.longest} {self._bound.unit} long, so that no text of over "
+                f"{self._most * (self._bound.longest or 0)} fits"
+            )
+        raise ApiError(400, told, code="context_length_exceeded")
 
     def _new_tokens(self, body: ChatRequest | CompletionRequest, prompt_tokens: int) -> int:
         limit = self._settings.max_new_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sigma0.serve.engine import Engine
-from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
+from sigma0.serve.messages import Busy, Job, JobCutOff, JobDone, JobFailed, ServiceStatus, ShuttingDown, TokenTold
 
 _LOG = logging.getLogger(__name__)
 _Told = TokenTold | JobDone | JobFailed | Busy
@@ -101,7 +101,7 @@ class EngineService:
         self._engine.check(job)
         with self._wake:
             if self._is_draining or self._is_closed:
-                raise Busy("the server is being shut down")
+                raise ShuttingDown("the server is being shut down")
             # jobs that the engine has not seen yet count as well, and those that can begin at once do not
             waiting = self._status.waiting + self._entering + _jobs(self._inbox)
             limits = self._engine.limits
@@ -158,14 +158,14 @@ class EngineService:
                 # without what it says, which may quote a prompt
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _LOG.error("a pass failed: %s; all requests under way end\n%s", type(error).__name__, frames)
-                self._fail_all(f"{type(error).__name__} in the engine")
+                self._fail_all(JobFailed(f"{type(error).__name__} in the engine"))
                 continue
             self._status = self._engine.status()
             for key, event in events:
                 self._listeners[key].hear(event)
                 if isinstance(event, JobDone | JobFailed):
                     self._end(key)
-        self._fail_all("the server is being shut down")
+        self._fail_all(JobCutOff("the server is being shut down"))
 
     def _take_in(self) -> bool:
         """Waits for work and takes it in; False once there is to be none any more."""
@@ -203,10 +203,10 @@ class EngineService:
     def _end(self, key: int) -> None:
         del self._keys[self._listeners.pop(key)]
 
-    def _fail_all(self, why: str) -> None:
+    def _fail_all(self, why: JobFailed) -> None:
         for key, listener in list(self._listeners.items()):
             self._engine.cancel(key)
-            listener.hear(JobFailed(why))
+            listener.hear(why)
             self._end(key)
         self._status = self._engine.status()
 

@@ -11,13 +11,14 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 import httpx
 import psutil
 
+from sigma0.bench.serving.floods import Flooding, Floods
 from sigma0.extras import needs_extra
 
 WAYS: tuple[dict[str, Any], ...] = (
@@ -76,6 +77,7 @@ class Soak:
         finished_after_term: Requests under way at SIGTERM that were answered whole.
         lost_after_term: Those that were not.
         exit_code: Of the server then.
+        floods: What floods did beside the load; None where there were none.
     """
 
     seconds: float
@@ -93,10 +95,14 @@ class Soak:
     finished_after_term: int = 0
     lost_after_term: int = 0
     exit_code: int | None = None
+    floods: Floods | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        # `asdict` makes a counter of pairs out of a counter
+        values = asdict(replace(self, broken=Counter(), floods=None))
+        floods = None if self.floods is None else self.floods.to_dict()
+        return {**values, "broken": dict(self.broken), "floods": floods}
 
 
 class _Asker:
@@ -108,12 +114,19 @@ class _Asker:
         prompts: Questions.
         max_tokens: Of an answer.
         found: Takes the counts.
+
+    Attributes:
+        sent: Requests that were sent whole.
     """
 
     def __init__(self, url: str, model: str, prompts: list[str], max_tokens: int, found: Soak) -> None:
         self._url, self._model, self._prompts, self._most = url, model, prompts, max_tokens
         self._found = found
         self._known: dict[str, list[str]] = {}
+        self.sent = 0
+
+    async def _trace(self, name: str, _: Any) -> None:
+        self.sent += name == "http11.send_request_body.complete"
 
     async def one(self, connection: httpx.AsyncClient, rng: random.Random) -> bool:
         """One request of any kind; whether it was answered whole."""
@@ -141,7 +154,9 @@ class _Asker:
         self, connection: httpx.AsyncClient, body: dict[str, Any], leaves: int | None
     ) -> list[str] | None:
         """Texts of the choices; None where the client left or was refused."""
-        async with connection.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
+        traced = {"trace": self._trace}
+        address = f"{self._url}/v1/chat/completions"
+        async with connection.stream("POST", address, json=body, extensions=traced) as response:
             if response.status_code == 429:
                 self._found.refused += 1
                 return None
@@ -199,6 +214,7 @@ async def soak(
     seconds: float,
     clients: int,
     max_tokens: int,
+    floods: int = 0,
     on_second: Callable[[int], None] = lambda done: None,
 ) -> Soak:
     """Loads a server, lets it come to rest, loads it again and ends it under load.
@@ -211,6 +227,7 @@ async def soak(
         seconds: How long.
         clients: How many ask at once.
         max_tokens: Of the longest answers.
+        floods: How many flood beside them.
         on_second: Told how many are over.
     """
     found = Soak(seconds, clients)
@@ -234,10 +251,13 @@ async def soak(
             on_second(min(int(monotonic() - began), int(seconds)))
 
     tasks = [asyncio.create_task(client(number)) for number in range(clients)]
-    watching = asyncio.create_task(watch())
+    tasks.append(asyncio.create_task(watch()))
+    flooding = Flooding(url, model, prompts, floods, seconds)
+    flooded = asyncio.create_task(flooding.run(lambda: going))
     await asyncio.sleep(seconds)
     going = False
-    await asyncio.gather(*tasks, watching)
+    await asyncio.gather(*tasks, flooded)
+    found.floods = flooding.result if floods else None
     await asyncio.sleep(1)
     found.samples.append(await _sample(process, url, began))
     told = await _metrics(url)
@@ -250,9 +270,10 @@ async def _term(process: "subprocess.Popen[bytes]", asker: _Asker, clients: int,
     """SIGTERM while requests are under way: all of them are to be answered."""
     async with httpx.AsyncClient(timeout=600) as connection:
         rngs = [random.Random(-1 - number) for number in range(clients)]
-        before = found.left + found.refused
+        before, sent = found.left + found.refused, asker.sent
         asked = [asyncio.create_task(asker.one(connection, rng)) for rng in rngs]
-        await asyncio.sleep(0.15)
+        while asker.sent < sent + clients and not all(task.done() for task in asked):
+            await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         whole = sum(await asyncio.gather(*asked))
     found.finished_after_term = whole

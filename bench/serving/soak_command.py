@@ -14,6 +14,7 @@ from sigma0.extras import needs_extra
 from sigma0.rendering import one_line_errors, progress_bar
 
 if TYPE_CHECKING:
+    from sigma0.bench.serving.floods import Floods
     from sigma0.bench.serving.soak import Soak
 
 
@@ -22,6 +23,9 @@ def soak_server(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 30.0,
     clients: Annotated[int, typer.Option(min=1, help="How many ask at once.")] = 12,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of the longest answers.")] = 48,
+    floods: Annotated[
+        int, typer.Option(min=0, help="How many flood beside them: prompts of 1 MB, requests left, half bodies.")
+    ] = 6,
     kv_memory: Annotated[
         str, typer.Option(help="K/V of the server; little, so that requests are put back.")
     ] = "2560KiB",
@@ -37,7 +41,8 @@ def soak_server(
         arguments = ["--dtype", "float32", "--threads", "1", "--kv-memory", kv_memory, "--max-running", "8"]
         process, url = stack.enter_context(serving_process(model, arguments))
         advance = stack.enter_context(progress_bar("seconds", int(60 * minutes), hidden=as_json))
-        found = asyncio.run(soak(process, url, Path(model).name, prompts, 60 * minutes, clients, max_tokens, advance))
+        name, seconds = Path(model).name, 60 * minutes
+        found = asyncio.run(soak(process, url, name, prompts, seconds, clients, max_tokens, floods, advance))
     told = {"model": model, "kv_memory": kv_memory, "commit": git_commit(), **found.to_dict()}
     if out is not None:
         out.write_text(json.dumps(told, indent=1) + "\n")
@@ -55,6 +60,7 @@ def is_sound(found: "Soak") -> bool:
     last = found.samples[-1]
     left = last.pages_used + last.running + last.waiting
     faults = found.wrong + found.answered_twice + sum(found.broken.values()) + found.lost_after_term
+    faults += 0 if found.floods is None else sum(found.floods.broken.values())
     return not left and not faults and found.exit_code == 0
 
 
@@ -63,6 +69,7 @@ def lines_of(found: "Soak") -> list[str]:
     memory = [sample.memory_mb for sample in found.samples]
     tenth = max(1, len(memory) // 10)
     early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
+    beside = [] if found.floods is None else [_line_of(found.floods)]
     return [
         f"{found.asked} requests in {found.seconds:g} s from {found.clients} clients: {found.answered} answered, "
         f"{found.left} left by their clients, {found.refused} refused by the full queue",
@@ -72,4 +79,16 @@ def lines_of(found: "Soak") -> list[str]:
         f"memory {sum(early) / len(early):.1f} MB in the second tenth, {sum(late) / len(late):.1f} MB in the last",
         f"SIGTERM under load: {found.finished_after_term} finished, {found.lost_after_term} lost, "
         f"exit code {found.exit_code}",
+        *beside,
     ]
+
+
+def _line_of(floods: "Floods") -> str:
+    medians = " and ".join(
+        "none" if each is None else f"{each:.0f} ms" for each in (floods.median_ms_without, floods.median_ms_with)
+    )
+    return (
+        f"floods of {floods.clients} clients, half of the time: refused {dict(floods.refused)}, {floods.left} left, "
+        f"{floods.half_sent} half sent, broken {dict(floods.broken)}; another client's median without and with them: "
+        f"{medians}"
+    )

@@ -56,16 +56,10 @@ def test_a_full_queue_asks_to_come_back(held):
     assert refused.json()["error"]["code"] == "queue_full"
     with pytest.raises(openai.RateLimitError):
         held.client.chat.completions.create(**ASKING)
-    # a request of which one choice has no room leaves none of the others behind
-    second_ticket = len(held.service.tickets)
     held.service.gate.set()
     first.join()
     second.join()
     assert [each.status_code for each in answers + others] == [200, 200]
-    held.service.gate.clear()
-    assert post(held, n=3).status_code == 429
-    until(lambda: all(ticket.cancelled for ticket in held.service.tickets[second_ticket:]))
-    until(lambda: held.app.state.answerer.open == 0)
 
 
 def test_too_many_requests_at_once(pocket):

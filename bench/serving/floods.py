@@ -1,0 +1,164 @@
+"""Clients that do harm beside a load: floods of prompts that never fit, requests left at once, bodies half sent.
+
+They come and go by turns, so that another client's latency is seen with and without them.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import monotonic, perf_counter
+from typing import Any
+
+import httpx
+
+# Bytes of a flood's bodies: just under what a server takes.
+BODY = 2**20 - 64
+BURST = 4
+# Seconds of rest behind a burst, and of a turn with or without floods at most.
+REST, TURN = 0.5, 20.0
+# What a prompt that never fits, or one too many, may be answered.
+REFUSALS = (400, 413, 429, 503)
+TIMEOUT = 600.0
+
+
+@dataclass
+class Floods:
+    """What came of the floods, and of the client beside them.
+
+    Attributes:
+        clients: How many flooded at once.
+        refused: Prompts that were refused, by status.
+        left: Requests that were left as soon as they were sent.
+        half_sent: Bodies that were never finished.
+        broken: Prompts that ended otherwise, by what happened.
+        median_ms_without: Of the other client's requests while nobody flooded; None where there was none.
+        median_ms_with: While they did.
+        requests_without: Requests that the first median is of.
+        requests_with: And the second.
+    """
+
+    clients: int
+    refused: Counter[str] = field(default_factory=Counter)
+    left: int = 0
+    half_sent: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    median_ms_without: float | None = None
+    median_ms_with: float | None = None
+    requests_without: int = 0
+    requests_with: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**vars(self), "refused": dict(self.refused), "broken": dict(self.broken)}
+
+
+class Flooding:
+    """Floods a server, and asks it beside that.
+
+    Args:
+        url: Of the server.
+        model: Its name there.
+        prompts: Questions that fit.
+        clients: How many flood at once; every third one sends prompts, leaves, or sends half bodies.
+        seconds: How long the whole load is.
+    """
+
+    def __init__(self, url: str, model: str, prompts: list[str], clients: int, seconds: float) -> None:
+        self._url, self._model, self._prompts, self._clients = url, model, prompts, clients
+        self._turn = min(TURN, seconds / 4)
+        self._began = monotonic()
+        self._seen: dict[bool, list[float]] = {False: [], True: []}
+        self.result = Floods(clients)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it is the floods' turn; the first turn is without."""
+        return int((monotonic() - self._began) / self._turn) % 2 == 1
+
+    async def run(self, going: Callable[[], bool]) -> Floods:
+        """Floods and asks in turns as long as the load goes on."""
+        kinds = (self._send_prompts, self._leave, self._send_half)
+        tasks = [self._client(kinds[number % 3], random.Random(number), going) for number in range(self._clients)]
+        await asyncio.gather(self._ask(going), *tasks)
+        result = self.result
+        result.requests_without, result.requests_with = len(self._seen[False]), len(self._seen[True])
+        result.median_ms_without, result.median_ms_with = (
+            1000 * median(self._seen[each]) if self._seen[each] else None for each in (False, True)
+        )
+        return result
+
+    async def _client(
+        self, send: Callable[[random.Random], Any], rng: random.Random, going: Callable[[], bool]
+    ) -> None:
+        while going():
+            if self.is_on:
+                await send(rng)
+            await asyncio.sleep(REST)
+
+    async def _ask(self, going: Callable[[], bool]) -> None:
+        """The other client: one short question behind the other."""
+        async with httpx.AsyncClient(timeout=TIMEOUT) as connection:
+            while going():
+                flooded, began = self.is_on, perf_counter()
+                body = {**self._chat([self._prompts[0]]), "max_tokens": 8}
+                answer = await connection.post(f"{self._url}/v1/chat/completions", json=body)
+                # of a request in both turns nothing can be said
+                if answer.status_code == 200 and self.is_on == flooded:
+                    self._seen[flooded].append(perf_counter() - began)
+                await asyncio.sleep(0.05)
+
+    async def _send_prompts(self, rng: random.Random) -> None:
+        """A burst of bodies of a megabyte: one text, many messages, or ids."""
+        async with httpx.AsyncClient(timeout=TIMEOUT) as connection:
+            for _ in range(BURST):
+                path, body = self._body(rng.randrange(3))
+                headers = {"Content-Type": "application/json"}
+                try:
+                    answer = await connection.post(f"{self._url}{path}", content=body, headers=headers)
+                except httpx.HTTPError as error:
+                    self.result.broken[type(error).__name__] += 1
+                    continue
+                if answer.status_code in REFUSALS:
+                    self.result.refused[str(answer.status_code)] += 1
+                else:
+                    self.result.broken[f"status {answer.status_code}"] += 1
+
+    def _body(self, kind: int) -> tuple[str, bytes]:
+        word = "Mary went to the kitchen. "
+        if kind == 0:
+            return "/v1/chat/completions", json.dumps(self._chat([word * (BODY // len(word) - 8)])).encode()
+        if kind == 1:
+            return "/v1/chat/completions", json.dumps(self._chat(["hi you"] * (BODY // 40 - 8))).encode()
+        return "/v1/completions", json.dumps({"model": self._model, "prompt": [5] * (BODY // 3 - 30)}).encode()
+
+    def _chat(self, contents: list[str]) -> dict[str, Any]:
+        messages = [{"role": "user", "content": content} for content in contents]
+        return {"model": self._model, "messages": messages, "temperature": 0}
+
+    async def _leave(self, rng: random.Random) -> None:
+        """A burst of streams that are left as soon as they are asked for."""
+        for _ in range(BURST):
+            body = json.dumps({**self._chat([rng.choice(self._prompts)]), "max_tokens": 400, "stream": True}).encode()
+            await self._send(body, len(body), 0.02)
+            self.result.left += 1
+
+    async def _send_half(self, rng: random.Random) -> None:
+        """A body of which half is sent, on a connection that stays for a while."""
+        body = json.dumps(self._chat([rng.choice(self._prompts)])).encode()
+        await self._send(body[: len(body) // 2], len(body), 2 * rng.random())
+        self.result.half_sent += 1
+
+    async def _send(self, body: bytes, length: int, stays: float) -> None:
+        address = httpx.URL(self._url)
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n"
+        try:
+            writer.write(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
+            await writer.drain()
+            await asyncio.sleep(stays)
+        finally:
+            writer.transport.abort()
