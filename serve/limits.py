@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.serve.errors import ApiError, busy
+from sigma0.serve.hosts import check_hosts
 from sigma0.serve.messages import Busy
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
@@ -33,6 +34,7 @@ class ServerSettings:
         max_prompts: Prompts of one completion request.
         max_concurrent: Requests that are being answered at once; more are told to come back.
         request_timeout: Seconds for one request, waiting included.
+        allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.hosts` reads them.
     """
 
     api_key: SecretStr | None = None
@@ -44,6 +46,12 @@ class ServerSettings:
     max_prompts: Count = 32
     max_concurrent: Count = 256
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    allowed_hosts: tuple[str, ...] = ()
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_hosts(value)
 
     @field_validator("api_key")
     @classmethod
