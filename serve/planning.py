@@ -93,7 +93,7 @@ class Planner:
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             exit_config=exit_config,
             effort=effort,
             trail=options.trail,

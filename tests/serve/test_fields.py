@@ -1,6 +1,8 @@
 """Every field that OpenAI has: it works, has no effect on the answer, or is refused by name. None is ignored."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +18,7 @@ from tests.serve.test_chat import ASKED, SAID, STORY, post
 from tests.serve.test_completions import SAID as CONTINUED
 from tests.serve.test_refusals import error_of
 
+README = Path(sigma0.__file__).parent / "serve" / "README.md"
 SHARED = {
     "frequency_penalty",
     "logprobs",
@@ -97,6 +100,13 @@ def test_every_field_of_openais_is_decided(kind):
 
 def test_no_group_has_a_field_that_is_not_openais():
     assert set(UNSUPPORTED) | NO_EFFECT <= OPENAIS["chat"] | OPENAIS["completion"] and set(HARMLESS) == NO_EFFECT
+
+
+def test_the_readme_lists_them():
+    rows = {row.split("|")[1].strip(): row for row in README.read_text().split("\n") if row.startswith("  | ")}
+    refused = set(re.findall(r"`(\w+)`", rows["refused"].partition(";")[0]))
+    harmless = set(re.findall(r"`(\w+)`", rows["without effect on the answer"]))
+    assert refused == set(UNSUPPORTED) and harmless == NO_EFFECT
 
 
 def test_every_field_of_a_message_is_decided():
