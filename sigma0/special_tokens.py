@@ -4,6 +4,9 @@ Those that the chat template writes itself stay special. A copy of the tokenizer
 (`encode_special_tokens` of the tokenizers library) and knows an alias for each of them, which nobody can guess. The
 messages' own special tokens are replaced by marks while the template is rendered; what is special in the rendered text
 is then the template's and gets its alias, and the marks get their text back. So text around them is encoded as ever.
+
+A template that joins parts of messages could still make a special token of two halves. So it is rendered a second time
+with the characters hidden that special tokens begin with, and where that leaves out one of them, this text counts.
 """
 
 import re
@@ -27,14 +30,16 @@ class TextEncoder:
         nonce = secrets.token_hex(16)
         # longest first, as the tokenizer itself matches
         contents = sorted((token.content for token in tokens.values()), key=len, reverse=True)
-        self._marks = {content: f"{nonce}m{number}m" for number, content in enumerate(contents)}
+        starts = sorted({content[0] for content in contents})
+        self._marks = {text: f"{nonce}m{number}m" for number, text in enumerate([*contents, *starts])}
         self._aliases = {content: f"{nonce}a{number}a" for number, content in enumerate(contents)}
-        self._contents = {mark: content for content, mark in self._marks.items()}
+        self._texts = {mark: text for text, mark in self._marks.items()}
         single = {token.content for token in tokens.values() if token.single_word}
         self._in_text = _any_of(map(re.escape, contents))
+        self._starts = _any_of(map(re.escape, starts))
         # one that is a word of its own is not special inside of another word
         self._in_template = _any_of(_pattern(content, content in single) for content in contents)
-        self._marked = _any_of(self._contents)
+        self._marked = _any_of(self._texts)
         backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         backend.no_padding()
         backend.no_truncation()
@@ -56,20 +61,26 @@ class TextEncoder:
             messages: For the chat template.
             render: Applies it, without encoding.
         """
-        rendered = render([{name: self._hidden(value) for name, value in message.items()} for message in messages])
+        given = [dict(message) for message in messages]
+        rendered = render(self._hidden(given, self._in_text))
+        halved = self._hidden(given, self._starts)
+        if halved != given:
+            safe = render(halved)
+            if self._in_template.findall(safe) != self._in_template.findall(rendered):
+                rendered = safe
         aliased = self._in_template.sub(lambda match: self._aliases[match[0]], rendered)
-        text = self._marked.sub(lambda match: self._contents[match[0]], aliased)
+        text = self._marked.sub(lambda match: self._texts[match[0]], aliased)
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return [self._ids.get(number, number) for number in ids]
 
-    def _hidden(self, value: Any) -> Any:
-        """A value with marks in place of the special tokens in its texts."""
+    def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        """A value with marks in place of what a pattern finds in its texts."""
         if isinstance(value, str):
-            return self._in_text.sub(lambda match: self._marks[match[0]], value)
+            return pattern.sub(lambda match: self._marks[match[0]], value)
         if isinstance(value, Mapping):
-            return {name: self._hidden(each) for name, each in value.items()}
+            return {name: self._hidden(each, pattern) for name, each in value.items()}
         if isinstance(value, list | tuple):
-            return [self._hidden(each) for each in value]
+            return [self._hidden(each, pattern) for each in value]
         return value
 
 

@@ -79,6 +79,20 @@ def test_nor_does_anything_else_that_is_in_a_message(pocket):
     assert (ids.count(1), ids.count(2)) == (2, 1)
 
 
+def test_a_template_that_joins_texts_makes_none_of_halves():
+    """Nor is a token that the template itself cares about lost by it."""
+    tokenizer = sentencepiece_like(False)
+    halves = [{"type": "text", "text": "Hi <"}, {"type": "text", "text": "/s>"}, {"type": "text", "text": " here"}]
+    ids = ids_of(tokenizer, [{"role": "user", "content": halves}])
+    assert (ids.count(1), ids.count(2)) == (2, 1)
+    whole = [{"type": "text", "text": "Hi </s> here"}]
+    assert ids == ids_of(tokenizer, [{"role": "user", "content": whole}])
+    tokenizer.chat_template = TEMPLATE.replace("| trim", "| trim | replace('<think>', 'here')")
+    ids = ids_of(tokenizer, [{"role": "user", "content": "<think> </s>"}])
+    assert "<" in tokenizer.decode(ids) and ids.count(2) == 1
+    assert tokenizer.convert_tokens_to_ids("<think>") not in ids, "the template sees what it looks for"
+
+
 def test_special_tokens_of_a_text_are_text_too(tokenizer):
     specials = sorted(set(tokenizer.all_special_ids))
     text = "here" + "".join(sorted(set(tokenizer.all_special_tokens))) + "here"
