@@ -12,8 +12,10 @@ from starlette.staticfiles import StaticFiles
 from sigma0.ladder import FidelityLadder
 from sigma0.serve import errors
 from sigma0.serve.answering import Answerer
+from sigma0.serve.description import Served, describe
 from sigma0.serve.errors import as_api_error
 from sigma0.serve.guard import Guard
+from sigma0.serve.hosts import HostCheck
 from sigma0.serve.information import PAGE, information, told
 from sigma0.serve.laddering import Laddering
 from sigma0.serve.large import LargeBodies, turn_is_over
@@ -60,7 +62,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
         if laddering is not None:
             laddering.close()
 
-    middleware = [Middleware(Guard)]
+    middleware = [Middleware(Guard), Middleware(HostCheck, allowed=settings.allowed_hosts)]
     if settings.api_key is not None:
         middleware.append(Middleware(KeyCheck, key=settings.api_key))
     limit, seconds = settings.max_body_bytes, settings.body_timeout
@@ -96,7 +98,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
         """Continues texts."""
         return await answer(request, body)
 
-    _describe(app)
+    describe(app, Served(service, settings, laddering is not None))
     return app
 
 
@@ -121,17 +123,3 @@ async def drain(app: FastAPI) -> None:
     stop_taking(app)
     service: Service = app.state.service
     await service.drain()
-
-
-def _describe(app: FastAPI) -> None:
-    """Takes FastAPI's own 422 out of the description: here what is invalid is a 400, as OpenAI has it."""
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = make()
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

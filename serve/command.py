@@ -38,6 +38,10 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(help="What clients must know; better as the variable SIGMA0_API_KEY.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name that clients may use for this server beside localhost; may be repeated, * for all."),
+    ] = None,
     ladder: Annotated[str | None, typer.Option(help="Rungs, the lowest first: pocket,pocket-large")] = None,
     budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
     policy: Annotated[str | None, typer.Option(help="With --ladder, a trigger as JSON.")] = None,
@@ -66,10 +70,15 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
+        from sigma0.serve.hosts import check_hosts, hosts_of
         from sigma0.serve.limits import DRAIN_TIMEOUT, ServerSettings
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
+        try:
+            allowed = check_hosts((*hosts_of(host), *(allowed_host or ())))
+        except ValueError as error:
+            raise ValueError(f"--allowed-host: {error}") from error
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if ray:
@@ -96,6 +105,7 @@ def serve(
                 "api_key": key,
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
+                "allowed_hosts": allowed,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
@@ -109,6 +119,7 @@ def serve(
             max_new_tokens=max_new_tokens,
             request_timeout=request_timeout,
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
+            allowed_hosts=allowed,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)

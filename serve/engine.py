@@ -25,7 +25,7 @@ from sigma0.serve.checking import check_job, context_of
 from sigma0.serve.feed import TextFeed
 from sigma0.serve.flight import Flight
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
-from sigma0.serve.pages import PagePool
+from sigma0.serve.pages import PagePool, root_name
 from sigma0.serve.passes import Passed
 from sigma0.serve.planes import PagedPlanes, PageShape
 from sigma0.serve.rows import FOLLOWER
@@ -140,7 +140,7 @@ class Engine:
         goal, rule = len(job.prompt_ids), self.model.exit_rule(job.exit_config)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
-        entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1)
+        entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1, root=root_name(job.cache_salt))
         verified = job.exit_config.after_exit == "verify"
         feed = TextFeed(self.tokenizer, job.stop)
         kind = Verified if verified else Running

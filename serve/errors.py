@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from sigma0.serve.fields import UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
 from sigma0.serve.messages import Busy, JobCutOff, JobFailed, ShuttingDown, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ TYPES = {
 }
 # What a union of types asks for, in place of one complaint for each of its members.
 EXPECTED = {
-    "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
+    "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists, none of them empty",
     "stop": "must be a string or a list of up to 4 strings, none of them empty",
     "content": "must be a string or a list of text parts",
     "ladder": 'must be true, false, "token", "draft" or "answer"',
@@ -149,6 +150,10 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     param, field = _name(path)
     if not param:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    if refused := _unsupported(path, field, first):
+        return ApiError(400, f"{param}: {refused}", param, "unsupported_parameter")
+    if len(path) == 1 and first["type"] == "extra_forbidden":
+        return ApiError(400, f"{param}: this server has no such field: leave it out", param, "unknown_parameter")
     reason = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else str(first["msg"])
     reason = reason.removeprefix("Value error, ").removeprefix("Input ")
     value = first.get("input")
@@ -156,6 +161,15 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     # what a message says is nobody's business but the model's
     shown = f", got {str(value)[:SHOWN]!r}" if scalar and path[0] not in ("messages", "prompt") else ""
     return ApiError(400, f"{param}: {reason}{shown}", param=param)
+
+
+def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | None:
+    """Why a field of OpenAI's cannot be taken; None of any other."""
+    if path[0] != "messages":
+        return UNSUPPORTED.get(str(path[0]))
+    if field == "role" and error.get("input") in UNSUPPORTED_ROLES:
+        return "this server calls no tools, and has no turns of theirs"
+    return UNSUPPORTED_IN_MESSAGES.get(field)
 
 
 def _name(path: Sequence[str | int]) -> tuple[str, str]:

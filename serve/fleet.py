@@ -74,12 +74,13 @@ class Fleet:
         with self._lock:
             return self._open.total()
 
-    def take(self, ids: Sequence[int], avoid: Collection[str] = ()) -> str:
+    def take(self, ids: Sequence[int], avoid: Collection[str] = (), root: bytes = b"") -> str:
         """Chooses the engine of a job, and counts the job there until `give`.
 
         Args:
             ids: Its prompt.
             avoid: Engines that have refused it.
+            root: Of its pages, see `SessionTable.find`.
 
         Raises:
             Unavailable: If none is up.
@@ -95,25 +96,25 @@ class Fleet:
             }
             if not free:
                 raise Busy(f"{self._open.total()} requests are running or waiting already")
-            engine = self._choose(ids, free)
+            engine = self._choose(ids, free, root)
             self._open[engine] += 1
             self._last_turn[engine] = next(self._turns)
-            self._sessions.note(ids, engine)
+            self._sessions.note(ids, engine, root)
             return engine
 
-    def _choose(self, ids: Sequence[int], free: Mapping[str, int]) -> str:
-        home = self._sessions.find(ids)
+    def _choose(self, ids: Sequence[int], free: Mapping[str, int], root: bytes) -> str:
+        home = self._sessions.find(ids, root)
         if home is not None and home in free:
             begins_at_once = free[home] < self._up[home].max_running
             if begins_at_once or free[home] == min(free.values()):
                 return home
         return min(free, key=lambda name: (free[name], self._last_turn.get(name, 0), name))
 
-    def move(self, ids: Sequence[int], engine: str, other: str) -> None:
+    def move(self, ids: Sequence[int], engine: str, other: str, root: bytes = b"") -> None:
         """A job that was taken for one engine is at another."""
         with self._lock:
             self._open[other] += 1
-            self._sessions.note(ids, other)
+            self._sessions.note(ids, other, root)
         self.give(engine)
 
     def give(self, engine: str) -> None:

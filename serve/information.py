@@ -143,6 +143,9 @@ def information(
             raise unavailable("no engine is up", "unavailable")
         return Health()
 
+    # balancers ask so, and FastAPI offers no HEAD of its own
+    router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
+
     @router.get("/metrics", responses={**told(401, 413), 200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
         """What Prometheus reads."""

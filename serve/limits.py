@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.serve.errors import ApiError, busy, unavailable
+from sigma0.serve.hosts import check_hosts
 from sigma0.serve.messages import Busy
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
@@ -44,6 +45,7 @@ class ServerSettings:
         body_timeout: Seconds until its body must have come, from the headers on.
         drain_timeout: Seconds for what is under way when the server is to end; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
+        allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.hosts` reads them.
     """
 
     api_key: SecretStr | None = None
@@ -60,6 +62,12 @@ class ServerSettings:
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = DRAIN_TIMEOUT
     request_timeout: Seconds = 600.0
+    allowed_hosts: tuple[str, ...] = ()
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_hosts(value)
 
     @field_validator("api_key")
     @classmethod

@@ -51,6 +51,7 @@ class Job:
         logprobs: How many alternatives are told beside each token's log-probability; None tells neither.
         context: Texts that the answer may be grounded in.
         whole: Whether nothing of it is told before its end, so that it may be begun anew where its engine is lost.
+        cache_salt: Only jobs with the same one share K/V of prompts that begin alike; None shares with all without one.
     """
 
     prompt_ids: tuple[int, ...]
@@ -61,6 +62,7 @@ class Job:
     logprobs: int | None = None
     context: tuple[str, ...] = ()
     whole: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)

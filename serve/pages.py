@@ -2,7 +2,8 @@
 
 A page is a stretch of `size` columns in all planes. Pages that are complete, every plane of every column exactly as a
 run of all loops would write it, are known by what they hold: the hash of their ids chained to that of the page before.
-They stay when nobody holds them any more, and are given up oldest first.
+A salt stands ahead of the first page, so that texts with different salts, or one and none, share no page. Known pages
+stay when nobody holds them any more, and are given up oldest first.
 """
 
 from collections import OrderedDict
@@ -82,18 +83,19 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def match(self, ids: Sequence[int], limit: int) -> tuple[list[int], bytes]:
+    def match(self, ids: Sequence[int], limit: int, root: bytes = b"") -> tuple[list[int], bytes]:
         """Takes hold of the known pages that a text begins with.
 
         Args:
             ids: The text.
             limit: Columns that may be found at most; only whole pages count.
+            root: What stands ahead of the first page, see `root_name`.
 
         Returns:
-            The pages, and the name of the last one; b"" where there is none.
+            The pages, and the name of the last one; the root where there is none.
         """
         found: list[int] = []
-        name = b""
+        name = root
         for start in range(0, limit // self.size * self.size, self.size):
             next_name = page_name(name, ids[start : start + self.size])
             page = self._known.get(next_name)
@@ -111,6 +113,11 @@ class PagePool:
         if page not in self._names and name not in self._known:
             self._names[page] = name
             self._known[name] = page
+
+
+def root_name(salt: str | None) -> bytes:
+    """What stands ahead of a text's first page: b"" without a salt, else what nobody has who does not know it."""
+    return b"" if salt is None else sha256(b"salt" + salt.encode()).digest()
 
 
 def page_name(before: bytes, ids: Sequence[int]) -> bytes:

@@ -96,7 +96,7 @@ class Planner:
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             exit_config=exit_config,
             effort=effort,
             trail=options.trail,
@@ -124,14 +124,17 @@ class Planner:
         if n > self._settings.max_n:
             raise ApiError(400, f"n: this server writes at most {self._settings.max_n} choices, got {n}", "n")
         unit, routed = self._unit(options)
+        if unit is not None and not routed and options.special_tokens:
+            name = "sigma0.special_tokens"
+            raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
         sampling = self._sampling(body)
         found = []
         for number, prompt in enumerate(self._prompts(body)):
-            ids = self._ids(prompt)
+            ids = self._ids(prompt, options.special_tokens)
             new = self._new_tokens(body, len(ids))
             read = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
-            # a prompt of ids has no text that other tokenizers could take apart
-            text = None if isinstance(prompt, tuple) else prompt
+            # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
+            text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
             for choice in range(n):
                 job = Job(
                     prompt_ids=ids,
@@ -142,6 +145,7 @@ class Planner:
                     logprobs=body.told_logprobs,
                     context=(read, *options.sources),
                     whole=not body.stream,
+                    cache_salt=body.cache_salt,
                 )
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
@@ -184,7 +188,7 @@ class Planner:
             raise ApiError(400, told, "prompt")
         return prompts
 
-    def _ids(self, prompt: str | Messages | tuple[int, ...]) -> tuple[int, ...]:
+    def _ids(self, prompt: str | Messages | tuple[int, ...], special_tokens: bool) -> tuple[int, ...]:
         self._check_length(prompt)
         if isinstance(prompt, tuple):
             size = int(self._service.model.config.vocab_size)
@@ -193,7 +197,7 @@ class Planner:
             ids = prompt
         else:
             param = "prompt" if isinstance(prompt, str) else "messages"
-            ids = tuple(_or_400(param, lambda: encode(self._service.tokenizer, prompt)[0].tolist()))
+            ids = tuple(_or_400(param, lambda: encode(self._service.tokenizer, prompt, special_tokens)[0].tolist()))
             if not ids:
                 raise ApiError(400, f"{param}: holds nothing that the model could read", param)
         limit = self._settings.max_prompt_tokens

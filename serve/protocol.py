@@ -1,107 +1,56 @@
 """What clients may ask: OpenAI's chat and completion requests, and what `sigma0` adds to them."""
 
-import logging
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from sigma0.effort import Effort
 from sigma0.ladder import Budget
+from sigma0.serve.fields import (
+    FILLED,
+    FIRST_ERROR,
+    ChatFields,
+    ChatMessage,
+    Closed,
+    Settings,
+    StreamOptions,
+    Text,
+)
 from sigma0.settings import ExitConfig
 
-logger = logging.getLogger(__name__)
 MAX_STOPS = 4
 # OpenAI's own default of completions; a chat may go on to the end of the context
 COMPLETION_TOKENS = 16
-_NAMES_LOGGED = 16
-_MAX_SETTING = 10**6
+MAX_SETTING = 10**6
 # below it logits may be divided up to infinity, of which nothing can be drawn; a device that tries is lost to all
 _LEAST_TEMPERATURE = 1e-6
-# of an object that takes no others than its own: each of the others is a complaint
-_MAX_NAMES = 64
-
-
-def _is_text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("holds half of a surrogate pair, which is no character") from error
-    return value
 
 
 def _likeliest(value: float) -> float:
     return value if value >= _LEAST_TEMPERATURE else 0.0
 
 
-Text = Annotated[str, AfterValidator(_is_text)]
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Settings = Annotated[dict[str, Any], Field(max_length=_MAX_NAMES)]
-# strict: "1" is no number and 1 no truth value, as OpenAI has it
-_STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
-# one complaint is told; one for each of a million members would fill the memory
-_FIRST_ERROR, _FILLED = Field(fail_fast=True), Field(min_length=1, fail_fast=True)
+def _whole(value: Any) -> Any:
+    """A number that is written as 5.0 is 5: JSON knows no difference, and some clients write all numbers so."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
-class _Closed(BaseModel):
-    """An object that takes no fields but its own."""
-
-    model_config = _STRICT | ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > _MAX_NAMES:
-            raise ValueError(f"holds over {_MAX_NAMES} fields")
-        return value
+def _all_whole(values: Any) -> Any:
+    # almost never needed, and a list may hold half a million
+    return (
+        [_whole(value) for value in values] if isinstance(values, list) and float in set(map(type, values)) else values
+    )
 
 
-class TextPart(_Closed):
-    """A part of a message.
-
-    Attributes:
-        type: Only text can be read.
-        text: It.
-    """
-
-    type: Literal["text"]
-    text: Text
+_WHOLE = BeforeValidator(_whole)
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FILLED, BeforeValidator(_all_whole)]
+FilledText = Annotated[Text, Field(min_length=1)]
+Stop = Annotated[FilledText, Field(max_length=1000)]
+Count = Annotated[int, Field(ge=1, lt=2**31), _WHOLE]
 
 
-class ChatMessage(BaseModel):
-    """A turn of a chat; fields beside these two are not shown to the model.
-
-    Attributes:
-        role: Who speaks; `developer` is shown as `system`, the name that chat templates know.
-        content: What is said; parts are joined by line breaks.
-    """
-
-    model_config = _STRICT | ConfigDict(extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], _FIRST_ERROR]
-
-    def to_dict(self) -> dict[str, str]:
-        """As chat templates take it."""
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
-class StreamOptions(BaseModel):
-    """How a stream is told.
-
-    Attributes:
-        include_usage: Whether a last chunk tells the usage.
-    """
-
-    model_config = _STRICT | ConfigDict(extra="ignore")
-
-    include_usage: bool = False
-
-
-class Sigma0Options(_Closed):
+class Sigma0Options(Closed):
     """What this server can beyond OpenAI's protocol.
 
     Attributes:
@@ -110,13 +59,15 @@ class Sigma0Options(_Closed):
         budget: Limits of the ladder, as `sigma0.ladder.Budget` takes them; the server's own hold as well.
         trail: Whether the ladder's decisions are sent with the response.
         sources: Texts that the answer may be grounded in, beside the prompt.
+        special_tokens: Whether special tokens in the messages or the prompt are those tokens; else they are text.
     """
 
     exit: Settings | None = None
     ladder: bool | Literal["token", "draft", "answer"] | None = None
     budget: Settings | None = None
     trail: bool = False
-    sources: Annotated[list[Text], _FIRST_ERROR] = Field(default_factory=list)
+    sources: Annotated[list[Text], FIRST_ERROR] = Field(default_factory=list)
+    special_tokens: bool = False
 
     @field_validator("exit")
     @classmethod
@@ -124,8 +75,8 @@ class Sigma0Options(_Closed):
         if value is not None:
             ExitConfig.parse(value)
             # counts of loops are held in 64 bits further in
-            if any(isinstance(each, int | float) and abs(each) > _MAX_SETTING for each in value.values()):
-                raise ValueError(f"holds a number over {_MAX_SETTING}")
+            if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
+                raise ValueError(f"holds a number over {MAX_SETTING}")
         return value
 
     @field_validator("budget")
@@ -141,10 +92,8 @@ class Sigma0Options(_Closed):
         return None if self.budget is None else Budget(**self.budget)
 
 
-class Request(BaseModel, ABC):
-    """What both kinds of requests have.
-
-    Fields that OpenAI has and this server has not are accepted, and have no effect; their names are logged.
+class Request(Closed, ABC):
+    """What both kinds of requests have. What OpenAI has and this server has not stands in `sigma0.serve.fields`.
 
     Attributes:
         model: Name of the served model.
@@ -164,21 +113,22 @@ class Request(BaseModel, ABC):
         stream: Whether tokens are told as they come.
         stream_options: How.
         reasoning_effort: How long tokens loop, see `sigma0.effort`.
-        user: Accepted, without effect.
+        logit_bias: Not offered.
+        user: Without effect.
+        cache_salt: As vLLM has it: only requests with the same one share K/V of prompts that begin alike. It should be
+            long, random, and known to nobody else.
         sigma0: What this server can beyond OpenAI's protocol.
     """
-
-    model_config = _STRICT | ConfigDict(extra="allow")
 
     model: str
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     n: Count | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_likeliest)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31), _WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -186,17 +136,17 @@ class Request(BaseModel, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     reasoning_effort: Effort | None = None
-    user: str | None = None
+    logit_bias: Annotated[Settings, Field(max_length=0)] | None = None
+    user: Text | None = None
+    cache_salt: Annotated[FilledText, Field(max_length=1000)] | None = None
     sigma0: Sigma0Options | None = None
 
-    @model_validator(mode="after")
-    def _tell_what_has_no_effect(self) -> "Request":
-        names = sorted(self.model_extra or {})
-        if names:
-            # names alone, cut: what stands under them, and whatever else a client sends as one, is not ours to log
-            shown = ", ".join(repr(name[:40]) for name in names[:_NAMES_LOGGED])
-            logger.info("fields without effect: %s%s", shown, " ..." if len(names) > _NAMES_LOGGED else "")
-        return self
+    @field_validator("stream_options")
+    @classmethod
+    def _needs_a_stream(cls, value: StreamOptions | None, info: Any) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("needs stream=true")
+        return value
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -209,7 +159,7 @@ class Request(BaseModel, ABC):
         """Alternatives beside each token's log-probability; None where neither is asked for."""
 
 
-class ChatRequest(Request):
+class ChatRequest(Request, ChatFields):
     """The body of `POST /v1/chat/completions`; what it shares with completions stands in `Request`.
 
     Attributes:
@@ -218,9 +168,9 @@ class ChatRequest(Request):
         top_logprobs: Alternatives beside each; needs `logprobs`.
     """
 
-    messages: Annotated[list[ChatMessage], _FILLED]
+    messages: Annotated[list[ChatMessage], FILLED]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), _WHOLE] | None = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -241,23 +191,22 @@ class CompletionRequest(Request):
     Attributes:
         prompt: Texts or ids, one or several.
         logprobs: Alternatives beside each token's log-probability; None tells neither.
+        best_of: Not offered: all choices are returned.
         echo: Not offered.
+        suffix: Not offered.
     """
 
-    prompt: (
-        Text
-        | Annotated[list[Text], _FILLED]
-        | Annotated[list[Id], _FILLED]
-        | Annotated[list[Annotated[list[Id], _FILLED]], _FILLED]
-    )
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: bool | None = None
+    prompt: FilledText | Annotated[list[FilledText], FILLED] | Ids | Annotated[list[Ids], FILLED]
+    logprobs: Annotated[int, Field(ge=0, le=5), _WHOLE] | None = None
+    best_of: Count | None = None
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
 
-    @field_validator("echo")
+    @field_validator("best_of")
     @classmethod
-    def _is_not_offered(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError("this server does not send the prompt back: leave echo out")
+    def _keeps_all(cls, value: int | None, info: Any) -> int | None:
+        if value not in (None, info.data.get("n") or 1):
+            raise ValueError("is not n")
         return value
 
     @property

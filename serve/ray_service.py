@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from sigma0.serve.checking import check_job, context_of
 from sigma0.serve.fleet import Fleet
 from sigma0.serve.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
+from sigma0.serve.pages import root_name
 from sigma0.serve.planes import PageShape
 from sigma0.serve.ray_replica import Failed, Refused, Taken, Told, model_name
 from sigma0.serve.ray_settings import RaySettings
@@ -94,7 +95,7 @@ class RemoteEvents:
     def _come_to(self, engine: str) -> None:
         """The replica that has the job, which is another one where the one it was meant for was just gone."""
         if engine != self._engine:
-            self._fleet.move(self._job.prompt_ids, self._engine, engine)
+            self._fleet.move(self._job.prompt_ids, self._engine, engine, root_name(self._job.cache_salt))
             self._engine = engine
 
     def _pass_over(self, why: str) -> None:
@@ -117,7 +118,7 @@ class RemoteEvents:
     def _sent(self) -> Any:
         """The stream of the job on the replica that is chosen now."""
         self._leave()
-        self._engine = self._fleet.take(self._job.prompt_ids, self._refused)
+        self._engine = self._fleet.take(self._job.prompt_ids, self._refused, root_name(self._job.cache_salt))
         try:
             return self._begin(self._job, self._engine)
         except Exception:

@@ -3,9 +3,10 @@
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from sigma0.serve.engine import EngineLimits
+from sigma0.serve.hosts import check_hosts
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -37,6 +38,7 @@ class RaySettings(BaseModel):
         api_key: What clients must know; None: SIGMA0_API_KEY where the front runs, or nothing.
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
+        allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.hosts` reads them.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
         policy: Trigger of the ladder, as JSON.
@@ -66,9 +68,15 @@ class RaySettings(BaseModel):
     api_key: SecretStr | None = None
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
+    allowed_hosts: tuple[str, ...] = ()
     ladder: str | None = None
     budget: str = ""
     policy: str | None = None
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_hosts(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "RaySettings":

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,7 +166,7 @@ class Teller:
             "verdict": None if done.verdict is None else done.verdict.to_dict(),
             "door": done.door,
             "door_text": done.door_text,
-            "cached_tokens": done.cached_tokens,
+            "cached_tokens": self._cached([done]),
             "preemptions": done.preemptions,
         }
         if done.costs:
@@ -180,12 +180,19 @@ class Teller:
         first = {choice.prompt: done for choice, done in reversed(list(zip(self.plan.choices, ends, strict=True)))}
         read = sum(done.prompt_tokens for done in first.values())
         written = sum(self._written(done) for done in ends)
+        cached = self._cached(first.values())
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": sum(done.cached_tokens for done in first.values())},
+            "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         }
+
+    def _cached(self, ends: Iterable[JobDone]) -> int | None:
+        """Prompt tokens found in the cache; None without a salt, where they may be those of somebody else's prompt."""
+        if self.plan.choices[0].job.cache_salt is None:
+            return None
+        return sum(done.cached_tokens for done in ends)
 
     def _written(self, done: JobDone) -> int:
         """Tokens of a choice; of a text that went up whole, as many as the served model would have written it in."""

@@ -28,6 +28,7 @@ class Entry:
         name: Of the last of those.
         cached: Columns that were found instead of read, when it was admitted last.
         preemptions: How often it was put back.
+        root: What stands ahead of its first page: texts share pages only where it is the same.
     """
 
     key: int
@@ -41,6 +42,10 @@ class Entry:
     name: bytes = b""
     cached: int = 0
     preemptions: int = 0
+    root: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.name = self.root
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Scheduler:
         admitted = []
         while self.waiting and self._slots:
             entry = self.waiting[0]
-            found, name = self.pool.match(entry.ids, entry.reusable)
+            found, name = self.pool.match(entry.ids, entry.reusable, entry.root)
             missing = self.pool.pages_for(entry.goal + 1) - len(found)
             # a page for each that runs already, lest the newcomer be put back at once
             if self.pool.available < missing + len(self.running):
@@ -176,7 +181,7 @@ class Scheduler:
         del self.running[entry.key]
         self._slots.append(entry.slot)
         self.pool.release(entry.pages)
-        entry.pages, entry.slot, entry.known, entry.name, entry.read = [], -1, 0, b"", 0
+        entry.pages, entry.slot, entry.known, entry.name, entry.read = [], -1, 0, entry.root, 0
 
 
 def _left(entry: Entry) -> int:

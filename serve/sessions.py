@@ -31,10 +31,15 @@ class SessionTable:
         self._counts: Counter[int] = Counter()
         self._lengths: list[int] = []
 
-    def find(self, ids: Sequence[int]) -> str | None:
-        """The engine that read the longest known prompt with which these ids begin; None where there is none."""
+    def find(self, ids: Sequence[int], root: bytes = b"") -> str | None:
+        """The engine that read the longest known prompt with which these ids begin; None where there is none.
+
+        Args:
+            ids: A prompt.
+            root: Of its pages (`sigma0.serve.pages.root_name`): prompts with another one share none with it.
+        """
         raw, found, start = _raw(ids), None, 0
-        hashed = blake2b(digest_size=16)
+        hashed = blake2b(digest_size=16, key=root)
         for length in self._lengths:
             if length > len(ids):
                 break
@@ -46,9 +51,9 @@ class SessionTable:
                 found = self._engines[name][0]
         return found
 
-    def note(self, ids: Sequence[int], engine: str) -> None:
-        """Remembers that an engine reads a prompt."""
-        name = blake2b(_raw(ids), digest_size=16).digest()
+    def note(self, ids: Sequence[int], engine: str, root: bytes = b"") -> None:
+        """Remembers that an engine reads a prompt, whose pages have a root."""
+        name = blake2b(_raw(ids), digest_size=16, key=root).digest()
         if name not in self._engines:
             if not self._counts[len(ids)]:
                 insort(self._lengths, len(ids))

@@ -52,6 +52,9 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
     model: Model = "pocket",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
+    ] = False,
     exit: Annotated[
         str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
     ] = None,
@@ -126,6 +129,8 @@ def generate(
             if any(given.values()):
                 raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
         else:
+            if special_tokens:
+                raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
             if svg is not None or verdict:
@@ -152,6 +157,7 @@ def generate(
                 seed=seed,
                 do_sample=temperature > 0,
                 verdict=True if verdict else None,
+                special_tokens=special_tokens,
                 **settings,
             )
             if speaks and not as_json:

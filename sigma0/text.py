@@ -20,6 +20,7 @@ from sigma0.grounding import Grounding, check
 from sigma0.ops import FATES, READINGS, STATISTICS, Fate
 from sigma0.savings import savings
 from sigma0.settings import ExitConfig, switches
+from sigma0.special_tokens import text_encoder
 from sigma0.transfer import to_host
 from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token, patience_for
 from sigma0.wave import Exits
@@ -303,7 +304,7 @@ def _finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
+def encode(tokenizer: Any, prompt: str | Messages, special_tokens: bool = False) -> Tensor:
     """Ids `[1, P]` of a prompt: a string is continued as it is, messages go through the chat template.
 
     A last message of the assistant is taken for the beginning of its answer, and continued.
@@ -311,6 +312,8 @@ def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
     Args:
         tokenizer: A fast transformers tokenizer.
         prompt: A string, or messages with `role` and `content`.
+        special_tokens: Whether a special token in the prompt (say `<|im_end|>`) is that token; by default it is text,
+            and only the chat template's own are special.
 
     Raises:
         ValueError: For an empty prompt, a tokenizer without a chat template, or one that is not fast.
@@ -324,21 +327,27 @@ def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
     if not prompt:
         raise ValueError("the prompt is empty")
     if isinstance(prompt, str):
+        if not special_tokens:
+            return torch.tensor([text_encoder(tokenizer).text(prompt)], dtype=torch.long)
         # verbose=False: a text over the limit is told by our own error
         ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
     elif tokenizer.chat_template is None:
         raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
     else:
+        # a turn of the assistant at the end is not over: it is continued
+        open_turn = prompt[-1].get("role") == "assistant"
+        template = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **template))
+
         try:
-            # a turn of the assistant at the end is not over: it is continued
-            open_turn = prompt[-1].get("role") == "assistant"
-            ids = tokenizer.apply_chat_template(
-                [dict(message) for message in prompt],
-                add_generation_prompt=not open_turn,
-                continue_final_message=open_turn,
-                return_tensors="pt",
-                return_dict=True,
-            )["input_ids"]
+            if not special_tokens:
+                return torch.tensor([text_encoder(tokenizer).messages(prompt, render)], dtype=torch.long)
+            messages = [dict(message) for message in prompt]
+            ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True, **template)[
+                "input_ids"
+            ]
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
     encoded: Tensor = ids
@@ -357,6 +366,7 @@ def stream(
     verdict: bool | None = None,
     sources: Sequence[str] = (),
     policy: DoorPolicy | Mapping[str, Any] | None = None,
+    special_tokens: bool = False,
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they come.
@@ -373,6 +383,7 @@ def stream(
             which is on by default.
         sources: Texts that the answer may be grounded in, beside the prompt.
         policy: What the verdict's doors ask for; None: as the checkpoint says (`model.door_policy`).
+        special_tokens: Whether special tokens in the prompt are those tokens; by default they are text (see `encode`).
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -396,7 +407,7 @@ def stream(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
     config = model.resolve_exit_config(exit_config)
-    ids = encode(tokenizer, prompt)
+    ids = encode(tokenizer, prompt, special_tokens)
     check_context(model, ids.shape[1], max_new_tokens)
     criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
     if stop:
@@ -445,6 +456,8 @@ def generate(
     Raises:
         ValueError: As `stream` does.
     """
+    if ladder is not None and kwargs.get("special_tokens"):
+        raise ValueError("a ladder reads special tokens as text: leave special_tokens out, or the ladder")
     tokens = stream(model, tokenizer, prompt, **kwargs)
     for _ in tokens:
         pass

@@ -46,7 +46,7 @@ LEVELS = [
     {"sigma0.quantities"},
     {"sigma0.claims"},
     {"sigma0.evidence", "sigma0.support"},
-    {"sigma0.grounding"},
+    {"sigma0.grounding", "sigma0.special_tokens"},
     {"sigma0.loading", "sigma0.text", "sigma0.export"},
     {
         "sigma0.ladder.budget",

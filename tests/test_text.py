@@ -50,7 +50,7 @@ def test_messages_go_through_the_chat_template_and_strings_do_not(pocket):
     model, tokenizer = pocket
     chat = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
     by_messages = sigma0.generate(model, tokenizer, MESSAGES, max_new_tokens=4)
-    by_hand = sigma0.generate(model, tokenizer, chat, max_new_tokens=4)
+    by_hand = sigma0.generate(model, tokenizer, chat, max_new_tokens=4, special_tokens=True)
     plain = sigma0.generate(model, tokenizer, STORY, max_new_tokens=4)
     assert by_messages == by_hand
     assert plain.prompt_tokens == len(tokenizer(STORY).input_ids) < by_messages.prompt_tokens

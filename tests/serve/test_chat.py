@@ -50,7 +50,7 @@ def test_a_response_is_what_openai_says_it_is(pocket):
         prompt_tokens=alone.prompt_tokens,
         completion_tokens=len(alone.tokens),
         total_tokens=alone.prompt_tokens + len(alone.tokens),
-        prompt_tokens_details={"cached_tokens": 0},
+        prompt_tokens_details=None,
     )
     told = raw["sigma0"]
     assert told["exit"] == pocket[0].resolve_exit_config(None).to_dict()
@@ -208,7 +208,7 @@ def test_roles_and_parts(plain):
     parts = [{"type": "text", "text": "Sara went to the bedroom."}, {"type": "text", "text": "Where is Sara?"}]
     asked = [
         {"role": "developer", "content": "Be short."},
-        {"role": "user", "content": parts, "name": "kim"},
+        {"role": "user", "content": parts},
         {"role": "assistant", "content": "Sara is"},
     ]
     said = post(plain, messages=asked).json()["choices"][0]["message"]["content"]
@@ -216,7 +216,7 @@ def test_roles_and_parts(plain):
     read = plain.service.tokenizer.decode(list(ids), skip_special_tokens=False)
     assert read.startswith("<|im_start|>system\nBe short.<|im_end|>")
     # the assistant's turn is not over: it is continued
-    assert read.endswith("bedroom.\nWhere is Sara?<|im_end|>\n<|im_start|>assistant\nSara is") and "kim" not in read
+    assert read.endswith("bedroom.\nWhere is Sara?<|im_end|>\n<|im_start|>assistant\nSara is")
     assert said == " in the bedroom."
 
 
@@ -225,9 +225,3 @@ def test_verdicts_can_be_switched_off(pocket, monkeypatch):
     with served(pocket) as server:
         (choice,) = post(server).json()["sigma0"]["choices"]
     assert choice["verdict"] is choice["door"] is choice["door_text"] is None
-
-
-def test_fields_that_have_no_effect_are_named_in_the_log_and_their_values_not(plain, caplog):
-    caplog.set_level("INFO", logger="sigma0.serve")
-    assert post(plain, metadata={"secret": "hush"}, service_tier="auto").status_code == 200
-    assert "'metadata', 'service_tier'" in caplog.text and "hush" not in caplog.text and STORY not in caplog.text

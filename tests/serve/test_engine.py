@@ -1,6 +1,7 @@
 """The engine: whatever runs beside a request, it is told what it would be told alone."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -186,6 +187,36 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
     assert told([warm]) == told(
         alone(model, pocket[1], Job((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     )
+
+
+@pytest.mark.parametrize("mode", ["full", "qexit"])
+def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
+    asked = job(30, 4, exit_config=ExitConfig(mode=mode))
+    expected = told(alone(model, pocket[1], asked))
+    cached = []
+    for salt in (None, "a", "b", "a", None, "b"):
+        key = engine.submit(replace(asked, cache_salt=salt))
+        found = drain(engine)[key]
+        assert told(found) == expected, "a salt changes no answer"
+        cached.append(found[-1].cached_tokens)
+    assert cached == [0, 0, 0, 28, 28, 28]
+
+
+def test_a_salt_outlasts_being_put_back(model, pocket):
+    """What a salted request wrote before and after is found by its salt alone."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, PAGE * 4 * 14), watch=True)
+    asked = [job(10, 30, seed, exit_config=ExitConfig(mode="full"), cache_salt="a") for seed in range(3)]
+    for each in asked:
+        engine.submit(each)
+    drain(engine)
+    assert engine.status().preemptions > 0
+    cached = {"a": 0, None: 0}
+    for each in asked:
+        for salt in cached:
+            key = engine.submit(replace(each, max_new_tokens=1, cache_salt=salt))
+            cached[salt] += drain(engine)[key][-1].cached_tokens
+    assert cached["a"] > 0 and cached[None] == 0
 
 
 def test_what_was_dropped_is_never_found(model, pocket):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sigma0.serve.fleet import NOTHING, EngineReport, Fleet
 from sigma0.serve.messages import Busy, Unavailable
+from sigma0.serve.pages import root_name
 from sigma0.serve.sessions import SessionTable
 
 IDS = st.lists(st.integers(0, 3), max_size=6)
@@ -40,6 +41,14 @@ def test_the_prompts_not_seen_for_longest_are_forgotten(prompts, limit):
         kept = [*(each for each in kept if each != prompt), prompt][-limit:]
     for prompt in prompts:
         assert (table.find(prompt) is not None) == any(prompt[: len(each)] == each for each in kept)
+
+
+def test_a_chat_comes_back_to_where_its_own_salt_was_read():
+    table = SessionTable()
+    table.note([1, 2], "bare")
+    for salt in ("x", "y"):
+        table.note([1, 2], salt, root_name(salt))
+    assert [table.find([1, 2, 3], root_name(salt)) for salt in (None, "x", "y", "z")] == ["bare", "x", "y", None]
 
 
 def test_a_table_without_room():

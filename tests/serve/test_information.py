@@ -37,6 +37,8 @@ def test_the_model_as_a_looped_one(plain, pocket):
 
 def test_health_and_the_page(plain):
     assert httpx.get(f"{plain.url}/health").json() == {"status": "ok"}
+    head = httpx.head(f"{plain.url}/health")
+    assert head.status_code == 200 and head.content == b""
     page = httpx.get(f"{plain.url}/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert {header: page.headers[header] for header in PAGE_HEADERS} == PAGE_HEADERS

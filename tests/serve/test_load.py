@@ -138,7 +138,7 @@ def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
     monkeypatch.setattr(answering, "SENDING", 0.2)
     with served(pocket, ServerSettings(request_timeout=0.5)) as server:
         body = json.dumps({**ASKING, "stream": True}).encode()
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         path = "/v1/chat/completions"
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
         messages = [{"type": "http.request", "body": body, "more_body": False}]
@@ -158,7 +158,7 @@ def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
 def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
     """A server in front may tell so that the client left."""
     body = json.dumps(ASKING).encode()
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/chat/completions"
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
     messages = [{"type": "http.request", "body": body, "more_body": False}]

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.serve.pages import PagePool, page_name
+from sigma0.serve.pages import PagePool, page_name, root_name
 
 
-def know_all(pool, ids, pages):
-    name = b""
+def know_all(pool, ids, pages, salt=None):
+    name = root_name(salt)
     for place, page in enumerate(pages):
         name = page_name(name, ids[place * pool.size : (place + 1) * pool.size])
         pool.know(page, name)
@@ -48,6 +48,18 @@ def test_one_text_is_known_once():
     know_all(pool, [1, 2], [second])
     pool.release([second])
     assert pool.cached == 0 and pool.match([1, 2], 2)[0] == [first]
+
+
+def test_texts_share_pages_where_their_salts_are_the_same():
+    pool = PagePool(8, 2)
+    salted, other, bare = ([pool.take(), pool.take()] for _ in range(3))
+    know_all(pool, [1, 2, 3, 4], salted, "a")
+    know_all(pool, [1, 2, 3, 4], other, "b")
+    assert pool.match([1, 2, 3, 4], 4)[0] == []
+    know_all(pool, [1, 2, 3, 4], bare)
+    for salt, pages in (("a", salted), ("b", other), (None, bare)):
+        assert pool.match([1, 2, 3, 4], 4, root_name(salt))[0] == pages
+    assert pool.match([1, 2], 2, root_name("c")) == ([], root_name("c"))
 
 
 def test_ids_cannot_be_told_apart_otherwise():

@@ -275,7 +275,7 @@ def front(pocket):
 
 
 def test_a_front_without_replicas_says_so(front):
-    client = TestClient(front.__serve_build_asgi_app__())
+    client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
     assert client.get("/v1/models").status_code == 401
     health = client.get("/health")
     assert health.status_code == 503 and health.headers["retry-after"] == "1"
@@ -292,7 +292,7 @@ def test_a_front_without_replicas_says_so(front):
 def test_a_ladder_stands_in_the_front():
     front = Front(Deaf(), RaySettings(ladder="pocket,pocket-large", device="cpu"))
     try:
-        client = TestClient(front.__serve_build_asgi_app__())
+        client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
         assert client.get("/v1/sigma0").json()["ladder"] == ["pocket", "pocket-large"]
         body = {"model": "pocket", "prompt": "Once upon", "max_tokens": 4, "sigma0": {"ladder": "token"}}
         assert client.post("/v1/completions", json=body).status_code == 200, "it asks no replica"
@@ -311,7 +311,7 @@ def test_a_front_knows_the_context_without_weights(front, pocket):
 
 
 def test_a_request_has_the_name_that_serves_proxy_gave_it(front):
-    client = TestClient(front.__serve_build_asgi_app__())
+    client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
     named = client.get("/v1/nothing", headers={"x-request-id": "0f0f-4a4a_named"})
     assert "x-request-id" not in named.headers, "the proxy adds it"
     for odd in ("short", "with spaces in it", "x" * 65):

@@ -1,0 +1,118 @@
+"""Special tokens in a prompt's text are ordinary text: `<|im_end|>` inside of a message must not end its turn.
+
+Those that the chat template writes itself stay special. A copy of the tokenizer reads every special token as text
+(`encode_special_tokens` of the tokenizers library) and knows an alias for each of them, which nobody can guess. The
+messages' own special tokens are replaced by marks while the template is rendered; what is special in the rendered text
+is then the template's and gets its alias, and the marks get their text back. So text around them is encoded as ever.
+
+A template that joins parts of messages could still make a special token of two halves. So it is rendered a second time
+with the characters hidden that special tokens begin with, and where that leaves out one of them, this text counts.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class TextEncoder:
+    """Encodes prompts whose special tokens are text. Safe for threads.
+
+    Args:
+        tokenizer: A fast transformers tokenizer; it stays as it is.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokens = special_tokens(tokenizer)
+        nonce = secrets.token_hex(16)
+        # longest first, as the tokenizer itself matches
+        contents = sorted((token.content for token in tokens.values()), key=len, reverse=True)
+        starts = sorted({content[0] for content in contents})
+        self._marks = {text: f"{nonce}m{number}m" for number, text in enumerate([*contents, *starts])}
+        self._aliases = {content: f"{nonce}a{number}a" for number, content in enumerate(contents)}
+        self._texts = {mark: text for text, mark in self._marks.items()}
+        single = {token.content for token in tokens.values() if token.single_word}
+        self._in_text = _any_of(map(re.escape, contents))
+        self._starts = _any_of(map(re.escape, starts))
+        # one that is a word of its own is not special inside of another word
+        self._in_template = _any_of(_pattern(content, content in single) for content in contents)
+        self._marked = _any_of(self._texts)
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        backend.add_tokens([_alias(token, self._aliases[token.content]) for token in tokens.values()])
+        self._backend = backend
+        self._ids = {backend.token_to_id(self._aliases[token.content]): number for number, token in tokens.items()}
+
+    def text(self, text: str) -> list[int]:
+        """Ids of a text; what the tokenizer puts around every text (say BOS) is put around this one too."""
+        return list(self._backend.encode(text).ids)
+
+    def messages(
+        self, messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
+    ) -> list[int]:
+        """Ids of messages.
+
+        Args:
+            messages: For the chat template.
+            render: Applies it, without encoding.
+        """
+        given = [dict(message) for message in messages]
+        rendered = render(self._hidden(given, self._in_text))
+        halved = self._hidden(given, self._starts)
+        if halved != given:
+            safe = render(halved)
+            if self._in_template.findall(safe) != self._in_template.findall(rendered):
+                rendered = safe
+        aliased = self._in_template.sub(lambda match: self._aliases[match[0]], rendered)
+        text = self._marked.sub(lambda match: self._texts[match[0]], aliased)
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [self._ids.get(number, number) for number in ids]
+
+    def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        """A value with marks in place of what a pattern finds in its texts."""
+        if isinstance(value, str):
+            return pattern.sub(lambda match: self._marks[match[0]], value)
+        if isinstance(value, Mapping):
+            return {name: self._hidden(each, pattern) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hidden(each, pattern) for each in value]
+        return value
+
+
+def special_tokens(tokenizer: Any) -> dict[int, AddedToken]:
+    """The special tokens of a fast transformers tokenizer, by id."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return {number: token for number, token in added.items() if token.special}
+
+
+def text_encoder(tokenizer: Any) -> TextEncoder:
+    """The encoder of a tokenizer: made at first use, and again when tokens were added since."""
+    size = tokenizer.backend_tokenizer.get_vocab_size(), len(special_tokens(tokenizer))
+    known = _ENCODERS.get(tokenizer)
+    if known is None or known[0] != size:
+        known = _ENCODERS[tokenizer] = size, TextEncoder(tokenizer)
+    return known[1]
+
+
+_ENCODERS: WeakKeyDictionary[Any, tuple[tuple[int, int], TextEncoder]] = WeakKeyDictionary()
+
+
+def _alias(token: AddedToken, alias: str) -> AddedToken:
+    """A token like another, but not special, since those are read as text."""
+    return AddedToken(
+        alias, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized
+    )
+
+
+def _pattern(content: str, single_word: bool) -> str:
+    return rf"(?<!\w){re.escape(content)}(?!\w)" if single_word else re.escape(content)
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    # of none: matches nowhere
+    return re.compile("|".join(patterns) or r"(?!)")
