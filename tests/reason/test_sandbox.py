@@ -11,7 +11,7 @@ import pytest
 
 from sigma0.reason import execution, isolation, sandbox
 from sigma0.reason.sandbox import RunResult, Sandbox, SandboxUnavailable
-from tests.reason.sandboxes import SECRET, needs_bubblewrap
+from tests.reason.sandboxes import ALLOW_ALL, SECRET, needs_bubblewrap
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def ways_with(change):
     ],
 )
 def test_a_way_that_contains_too_little_fails_the_probe_and_nothing_runs(monkeypatch, change, told):
-    monkeypatch.setattr(execution, "filter_program", lambda: None)
+    monkeypatch.setattr(execution, "filter_program", lambda: ALLOW_ALL)
     monkeypatch.setattr(sandbox, "ways", ways_with(change))
     box = Sandbox()
     assert told in box.unavailable
