@@ -68,9 +68,11 @@ _REFUSED = """
     kexec_load kexec_file_load init_module finit_module delete_module open_by_handle_at name_to_handle_at
     swapon swapoff reboot syslog acct quotactl modify_ldt fanotify_init inotify_init inotify_init1
     memfd_create memfd_secret shmget shmat msgget semget mq_open
-    splice tee vmsplice sendfile setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
+    splice tee vmsplice sendfile
     socket bind connect listen accept accept4 sendmsg recvmsg sendmmsg recvmmsg setsockopt
 """
+# As on a file system without them, which is what copying programs go by.
+_NOT_SUPPORTED = "setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr"
 
 # New namespaces: time, mount, cgroup, UTS, IPC, user, PID, network.
 _NAMESPACES = 0x80 | 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -172,8 +174,9 @@ def filter_program() -> bytes:
             made.add(_ALLOW, name)
         for name, comparisons in _allowed_with():
             made.add(_ALLOW, name, comparisons)
-        for name in _REFUSED.split():
-            made.add(_FAIL_WITH | errno.EPERM, name)
+        for names, error in ((_REFUSED, errno.EPERM), (_NOT_SUPPORTED, errno.ENOTSUP)):
+            for name in names.split():
+                made.add(_FAIL_WITH | error, name)
         return made.export()
     finally:
         made.release()

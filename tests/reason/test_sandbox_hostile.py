@@ -190,6 +190,157 @@ print(json.dumps([attempt(os.memfd_create, "x"), attempt(mmap.mmap, -1, 2**20), 
     assert "done" not in attempts(box, code)
 
 
+SOCKET_BOMB = """
+import os, socket, time
+def fill():
+    pairs = []
+    while True:
+        pairs.append(socket.socketpair())
+        for end in pairs[-1]:
+            end.setblocking(False)
+            try:
+                while True:
+                    end.send(b"x" * 2**16)
+            except BlockingIOError:
+                pass
+while True:
+    try:
+        if os.fork() == 0:
+            fill()
+    except OSError:
+        time.sleep(100)
+"""
+
+
+def test_what_sockets_hold_counts_as_memory(box):
+    # 62 processes hold 50 MB of pages at least, and 62 * 30 pairs of sockets 750 MB more
+    result = box.run(SOCKET_BOMB, memory_mb=512, timeout_s=60.0)
+    assert result.cut == "memory" and not result.timed_out
+
+
+def test_no_socket_but_a_pair_of_streams_is_to_be_had_and_its_buffers_stay_as_they_are(box):
+    code = """
+import array, socket
+one, other = socket.socketpair()
+one.sendall(b"word")
+assert other.recv(9) == b"word"
+rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))]
+found = [attempt(socket.socket, socket.AF_UNIX), attempt(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM),
+         attempt(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET),
+         attempt(one.setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24),
+         attempt(one.sendmsg, [b"x"], rights), attempt(other.recvmsg, 1, 64), attempt(other.bind, "/tmp/name")]
+print(json.dumps(found))
+"""
+    assert "done" not in attempts(box, code)
+
+
+PIPE_BOMB = """
+import fcntl, os, time
+def fill():
+    while True:
+        _, end = os.pipe2(os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 2**20)
+        except OSError:
+            pass
+        try:
+            while True:
+                os.write(end, b"x" * 2**16)
+        except BlockingIOError:
+            pass
+while True:
+    try:
+        if os.fork() == 0:
+            fill()
+    except OSError:
+        time.sleep(100)
+"""
+
+
+def test_what_pipes_hold_counts_as_memory(box):
+    assert box.run(PIPE_BOMB, memory_mb=96, timeout_s=60.0).cut == "memory"
+
+
+def test_a_pipe_keeps_its_size_and_takes_no_pages_on_loan(box):
+    code = """
+import ctypes, fcntl
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+reading, writing = os.pipe()
+again, to = os.pipe()
+os.write(writing, b"x")
+page = ctypes.create_string_buffer(4096)
+lent = (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096)
+file = os.open("/tmp/main.py", os.O_RDONLY)
+assert fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ) > 0
+print(json.dumps([attempt(fcntl.fcntl, writing, fcntl.F_SETPIPE_SZ, 2**20), attempt(os.sendfile, to, file, 0, 8),
+                  attempt(call, "splice", file, None, to, None, 8, 0), attempt(call, "tee", reading, to, 1, 0),
+                  attempt(call, "vmsplice", to, ctypes.byref(lent), 1, 0)]))
+"""
+    assert "done" not in attempts(box, code)
+
+
+def test_records_of_mappings_count_as_memory(box):
+    code = """
+import mmap, os, time
+held = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=1 + number % 2 * 2)
+        for number in range(15_000)]
+for _ in range(5):
+    if os.fork() == 0:
+        break
+time.sleep(100)
+"""
+    assert box.run(code, memory_mb=160, timeout_s=60.0).cut == "memory"
+
+
+def test_no_thread_has_descriptors_that_are_not_seen(box):
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+call("close_range", 50, 60, 0)
+print(json.dumps([attempt(call, "close_range", 50, 60, 2), attempt(call, "unshare", 0x400)]))
+"""
+    assert "done" not in attempts(box, code)
+
+
+def test_no_set_of_rights_holds_any_and_huge_pages_stay_off(box):
+    code = """
+import ctypes, subprocess
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+def lines(status):
+    return [line.split() for line in status.splitlines() if line.startswith(("Cap", "NoNew", "Seccomp:", "THP"))]
+assert prctl(41, 0, 0, 0, 0) == -1
+found = lines(open("/proc/self/status").read())
+assert lines(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout) == found
+print(json.dumps(dict(found)))
+"""
+    found = attempts(box, code)
+    sets = {name: int(value, 16) for name, value in found.items() if name.startswith("Cap")}
+    assert sets == dict.fromkeys(("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"), 0)
+    assert (found["NoNewPrivs:"], found["Seccomp:"], found.get("THP_enabled:", "0")) == ("1", "2", "0")
+
+
+def test_calls_that_are_not_listed_fail(box):
+    if os.uname().machine != "x86_64":
+        pytest.skip("the numbers are those of x86-64")
+    refused = {"bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "keyctl": 250, "perf_event_open": 298}
+    unnamed = {"landlock_create_ruleset": 444, "remap_file_pages": 216, "set_mempolicy": 238, "no such call": 9999}
+    code = f"""
+import ctypes, errno
+call = ctypes.CDLL(None, use_errno=True).syscall
+def error_of(number):
+    assert call(number, 0, 0, 0, 0, 0, 0) == -1
+    return errno.errorcode[ctypes.get_errno()]
+print(json.dumps([[error_of(number) for number in numbers] for numbers in ({[*refused.values()]}, {[*unnamed.values()]})]))
+"""
+    assert attempts(box, code) == [["EPERM"] * len(refused), ["ENOSYS"] * len(unnamed)]
+
+
 def test_an_endless_loop_ends_with_its_time(box):
     result = box.run("print('begun')\nwhile True: pass", timeout_s=1.0)
     assert (result.timed_out, result.exit_code, result.ok, result.stdout) == (True, None, False, "begun\n")
