@@ -81,7 +81,8 @@ def usable_parent() -> Path | None:
 
 
 def _is_usable(parent: Path) -> bool:
-    if not _CONTROLLERS <= set((parent / "cgroup.subtree_control").read_text().split()):
+    handed_down = (parent / "cgroup.subtree_control").read_text().split()
+    if not _CONTROLLERS.issubset(handed_down):
         return False
     group = _made_in(parent, 2**26, 8)
     try:

@@ -100,9 +100,11 @@ def _allowed_with() -> list[tuple[str, list[Comparison]]]:
     rules.append(("socketpair", [(0, _INT, socket.AF_UNIX), (1, kind, socket.SOCK_STREAM)]))
     # Pages of shared anonymous mappings outlive MADV_DONTNEED, and then no process shows them; nor does one show huge
     # pages of the machine's pool.
-    looked_at = mmap.MAP_SHARED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _HUGE_PAGES
-    kinds = (mmap.MAP_PRIVATE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.MAP_SHARED, mmap.MAP_SHARED | mmap.MAP_PRIVATE)
-    rules += [(name, [(3, looked_at, each)]) for name in ("mmap", "mmap2") for each in kinds]
+    private, shared, anonymous = mmap.MAP_PRIVATE, mmap.MAP_SHARED, mmap.MAP_ANONYMOUS
+    kinds = (private, private | anonymous, shared, private | shared)
+    rules += [
+        (name, [(3, private | shared | anonymous | _HUGE_PAGES, each)]) for name in ("mmap", "mmap2") for each in kinds
+    ]
     for name, argument, values in (("fcntl", 1, _FCNTL), ("ioctl", 1, _IOCTL), ("prctl", 0, _PRCTL)):
         rules += [(name, [(argument, _INT, value)]) for value in values]
     return rules

@@ -45,6 +45,9 @@ if box.unavailable is None:
 print(json.dumps(told))
 """
 
+MODULES = ("accounting", "cgroups", "execution", "inside", "isolation", "packing", "probe", "sandbox", "seccomp")
+MODULES += ("watching",)
+
 
 def folder_of_the_sandbox():
     """The files that the sandbox is made of, where any user can read them, without what the package imports."""
@@ -54,7 +57,7 @@ def folder_of_the_sandbox():
     for path in (folder / "sigma0" / "__init__.py", package / "__init__.py"):
         path.touch()
     here = Path(sys.modules["sigma0.reason.sandbox"].__file__).parent
-    for name in ("accounting", "cgroups", "execution", "inside", "isolation", "packing", "probe", "sandbox", "seccomp", "watching"):
+    for name in MODULES:
         shutil.copy(here / f"{name}.py", package)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
@@ -106,3 +109,21 @@ class Sandboxed:
             pytest.skip(told["unavailable"])
         assert not told["left"], "a process of the sandbox outlived it"
         return RunResult(**told["result"])
+
+
+# what each of some attempts comes to: "done", or the name of its error
+TRY = """
+import json, os
+def attempt(action, *arguments):
+    try:
+        action(*arguments)
+        return "done"
+    except Exception as error:
+        return type(error).__name__
+"""
+
+
+def attempts(box, code, **settings):
+    result = box.run(f"{TRY}\n{code}", **settings)
+    assert result.ok, result.stderr
+    return json.loads(result.stdout)

@@ -79,8 +79,7 @@ def waiting_process(code):
             7900 * 4096,
         ),
         (
-            "wait = threading.Event()\n"
-            "for _ in range(40): threading.Thread(target=wait.wait, daemon=True).start()",
+            "wait = threading.Event()\nfor _ in range(40): threading.Thread(target=wait.wait, daemon=True).start()",
             40 * 2**16,
         ),
     ],

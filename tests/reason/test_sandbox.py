@@ -6,6 +6,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -314,7 +315,7 @@ def test_a_group_takes_the_sandbox_and_ends_with_it_where_there_is_one(box, monk
         was_killed = False
 
         def take(self, processes):
-            told.append([open(f"/proc/{process}/stat").read().split()[1] for process in processes])
+            told.append([Path(f"/proc/{process}/stat").read_text().split()[1] for process in processes])
 
         def remove(self):
             told.append("removed")
