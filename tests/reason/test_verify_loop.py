@@ -60,7 +60,14 @@ def test_a_solution_that_stands_is_verified_at_every_level():
     efforts = [asked["effort"] for asked in chat.asked if is_verification(asked["messages"])]
     assert efforts == ["low"] * 3 + ["medium"] * 2 + ["high"] * 3
     assert chat.asked[0]["effort"] == "low" and PROBLEM in chat.asked[0]["messages"][0]["content"]
-    assert [line.what for line in found.desk.trail.decisions] == ["pass", "pass", "upgrade", "pass", "upgrade", *["pass"] * 3]
+    assert [line.what for line in found.desk.trail.decisions] == [
+        "pass",
+        "pass",
+        "upgrade",
+        "pass",
+        "upgrade",
+        *["pass"] * 3,
+    ]
     assert isinstance(found.desk.trail.lines[-1], Outcome) and found.desk.trail.lines[-1].solved
     assert report.usage.calls == len(chat.asked) == 1 + 2 * 8
     assert [each["to_level"] for each in report.status["transitions"]] == ["medium", "high"]

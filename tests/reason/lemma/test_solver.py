@@ -212,7 +212,7 @@ FROM_COUNTS = {
     ],
 )
 def test_final_may_compute_from_verified_enumerations(code):
-    solution, trail, script = solve(TWICE, {**FROM_COUNTS, "code FINAL": fenced(code)}, repairs=0, restructures=0)
+    solution, _, script = solve(TWICE, {**FROM_COUNTS, "code FINAL": fenced(code)}, repairs=0, restructures=0)
     assert (solution.answer, solution.verified) == ("12", True), solution.why
     assert solution.graph.final.why == "it was computed from L1 = 6: 12"
     (asked,) = script.texts("code FINAL")
