@@ -64,28 +64,23 @@ print(json.dumps([attempt(os.memfd_create, "x"), attempt(mmap.mmap, -1, 2**20), 
 
 SOCKET_BOMB = """
 import os, socket, time
-def fill():
-    pairs = []
-    while True:
-        pairs.append(socket.socketpair())
-        for end in pairs[-1]:
-            end.setblocking(False)
-            try:
-                while True:
-                    end.send(b"x" * 2**16)
-            except BlockingIOError:
-                pass
-while True:
+for _ in range(60):
+    if os.fork() == 0:
+        break
+pairs = [socket.socketpair() for _ in range(28)]
+for end in sum(pairs, ()):
+    end.setblocking(False)
     try:
-        if os.fork() == 0:
-            fill()
-    except OSError:
-        time.sleep(100)
+        while True:
+            end.send(b"x" * 2**16)
+    except BlockingIOError:
+        pass
+time.sleep(100)
 """
 
 
 def test_what_sockets_hold_counts_as_memory(box):
-    # 62 processes hold 50 MB of pages at least, and 62 * 30 pairs of sockets 750 MB more
+    # 61 processes of some MB of pages, and 61 * 28 pairs of sockets, whose buffers take 700 MB more
     result = box.run(SOCKET_BOMB, memory_mb=512, timeout_s=60.0)
     assert result.cut == "memory" and not result.timed_out
 
