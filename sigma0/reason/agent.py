@@ -6,7 +6,7 @@ away, raises the model and resets the workspace, as the table of `sigma0.reason.
 | in tier | model | effort | tools |
 |---|---|---|---|
 | 0, 1 | the cheapest; one rung higher for each slate before | the strategy's | all |
-| 2 | one rung higher than that | raised one level where there is no higher rung | edit, run_tests, finish |
+| 2 | one rung higher than that | raised one level where there is no higher rung | edit, run_tests, start_over, finish |
 """
 
 import shlex
@@ -39,8 +39,8 @@ from sigma0.reason.workspace import Workspace, WorkspaceFault
 __all__ = ["AgentResult", "AgentSettings", "RepoAgent"]
 
 WARNED_TIER = 2
-# what changes or tests: finish tests, too
-WARNED_TOOLS = (EditFile, RunTests, Finish)
+# what changes or tests: finish tests, too, and start_over takes back what led nowhere
+WARNED_TOOLS = (EditFile, RunTests, StartOver, Finish)
 TOLD_CHARS = 300
 PLAN_TOKENS = 400
 
@@ -176,7 +176,8 @@ class _Work:
             action = parse_action(answer.text)
             told = action.told
             if warned and not isinstance(action, WARNED_TOOLS):
-                raise ActionFault(f"{action.action} is not allowed after the last warning: edit, run_tests or finish.")
+                allowed = "edit, run_tests, start_over or finish"
+                raise ActionFault(f"{action.action} is not allowed after the last warning: {allowed}.")
             observation = self._act(action)
             what = str(action.action)
             finished = isinstance(action, Finish) and self._is_solved()

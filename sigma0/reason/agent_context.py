@@ -22,7 +22,8 @@ PLANNER = "You plan how to repair a repository so that all of its tests pass. Yo
 ASK_PLAN = "Write the plan: at most eight numbered lines, each of one thing to look at or to change. No code, no JSON."
 WARNING = (
     "LAST WARNING: you are stuck. Nothing that you did so far made one more test pass. If this goes on, all edits are "
-    "taken back. Until a test more passes, only edit, run_tests and finish are allowed. Do not repeat an edit."
+    "taken back. Until a test more passes, only edit, run_tests, start_over and finish are allowed. Do not repeat an "
+    "edit."
 )
 
 

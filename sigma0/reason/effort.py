@@ -193,7 +193,7 @@ class ProgressiveReasoningManager:
         state, stage = self._state, self._stage
         found = []
         if not self._is_last and state.iteration < stage.until:
-            found.append(f"iteration {stage.until}")
+            found.append(f"iteration {stage.until - 1}")
         if state.streak < stage.passes:
             found.append(f"{stage.passes - state.streak} more passes in a row")
         if state.at_stage < stage.at_least:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sigma0.reason.cgroups import ControlGroup, make_group
 from sigma0.reason.inside import RECORD_BYTES, SLOTS, SOURCE
 from sigma0.reason.isolation import (
     SCRATCH,
@@ -101,8 +102,13 @@ def execute(way: Way, job: Job) -> RunResult:
     with ExitStack() as stack:
         record = _record(stack)
         seen = stack.enter_context(mmap.mmap(record, RECORD_BYTES, prot=mmap.PROT_READ))
-        watched = _start(stack, way, job, record)
+        group = make_group(job.memory_mb * 2**20, MOST_PROCESSES)
+        if group is not None:
+            stack.callback(group.remove)
+        watched = _start(stack, way, job, record, group)
         cut = watched.wait(began + job.timeout_s, job.memory_mb * 2**20)
+        if cut is None and group is not None and group.was_killed:
+            cut = "memory"
         counts = struct.unpack(f"{2 * SLOTS}Q", seen[:])
     out, error = (stream.text() for stream in watched.streams)
     if not watched.has_begun and cut is None:
@@ -135,7 +141,7 @@ def _record(stack: ExitStack) -> int:
     return record
 
 
-def _start(stack: ExitStack, way: Way, job: Job, record: int) -> Watched:
+def _start(stack: ExitStack, way: Way, job: Job, record: int, group: ControlGroup | None) -> Watched:
     """A sandbox within its limits, ended with the stack."""
     status, status_end = os.pipe()
     stack.callback(os.close, status)
@@ -152,7 +158,7 @@ def _start(stack: ExitStack, way: Way, job: Job, record: int) -> Watched:
         outside = user if way.starts_without_rights else None
         bubblewrap = stack.enter_context(_open(words, descriptors, outside))
     stack.callback(bubblewrap.kill)
-    return Watched(bubblewrap, status, line)
+    return Watched(bubblewrap, status, line, group)
 
 
 def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
@@ -168,9 +174,7 @@ def _contents(handed: ExitStack, job: Job, descriptors: list[int]) -> list[str]:
     files = [(hold(Path(SOURCE).read_bytes()), _LAUNCHER)]
     if job.program is not None:
         files.append((hold(job.program), _PROGRAM))
-    filtered = filter_program()
-    options = [] if filtered is None else ["--seccomp", str(hold(filtered))]
-    return [*options, *root(scratch_bytes(job.memory_mb), files)]
+    return ["--seccomp", str(hold(filter_program())), *root(scratch_bytes(job.memory_mb), files)]
 
 
 def _open(words: list[str], descriptors: list[int], user: int | None) -> "subprocess.Popen[bytes]":

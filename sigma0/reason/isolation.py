@@ -20,6 +20,8 @@ _USERS = range(61184, 65520)
 _ALWAYS = (
     *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    # for the launcher, which empties the bounding set and then gives this up, too
+    *("--cap-add", "CAP_SETPCAP"),
 )
 
 

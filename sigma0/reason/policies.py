@@ -2,7 +2,7 @@
 
 A stage is left for the next when all of its gates are passed, and the last one ends the run well:
 
-    schedule    at least `until` verifications were made in all
+    schedule    at least `until` verifications were made in all: `until` - 1 is the iteration, from 0, that judges first
     passes      the last `passes` verifications at this stage passed
     stay        at least `at_least` verifications were made at this stage
 
@@ -125,9 +125,13 @@ class ProgressiveConfig:
 
 
 def _hybrid(
-    name: str, until: tuple[int, int], passes: tuple[int, int, int], stay: int, iterations: int, errors: int
+    name: str, judged_at: tuple[int, int], passes: tuple[int, int, int], stay: int, iterations: int, errors: int
 ) -> ProgressiveConfig:
-    ends = (*until, 0)
+    """A hybrid policy whose gates are judged at some iterations, counted from 0, and at each one after.
+
+    Iteration 5 is the sixth verification, so six were made when a gate is first judged there.
+    """
+    ends = (*(iteration + 1 for iteration in judged_at), 0)
     stages = tuple(Stage(level, passes[place], ends[place], stay) for place, level in enumerate(LEVELS))
     return ProgressiveConfig(name, stages, max_iterations=iterations, max_errors=errors)
 

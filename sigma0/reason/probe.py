@@ -44,12 +44,16 @@ def reached(plan: dict[str, Any]) -> list[str]:
         "saw a process outside": lambda: _see(plan["process"], plan["started"]),
         "reached a port outside": lambda: socket.create_connection(("127.0.0.1", plan["port"]), 1.0).close(),
         "made a user namespace": _make_user_namespace,
+        "made a socket": lambda: socket.socket(socket.AF_UNIX).close(),
+        "had memory that no process shows": lambda: os.close(os.memfd_create("probe")),
     }
     for folder in plan["read_only"]:
         attempts[f"wrote to {folder}"] = partial(os.mkdir, os.path.join(folder, "sigma0-probe"))
     found = [told for told, attempt in attempts.items() if _succeeds(attempt)]
     if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
         found.append("is root")
+    with open("/proc/self/status") as file:
+        found += [f"could have rights: {line.strip()}" for line in file if line.startswith("Cap") and int(line[7:], 16)]
     return found
 
 

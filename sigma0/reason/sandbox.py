@@ -17,6 +17,7 @@ from sigma0.reason.isolation import (
 )
 from sigma0.reason.packing import pack
 from sigma0.reason.probe import SOURCE, bait
+from sigma0.reason.seccomp import filter_program
 
 __all__ = ["RunResult", "Sandbox", "SandboxUnavailable"]
 
@@ -118,6 +119,7 @@ def _choose() -> tuple[Way | None, str | None]:
     """The first way that passes the probe; or why there is none."""
     try:
         find_bubblewrap()
+        filter_program()
     except SandboxUnavailable as error:
         return None, f"no code is run: {error}"
     reasons = []

@@ -7,21 +7,19 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sigma0.reason.isolation import SCRATCH, SHARED_MEMORY, SandboxUnavailable
+from sigma0.reason.accounting import processes_of, status_of, used_bytes
+from sigma0.reason.cgroups import ControlGroup
+from sigma0.reason.isolation import SandboxUnavailable
 
 Cut = Literal["time", "output", "memory"]
 KEPT_BYTES = 64 * 1024
 WRITTEN_BYTES = 8 * 2**20
 _LOOK_EVERY_S = 0.02
 _CHUNK = 64 * 1024
-# of the kernel's memory, for a file that holds nothing
-_FILE_BYTES = 1024
-_COUNTED = ("RssAnon", "RssShmem", "VmSwap", "VmPTE")
 
 
 @dataclass
@@ -61,6 +59,7 @@ class Watched:
         bubblewrap: That makes it.
         status: Where bubblewrap writes its status.
         line: To the launcher inside: it waits for a byte, and sends one when it is ready to run the program.
+        group: That all inside is put into, where there is one.
 
     Attributes:
         streams: Standard output and standard error.
@@ -70,7 +69,13 @@ class Watched:
         SandboxUnavailable: If bubblewrap did not begin.
     """
 
-    def __init__(self, bubblewrap: "subprocess.Popen[bytes]", status: int, line: socket.socket) -> None:
+    def __init__(
+        self,
+        bubblewrap: "subprocess.Popen[bytes]",
+        status: int,
+        line: socket.socket,
+        group: ControlGroup | None = None,
+    ) -> None:
         assert bubblewrap.stdout is not None and bubblewrap.stderr is not None
         self.bubblewrap = bubblewrap
         self.has_begun = False
@@ -81,6 +86,9 @@ class Watched:
             os.set_blocking(stream.descriptor, False)
         self._line = line
         if self._init_handle is not None:
+            if group is not None:
+                # the first process before its children: those that it starts meanwhile are born in the group
+                group.take(processes_of(self.init))
             with suppress(BrokenPipeError):
                 line.send(b"\0")
 
@@ -161,58 +169,8 @@ def _handle(init: int, bubblewrap: int) -> int | None:
 
 
 def _parent(process: int) -> int | None:
-    found = _status(process).get("PPid")
+    found = status_of(process).get("PPid")
     return None if found is None else int(found)
-
-
-def used_bytes(init: int) -> int:
-    """Memory of a sandbox: of all its processes, and of the files in what it can write to."""
-    total = 0
-    files: int | None = None
-    for process in _processes(init):
-        status = _status(process)
-        total += sum(int(status.get(name, "0 kB").split()[0]) * 1024 for name in _COUNTED)
-        if files is None:
-            files = _file_bytes(process)
-    return total + (files or 0)
-
-
-def _processes(init: int) -> Iterator[int]:
-    waiting = [init]
-    while waiting:
-        process = waiting.pop()
-        yield process
-        try:
-            for thread in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{thread}/children") as file:
-                    waiting += map(int, file.read().split())
-        except (FileNotFoundError, ProcessLookupError):
-            # it ended meanwhile: what it left behind belongs to the first process now
-            continue
-
-
-def _status(process: int) -> dict[str, str]:
-    """Lines of /proc/PID/status by name; none where the process ended."""
-    try:
-        with open(f"/proc/{process}/status") as file:
-            return dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-
-
-def _file_bytes(process: int) -> int | None:
-    """None where this process cannot be looked through, or still sees the files outside."""
-    total = 0
-    try:
-        for path in (SCRATCH, SHARED_MEMORY):
-            inside = f"/proc/{process}/root{path}"
-            if os.stat(inside).st_dev == os.stat(path).st_dev:
-                return None
-            found = os.statvfs(inside)
-            total += (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * _FILE_BYTES
-    except OSError:
-        return None
-    return total
 
 
 def first_process(bubblewrap: "subprocess.Popen[bytes]", status: int, within_s: float = 10.0) -> int:

@@ -120,14 +120,25 @@ def test_tier_1_forces_a_new_plan_and_another_strategy(source, trail):
 
 def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
     cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
-    strong = ScriptedChat([said(LIST), said({"action": "start_over"}), said(FIX), said(FINISH)], name="strong")
+    strong = ScriptedChat([said(LIST), said(READ), said(FIX), said(FINISH)], name="strong")
     found = solve(source, trail, cheap, strong)
     assert found.solved and found.tier_reached == 2 and found.steps == 34
     assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1)]
     assert len(strong.asked) == 4
     assert "LAST WARNING" in strong.asked[0]["messages"][-1]["content"]
-    for asked, tool in ((strong.asked[1], "list"), (strong.asked[2], "start_over")):
+    for asked, tool in ((strong.asked[1], "list"), (strong.asked[2], "read")):
         assert f"{tool} is not allowed" in asked["messages"][-1]["content"]
+
+
+def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail):
+    start_over = {"action": "start_over"}
+    model = ScriptedChat(Stubborn(trail, "warn", [USELESS], [start_over, FIX, FINISH]))
+    found = solve(source, trail, model)
+    assert found.solved and found.tier_reached == 2 and "The bug is elsewhere." not in found.patch
+    warned = [line.what for line in trail.decisions][[line.what for line in trail.decisions].index("warn") :]
+    assert "start_over" in warned and "refused" not in warned
+    (question,) = (asked for asked in model.asked if asked["messages"][-1]["content"].startswith("All edits are taken"))
+    assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
 
 
 def test_with_one_model_effort_is_raised_instead(source, trail):

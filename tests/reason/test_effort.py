@@ -44,12 +44,40 @@ def test_an_update_tells_these_keys_and_no_others():
 
 
 def test_the_default_rises_by_schedule_and_gate():
-    manager, told = run("HYBRID_DEFAULT", [True] * 17)
+    manager, told = run("HYBRID_DEFAULT", [True] * 18)
     levels = ["low", *(each["verification_level"] for each in told)]
-    assert levels == ["low"] * 5 + ["medium"] * 7 + ["high"] * 6
-    assert [each["iteration"] for each in told if each["level_upgraded"]] == [4, 11]
-    assert [each["success"] for each in told] == [False] * 16 + [True]
+    assert levels == ["low"] * 6 + ["medium"] * 7 + ["high"] * 6
+    assert [each["iteration"] for each in told if each["level_upgraded"]] == [5, 12]
+    assert [each["success"] for each in told] == [False] * 17 + [True]
     assert manager.get_status()["finished"] and manager.get_status()["limit"] is None
+
+
+def test_before_iteration_5_no_passes_open_the_hybrid_gate():
+    manager, told = run("HYBRID_DEFAULT", [True] * 5)
+    assert told[-1]["iteration"] == 4 and told[-1]["consecutive_passes"] == 5
+    assert not any(each["level_upgraded"] for each in told) and told[-1]["verification_level"] == "low"
+    assert manager.get_status()["waits_for"] == ["iteration 5"]
+
+
+def test_at_iteration_5_the_hybrid_gate_opens_for_two_passes_in_a_row():
+    manager, told = run("HYBRID_DEFAULT", [False] * 4 + [True] * 2)
+    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, True)
+    assert manager.get_reasoning_effort("verification") == "medium"
+    assert manager.get_reasoning_effort("generation") == "low"
+
+
+def test_at_iteration_5_the_hybrid_gate_stays_shut_without_two_passes_in_a_row():
+    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True])
+    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, False)
+    assert manager.get_status()["waits_for"] == ["1 more passes in a row"]
+
+
+def test_after_iteration_5_the_hybrid_gate_is_judged_at_each_iteration():
+    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True, True])
+    assert [each["level_upgraded"] for each in told[5:]] == [False, True]
+    # iteration 12 is the next that judges, though all pass before it
+    told = [manager.update_after_verification(True) for _ in range(6)]
+    assert [each["iteration"] for each in told if each["level_upgraded"]] == [12]
 
 
 def test_a_shut_gate_holds_the_level_whatever_the_schedule_says():
@@ -70,7 +98,7 @@ def test_a_shut_gate_holds_the_level_whatever_the_schedule_says():
         ("B", "low low low medium medium medium high high high high high"),
         ("C", "low low low medium medium medium medium medium high high high"),
         ("D", "low low medium medium medium high high high high high high"),
-        ("E", "low low low low low medium medium medium medium medium medium"),
+        ("E", "low low low low low low medium medium medium medium medium"),
     ],
 )
 def test_each_policy_when_everything_passes(name, expected):

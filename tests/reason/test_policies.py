@@ -14,7 +14,7 @@ def test_presets_are_found_by_name_and_go_through_json(name):
 
 
 @pytest.mark.parametrize(
-    "name, until, passes, stay, iterations, errors",
+    "name, judged_at, passes, stay, iterations, errors",
     [
         ("HYBRID_DEFAULT", [5, 12], [2, 2, 5], 3, 30, 10),
         ("CONSERVATIVE", [8, 16], [3, 3, 5], 5, 35, 12),
@@ -22,10 +22,10 @@ def test_presets_are_found_by_name_and_go_through_json(name):
         ("FAST_TEST", [2, 4], [1, 1, 3], 1, 15, 8),
     ],
 )
-def test_the_hybrid_presets_are_as_documented(name, until, passes, stay, iterations, errors):
+def test_the_hybrid_presets_are_as_documented(name, judged_at, passes, stay, iterations, errors):
     config = PRESETS[name]
     assert [stage.level for stage in config.stages] == ["low", "medium", "high"]
-    assert [stage.until for stage in config.stages[:-1]] == until
+    assert [stage.until - 1 for stage in config.stages[:-1]] == judged_at
     assert [stage.passes for stage in config.stages] == passes
     assert {stage.at_least for stage in config.stages} == {stay}
     assert (config.max_iterations, config.max_errors) == (iterations, errors)

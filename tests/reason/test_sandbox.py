@@ -6,12 +6,13 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sigma0.reason import execution, isolation, sandbox
+from sigma0.reason import execution, isolation, sandbox, seccomp
 from sigma0.reason.sandbox import RunResult, Sandbox, SandboxUnavailable
-from tests.reason.sandboxes import SECRET, needs_bubblewrap
+from tests.reason.sandboxes import ALLOW_ALL, SECRET, needs_bubblewrap
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,18 @@ def test_without_bubblewrap_nothing_runs_and_the_way_out_is_told(monkeypatch, tm
         box.run_command(["true"], tmp_path)
 
 
+def test_without_libseccomp_nothing_runs_and_the_way_out_is_told(monkeypatch, tmp_path, nothing_starts):
+    monkeypatch.setattr(seccomp, "_LIBRARY", "libseccomp-that-is-not-there.so.2")
+    monkeypatch.setattr(sandbox, "find_bubblewrap", lambda: "/usr/bin/bwrap")
+    seccomp.filter_program.cache_clear()
+    box = Sandbox()
+    assert "apt-get install libseccomp2" in box.unavailable
+    with pytest.raises(SandboxUnavailable, match="install libseccomp"):
+        box.run("print(1)")
+    with pytest.raises(SandboxUnavailable, match="install libseccomp"):
+        box.run_command(["true"], tmp_path)
+
+
 def test_off_linux_nothing_runs(monkeypatch, nothing_starts):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "needs Linux" in Sandbox().unavailable
@@ -55,7 +68,7 @@ def ways_with(change):
     ],
 )
 def test_a_way_that_contains_too_little_fails_the_probe_and_nothing_runs(monkeypatch, change, told):
-    monkeypatch.setattr(execution, "filter_program", lambda: None)
+    monkeypatch.setattr(execution, "filter_program", lambda: ALLOW_ALL)
     monkeypatch.setattr(sandbox, "ways", ways_with(change))
     box = Sandbox()
     assert told in box.unavailable
@@ -256,6 +269,64 @@ with multiprocessing.get_context("fork").Pool(3) as pool:
 def test_libraries_of_this_interpreter_can_be_imported(box):
     result = box.run("import numpy\nprint(numpy.ones(3).sum())")
     assert result.stdout == "3.0\n", result.stderr
+
+
+@needs_bubblewrap
+def test_programs_may_do_what_python_programs_do(box):
+    code = """
+import asyncio, concurrent.futures, fcntl, mmap, multiprocessing, os, shutil, signal, sqlite3, subprocess, tempfile
+async def cat(text):
+    process = await asyncio.create_subprocess_exec("cat", stdin=-1, stdout=-1)
+    return (await process.communicate(text))[0] + await asyncio.to_thread(lambda: b"!")
+assert asyncio.run(cat(b"x")) == b"x!"
+fork = multiprocessing.get_context("fork")
+queue = fork.Queue()
+fork.Process(target=queue.put, args=(1,)).start()
+assert queue.get() == 1
+one, other = multiprocessing.Pipe()
+one.send(2)
+assert other.recv() == 2
+with concurrent.futures.ProcessPoolExecutor(2, mp_context=fork) as pool:
+    assert list(pool.map(abs, [-1, 2])) == [1, 2]
+with sqlite3.connect("/tmp/data") as data:
+    data.execute("create table t (x)")
+    data.execute("insert into t values (3)")
+assert data.execute("select x from t").fetchall() == [(3,)]
+shutil.copytree("/tmp", "/tmp/copy/of", ignore=lambda *_: ["copy"])
+shell = "cp -a /tmp/data /tmp/again && tar cf /tmp/x.tar -C /tmp again && ls -l /tmp | sort | wc -l && touch y && rm y"
+assert subprocess.run(shell, shell=True, capture_output=True).returncode == 0
+with tempfile.TemporaryFile() as file:
+    file.truncate(4096)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    mmap.mmap(file.fileno(), 4096)[0] = 1
+signal.setitimer(signal.ITIMER_REAL, 100)
+os.sched_getaffinity(0)
+"""
+    result = box.run(code, timeout_s=60.0)
+    assert result.ok and result.assertions_held == 6, result
+
+
+@needs_bubblewrap
+def test_a_group_takes_the_sandbox_and_ends_with_it_where_there_is_one(box, monkeypatch):
+    assert box.unavailable is None
+    told = []
+
+    class Group:
+        was_killed = False
+
+        def take(self, processes):
+            told.append([Path(f"/proc/{process}/stat").read_text().split()[1] for process in processes])
+
+        def remove(self):
+            told.append("removed")
+
+    monkeypatch.setattr(execution, "make_group", lambda *limits: told.append(limits) or Group())
+    assert box.run("print(1)", memory_mb=64).ok
+    assert told[0] == (64 * 2**20, execution.MOST_PROCESSES) and told[2:] == ["removed"]
+    # bubblewrap's own first process; the launcher may not have been started by then
+    assert told[1][0] == "(bwrap)" and len(told[1]) <= 2
+    monkeypatch.setattr(Group, "was_killed", True)
+    assert box.run("print(1)").cut == "memory"
 
 
 @needs_bubblewrap

@@ -42,11 +42,13 @@ class Found:
         value: Counted by the program; None where it is not to be trusted.
         objection: Why not, in words.
         overruled: Numbers that were claimed and are not it, by where they were.
+        derived: Whether it was computed from values that had been enumerated before.
     """
 
     value: str | None
     objection: str | None = None
     overruled: Mapping[str, str] = field(default_factory=dict)
+    derived: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ class CountingCode:
         code: Without assertions that say nothing or merely state the estimate, and with a line that tells the result.
         marker: That this line begins with.
         estimate: The number that those assertions stated; the last one of several.
+        derived: As in `Found`.
     """
 
     code: str
     marker: str
     estimate: str | None
+    derived: bool = False
 
 
 def is_counting(lemma: Lemma, problem: str) -> bool:
@@ -100,7 +104,15 @@ class ExhaustiveSearcher:
         self.desk = desk
         self.settings = settings
 
-    def search(self, lemma: Lemma, proof: str, code: str, purpose: str) -> Found:
+    def search(
+        self,
+        lemma: Lemma,
+        proof: str,
+        code: str,
+        purpose: str,
+        values: Mapping[str, int] | None = None,
+        problem: str = "",
+    ) -> Found:
         """Runs a program that counts.
 
         Args:
@@ -108,12 +120,14 @@ class ExhaustiveSearcher:
             proof: The text that may claim a number.
             code: The program, as a model wrote it.
             purpose: In the trail.
+            values: Counts that were verified before and that it may compute from, by the names that hold them.
+            problem: That is being solved: its own numbers are no such counts where the program writes them down.
 
         Raises:
             GateRefused: If the program is not worth running; says what to change.
             SandboxUnavailable: If there is no isolation, and nothing was run.
         """
-        prepared = self.prepare(lemma, code, purpose)
+        prepared = self.prepare(lemma, code, purpose, values, problem)
         result = run_written_down(self.runner, self.desk, self.settings, purpose, prepared.code)
         objection = objection_to(result, self.settings)
         if objection is not None:
@@ -124,24 +138,29 @@ class ExhaustiveSearcher:
             if told:
                 return Found(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
             return Found(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
-        return Found(value, None, self._overruled(lemma, proof, prepared, value))
+        return Found(value, None, self._overruled(lemma, proof, prepared, value), prepared.derived)
 
-    def prepare(self, lemma: Lemma, code: str, purpose: str) -> CountingCode:
+    def prepare(
+        self, lemma: Lemma, code: str, purpose: str, values: Mapping[str, int] | None = None, problem: str = ""
+    ) -> CountingCode:
         """The program to run in place of a model's.
 
         Raises:
-            GateRefused: If it does not enumerate, binds no `result`, or asserts nothing but the estimate.
+            GateRefused: If it neither enumerates nor computes from verified counts, binds no `result`, or asserts
+                nothing but the estimate.
         """
-        program = Program(code)
+        stated = numbers_in(f"{problem}\n{lemma.statement}")
+        program = Program(code, values, [each for each in (values or {}).values() if Fraction(abs(each)) not in stated])
         refuse_without_assertions(program)
-        _refuse_without_enumeration(program)
+        derived = _is_derived(program)
         tests = dict.fromkeys(program.vacuous)
         estimates: list[str] = []
-        for assertion in program.meaningful:
+        # of a result that is computed from verified counts a stated number is a check: it must hold
+        for assertion in [] if derived else program.meaningful:
             kept = _without_estimates(program, assertion, estimates)
             if not any(part is assertion.test for part in kept):
                 tests[assertion] = _all_of(kept)
-        if all(tests.get(assertion, assertion) is None for assertion in program.meaningful):
+        if not derived and all(tests.get(assertion, assertion) is None for assertion in program.meaningful):
             raise GateRefused(
                 f"the assertions merely compare `{RESULT}` with a number: assert something of what is counted, such as "
                 "a rule that each case obeys, or a small case that is known"
@@ -150,7 +169,8 @@ class ExhaustiveSearcher:
         wanted = numbers_in(lemma.statement) - numbers_in(claim or "")
         refuse_without_numbers(program.numbers([each for each, test in tests.items() if test is None]), wanted)
         marker = blake2b(f"{self.desk.seed}/{purpose}/{code}".encode(), digest_size=16).hexdigest()
-        return CountingCode(program.with_tests(tests) + _telling(marker), marker, estimates[-1] if estimates else None)
+        estimate = estimates[-1] if estimates else None
+        return CountingCode(program.with_tests(tests) + _telling(marker), marker, estimate, derived)
 
     def _overruled(self, lemma: Lemma, proof: str, prepared: CountingCode, value: str) -> Mapping[str, str]:
         claims = {"statement": claimed(lemma.statement), "proof": boxed(proof), "code": prepared.estimate}
@@ -163,14 +183,23 @@ def same_number(told: str, value: str) -> bool:
     return signed == value.startswith("-") and numbers_in(told) == {abs(Fraction(value))}
 
 
-def _refuse_without_enumeration(program: Program) -> None:
+def _is_derived(program: Program) -> bool:
+    """Whether the result is computed from verified counts.
+
+    Raises:
+        GateRefused: If it is not, and is enumerated neither.
+    """
     origin = program.origins.at_end(RESULT)
     if origin is None:
         raise GateRefused(f"the code does not bind `{RESULT}` at its top level: bind the count to it")
+    if origin & Origin.VERIFIED:
+        return True
     if not origin & Origin.ENUMERATED:
+        names = f", or compute it from {', '.join(program.values)}" if program.values else ""
         raise GateRefused(
-            f"`{RESULT}` comes of no enumeration: go through the cases with a loop, a comprehension or itertools"
+            f"`{RESULT}` comes of no enumeration: go through the cases with a loop, a comprehension or itertools{names}"
         )
+    return False
 
 
 def _without_estimates(program: Program, assertion: ast.Assert, estimates: list[str]) -> list[ast.expr]:

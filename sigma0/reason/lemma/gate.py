@@ -44,6 +44,8 @@ class Program:
 
     Args:
         code: Python.
+        values: Numbers that were enumerated and verified before, by the names that hold them when the code begins.
+        restated: Of these numbers those that also count as verified where the code binds a name to them.
 
     Attributes:
         assertions: All of them.
@@ -55,12 +57,13 @@ class Program:
         GateRefused: If it is too long, too deep, or no Python.
     """
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, values: Mapping[str, int] | None = None, restated: Collection[int] = ()) -> None:
+        self.values = dict(values or {})
         if len(code) > MAX_CODE:
             raise GateRefused(f"the code is longer than {MAX_CODE} characters: shorten it")
         with _readable():
             self.tree = ast.parse(code)
-            self.origins = Origins(self.tree)
+            self.origins = Origins(self.tree, self.values, restated)
             self.assertions = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assert)]
             says = [self.says_something(node, node.test) for node in self.assertions]
         self.meaningful = [node for node, said in zip(self.assertions, says, strict=True) if said]
@@ -95,11 +98,13 @@ class Program:
     def numbers(self, without: Collection[ast.Assert] = ()) -> frozenset[Fraction]:
         """Numbers that the code holds, those in strings included, save in docstrings and assertions' messages.
 
+        The values that it is given are among them.
+
         Args:
             without: Assertions that are left out.
         """
         skipped: set[ast.AST] = set(without)
-        found: set[Fraction] = set()
+        found = {Fraction(abs(value)) for value in self.values.values()}
         open_nodes: list[ast.AST] = [self.tree]
         while open_nodes:
             node = open_nodes.pop()
@@ -114,13 +119,17 @@ class Program:
         return frozenset(found)
 
     def with_tests(self, tests: Mapping[ast.Assert, ast.expr | None]) -> str:
-        """The code with other tests in some assertions, or without them; to be called once, at the end.
+        """The code with other tests in some assertions, or without them, and with its values bound; to be called once.
 
         Args:
             tests: By assertion. Where there is None, what it tested is still evaluated, for what that may do.
         """
         with _readable():
-            return ast.unparse(ast.fix_missing_locations(_Retest(tests).visit(self.tree)))
+            tree: ast.Module = _Retest(tests).visit(self.tree)
+            place = _behind_future_imports(tree.body)
+            bound = [ast.parse(f"{name} = {value}").body[0] for name, value in self.values.items()]
+            tree.body[place:place] = bound
+            return ast.unparse(ast.fix_missing_locations(tree))
 
     def _compares(self, assertion: ast.Assert, left: ast.expr, right: ast.expr) -> bool:
         if ast.dump(left) == ast.dump(right):
@@ -211,6 +220,15 @@ def _readable() -> Iterator[None]:
         raise GateRefused("the code is nested too deeply to be looked at: write it in more steps") from error
     except ValueError as error:
         raise GateRefused(f"the code cannot be read: {error}") from error
+
+
+def _behind_future_imports(body: list[ast.stmt]) -> int:
+    places = [
+        place
+        for place, node in enumerate(body, start=1)
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    return max(places, default=0)
 
 
 def _near(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:

@@ -7,7 +7,7 @@ computed condition is computed, too. It is a judgement on careless code: one tha
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntFlag
 
 Environment = dict[str, "Origin"]
@@ -21,12 +21,14 @@ class Origin(IntFlag):
         COMPUTED: A call, a comprehension, arithmetic, or a loop.
         ENUMERATED: A loop, a comprehension, or `itertools`, `map` and `filter`.
         CONTAINER: A list, dictionary or set that is written down, and may be changed later.
+        VERIFIED: A value that was enumerated and verified before: by its name, or written down anew.
     """
 
     LITERAL = 0
     COMPUTED = 1
     ENUMERATED = 2
     CONTAINER = 4
+    VERIFIED = 8
 
 
 # over the whole program, until nothing is news; ordinary code takes three or four
@@ -48,6 +50,8 @@ class Origins:
 
     Args:
         tree: The program.
+        given: Names that hold verified values before it begins.
+        restated: Numbers that are such values where a name is bound to them.
 
     Attributes:
         ends: What its names at the top level hold at its end.
@@ -56,11 +60,13 @@ class Origins:
         ValueError: If values are handed on in more steps than `MAX_PASSES`.
     """
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, given: Collection[str] = (), restated: Collection[int] = ()) -> None:
         self.functions: dict[str, list[_Function]] = {}
         self.modules: set[str] = set()
         self.looping: set[str] = set(_LOOPING)
-        self.anywhere: Environment = {}
+        before = dict.fromkeys(given, Origin.COMPUTED | Origin.VERIFIED)
+        self.restated = frozenset(restated)
+        self.anywhere: Environment = dict(before)
         self.returned: Environment = {}
         self.given: Environment = {}
         self.changed_inside: Environment = {}
@@ -71,7 +77,7 @@ class Origins:
         self._collect(tree)
         for _ in range(MAX_PASSES):
             self.settled = True
-            self.ends = Scope(self, None, {}).walk(tree.body)
+            self.ends = Scope(self, None, dict(before)).walk(tree.body)
             for name, function in self._each_function():
                 self._inside(name, function)
             if self.settled:
@@ -340,8 +346,16 @@ class Scope:
         if isinstance(node, ast.AugAssign):
             found |= self.of(node.target) | Origin.COMPUTED
         if node.value is not None:
+            if self._restates(node.value):
+                found |= Origin.VERIFIED
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 self._bind(target, found)
+
+    def _restates(self, value: ast.expr) -> bool:
+        """Whether a verified value is written down anew, alone or in a table."""
+        parts = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [value])
+        numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+        return any(type(number) is int and number in self.origins.restated for number in numbers)
 
     def _assertion(self, node: ast.Assert) -> None:
         here = Scope(self.origins, self.function, dict(self.names))

@@ -8,10 +8,12 @@ A plan is blocks of five fields, each on a line of its own and in this order or 
     DEPENDS: none, or ids with commas between them
     VERIFY: how code may check it
 
-Case, blank lines, rules, bullets, bold type and Markdown fences do not matter, and prose in front of the first block
-is skipped; a line that begins no field goes on with the one before. "Lemma 1" is L1, "Final lemma" is FINAL, a title
-may stand behind an id, and a remark in brackets behind a type or an id. All else is refused: unknown types and ids,
-fields that lack or stand twice, and whatever `LemmaGraph` refuses.
+"Dependencies" and "Verification strategy" are read as these fields, too. Case, blank lines, rules, bullets, bold type
+and Markdown fences do not matter, and prose in front of the first block is skipped; a line that begins no field goes on
+with the one before. "Lemma 1" is L1, "Final lemma" is FINAL; a title may stand behind an id, and is the statement where
+there is no other, and a remark in brackets behind a type or an id. JSON and numbered lists are read as well
+(`sigma0.reason.lemma.plan_formats`). All else is refused: unknown types and ids, fields that lack or stand twice, and
+whatever `LemmaGraph` refuses.
 """
 
 import re
@@ -23,17 +25,20 @@ from pydantic import ValidationError
 import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
+from sigma0.reason.lemma.plan_formats import Block, json_blocks, list_blocks
 from sigma0.settings import explain
 from sigma0.text import Messages
 
 PLAN_ATTEMPTS = 2
 _FIELDS = ("TYPE", "STATEMENT", "DEPENDS", "VERIFY")
+# of a block: what stands behind its id, and the first line that stands in none of its fields
+_TITLED, _STRAY = "title", "stray"
 _DECORATION = r"^[\s>#*+\-\u2022_`]*(?:[0-9]+[.)]\s+)?[*_`]*"
 # a title is parted from its id by a sign, so that prose such as "Lemma L1 is plain" is none
-_TITLE = r"(?:\s*[:.\u2013\u2014-].*|\s*\(.*\))?[\s:*_`]*$"
+_TITLE = r"(?:\s*[:.\u2013\u2014-](.*)|\s*\(.*\))?[\s:*_`]*$"
 _HEADER = re.compile(rf"{_DECORATION}lemma\s+[*_`\[]*([^\s:.*`()\[\]\u2013\u2014-]+)[*_`\]]*{_TITLE}", re.IGNORECASE)
 _FINAL_HEADER = re.compile(rf"{_DECORATION}(?:the\s+)?final(?:\s+lemma)?[*_`]*\s*:?[\s*_`]*$", re.IGNORECASE)
-_NAMES = rf"{'|'.join(_FIELDS)}|DEPENDS ON|DEPENDENCIES|VERIFICATION"
+_NAMES = rf"{'|'.join(_FIELDS)}|DEPENDS[ _]ON|DEPENDENCIES|VERIFICATION(?:[ _](?:STRATEGY|METHOD))?"
 _FIELD = re.compile(rf"{_DECORATION}({_NAMES})[*_`]*\s*:[*_`]*\s*(.*)$", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _RULE = re.compile(r"^\s*(?:[-*_=]\s*){3,}$")
@@ -111,36 +116,46 @@ def parse_lemmas(text: str) -> list[Lemma]:
     Raises:
         ValueError: If it is not in that format; says which lemma and what lacks.
     """
-    blocks: list[tuple[str, dict[str, str]]] = []
-    field: str | None = None
-    closed = False
-    for line in text[:MAX_TEXT].splitlines():
-        header, named = _header(line), _FIELD.match(line)
-        if header is not None:
-            blocks.append((header, {}))
-            field, closed = None, False
-        elif not blocks or not line.strip() or closed:
-            continue
-        elif _FENCE.match(line) or _RULE.match(line):
-            # what stands behind a fence or a rule, up to the next lemma, is no part of the plan
-            closed = len(blocks[-1][1]) > 0
-        elif named:
-            field = _open_field(blocks[-1], _field_name(named[1]), named[2])
-        elif field is None:
-            raise ValueError(f"lemma {blocks[-1][0]}: the line {shortened(line, 40)!r} stands in none of its fields")
-        else:
-            blocks[-1][1][field] += f" {line.strip()}"
+    text = text[:MAX_TEXT]
+    blocks = json_blocks(text) or _blocks(text)
+    if not any(field in fields for _, fields in blocks for field in _FIELDS):
+        blocks = list_blocks(text) or blocks
     if not blocks:
         raise ValueError("the plan holds no line of the form 'LEMMA L1'")
     return [_lemma(*block) for block in blocks]
 
 
-def _header(line: str) -> str | None:
-    """The id in a line that begins a lemma."""
+def _blocks(text: str) -> list[Block]:
+    """The lemmas in the form that is asked for, with their fields; what stands in none of these has no name."""
+    blocks: list[Block] = []
+    field: str | None = None
+    closed = False
+    for line in text.splitlines():
+        header, named = _header(line), _FIELD.match(line)
+        if header is not None:
+            lemma_id, title = header
+            blocks.append((lemma_id, {_TITLED: title} if title else {}))
+            field, closed = None, False
+        elif not blocks or not line.strip() or closed:
+            continue
+        elif _FENCE.match(line) or _RULE.match(line):
+            # what stands behind a fence or a rule, up to the next lemma, is no part of the plan
+            closed = any(name in blocks[-1][1] for name in _FIELDS)
+        elif named:
+            field = _open_field(blocks[-1], _field_name(named[1]), named[2])
+        elif field is None:
+            blocks[-1][1].setdefault(_STRAY, line)
+        else:
+            blocks[-1][1][field] += f" {line.strip()}"
+    return blocks
+
+
+def _header(line: str) -> tuple[str, str] | None:
+    """The id, and the title, in a line that begins a lemma."""
     found = _HEADER.match(line)
     if found:
-        return _as_id(found[1])
-    return FINAL if _FINAL_HEADER.match(line) else None
+        return _as_id(found[1]), (found[2] or "").strip(" \t:*_`")
+    return (FINAL, "") if _FINAL_HEADER.match(line) else None
 
 
 def _as_id(name: str) -> str:
@@ -152,7 +167,7 @@ def _field_name(told: str) -> str:
     return next(name for name in _FIELDS if told[:5].upper() == name[:5])
 
 
-def _open_field(block: tuple[str, dict[str, str]], name: str, value: str) -> str:
+def _open_field(block: Block, name: str, value: str) -> str:
     lemma_id, fields = block
     if name in fields:
         raise ValueError(f"lemma {shortened(lemma_id, 20)}: {name} stands in it twice")
@@ -164,6 +179,10 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
     shown = shortened(lemma_id, 20)
     if not _ID.match(lemma_id):
         raise ValueError(f"lemma id {shown!r} must be a letter and then at most 15 letters, digits or underscores")
+    if _STRAY in fields:
+        raise ValueError(f"lemma {shown}: the line {shortened(fields[_STRAY], 40)!r} stands in none of its fields")
+    if _TITLED in fields:
+        fields = {"STATEMENT": fields[_TITLED], **fields}
     missing = [name for name in _FIELDS if name not in fields or (name == "STATEMENT" and not fields[name])]
     if missing:
         raise ValueError(f"lemma {shown} lacks {', '.join(missing)}")

@@ -51,6 +51,13 @@ class Step:
     failures: tuple[Failure, ...]
     counts: bool
 
+    @property
+    def values(self) -> dict[str, int]:
+        """Counts that were verified before, by the lemmas that they are of: FINAL's program begins with these names."""
+        if self.lemma.id != FINAL:
+            return {}
+        return {lemma.id: int(lemma.value) for lemma in self.verified if lemma.value is not None}
+
 
 def plan(problem: str) -> list[dict[str, str]]:
     """Asks for a graph."""
@@ -106,7 +113,16 @@ def code(step: Step, text: str) -> list[dict[str, str]]:
         "written down, such as x = 5; assert x == 5, counts for nothing.",
         "Use the numbers of the step. Do not catch exceptions. Print nothing.",
     ]
-    if step.counts:
+    if step.values:
+        bound = ", ".join(f"{name} = {value}" for name, value in step.values.items())
+        rules.append(f"These counts are verified, and bound before your program begins: {bound}.")
+    if step.counts and step.values:
+        rules += [
+            "Bind the answer to `result`: compute it from them, such as `result = "
+            f"{next(iter(step.values))} * 2`, or go through every case with a loop, a comprehension or itertools.",
+            "Then `assert` that `result` equals the answer, written as a number.",
+        ]
+    elif step.counts:
         rules += [
             "Go through every case with a loop, a comprehension or itertools, and bind the count to `result`.",
             "Assert a rule that each counted case obeys, or a small case that is known; `assert result == number` "

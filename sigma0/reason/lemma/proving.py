@@ -6,7 +6,7 @@ from typing import Literal
 import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
-from sigma0.reason.lemma.counting import ExhaustiveSearcher
+from sigma0.reason.lemma.counting import ExhaustiveSearcher, Found
 from sigma0.reason.lemma.gate import (
     GateRefused,
     Program,
@@ -105,7 +105,7 @@ class LemmaVerifier:
         purpose = _purpose("check", step, attempt)
         if step.counts:
             return self._count(step, proof, code, purpose)
-        program = Program(code)
+        program = Program(code, step.values)
         refuse_without_assertions(program)
         held = program.numbers(program.vacuous)
         refuse_without_numbers(held, numbers_in(step.lemma.statement))
@@ -119,15 +119,21 @@ class LemmaVerifier:
         return Attempt("verified", f"{result.assertions_held} assertions held", proof)
 
     def _count(self, step: Step, proof: str, code: str, purpose: str) -> Attempt:
-        found = self.searcher.search(step.lemma, proof, code, purpose)
+        found = self.searcher.search(step.lemma, proof, code, purpose, step.values, step.problem)
         if found.value is None:
             return Attempt("failed", found.objection or "", proof)
         if found.overruled:
             claims = ", ".join(f"{shortened(told, 40)} in the {where}" for where, told in found.overruled.items())
-            why = f"{step.lemma.id} was enumerated: it is {found.value}, not {claims}"
+            why = f"{step.lemma.id} was {_how(step, found)}: it is {found.value}, not {claims}"
             state = {"lemma": step.lemma.id, "value": found.value, "claimed": dict(found.overruled)}
             self.questions.desk.trail.decide("overruled", why, **state)
-        return Attempt("verified", f"it was enumerated: {found.value}", proof, found.value)
+        return Attempt("verified", f"it was {_how(step, found)}: {found.value}", proof, found.value)
+
+
+def _how(step: Step, found: Found) -> str:
+    if not found.derived:
+        return "enumerated"
+    return "computed from " + ", ".join(f"{name} = {value}" for name, value in step.values.items())
 
 
 def _lacks(step: Step, proof: str) -> str | None:

@@ -1,3 +1,6 @@
+import json
+from textwrap import dedent
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,3 +133,139 @@ def test_a_plan_may_be_written_as_models_write_it(old, new):
 def test_prose_about_a_lemma_begins_none():
     changed = PLAN.replace("STATEMENT: The answer is 2.", "STATEMENT: The answer\nLemma L1 is used (twice) for.")
     assert parse_lemmas(changed)[1].statement == "The answer Lemma L1 is used (twice) for."
+
+
+def edges(text):
+    return [(lemma.id, lemma.type, lemma.dependencies, lemma.statement) for lemma in parse_lemmas(text)]
+
+
+SQUARES = [
+    ("L1", "computational", (), "The square of 3 is 9"),
+    ("L2", "structural", (), "The square of 4 is 16"),
+    ("FINAL", "synthesis", ("L1", "L2"), "The answer is 25"),
+]
+ENTRIES = [
+    {
+        "id": "L1",
+        "type": "computational",
+        "statement": "The square of 3 is 9",
+        "dependencies": [],
+        "verify": "multiply",
+    },
+    {"id": "L2", "statement": "The square of 4 is 16", "depends_on": None},
+    {"id": "FINAL", "statement": "The answer is 25", "depends_on": ["L1", "L2"]},
+]
+BY_ID = {each["id"]: {key: value for key, value in each.items() if key != "id"} for each in ENTRIES}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ENTRIES,
+        {"lemmas": ENTRIES},
+        {"problem": "What is it?", "Plan": {"lemmas": ENTRIES}},
+        {"lemmas": ENTRIES[:2], "final": {"statement": "The answer is 25", "dependencies": "L1, L2"}},
+        BY_ID,
+        {"lemmas": BY_ID},
+        [
+            {"lemma": 1, "Type": "Computational", "claim": "The square of 3 is 9", "verification_strategy": "multiply"},
+            {"lemma": 2, "claim": "The square of 4 is 16", "dependencies": "none", "confidence": 0.9},
+            {"lemma": "final_answer", "claim": "The answer is 25", "Depends On": [1, 2]},
+        ],
+    ],
+    ids=["list", "lemmas", "plan within", "final beside", "by id", "by id within", "other names"],
+)
+@pytest.mark.parametrize(
+    "form", ["{}", "```json\n{}\n```", "Here is the plan:\n\n{}\n\nIt has [3] lemmas.", "Plan: {}"]
+)
+def test_a_plan_in_json_is_read(value, form):
+    for indent in (None, 2):
+        text = form.replace("{}", json.dumps(value, indent=indent))
+        if form == "Plan: {}" and indent is None:
+            continue
+        assert edges(text) == SQUARES
+        assert parse_lemmas(text)[0].verification_strategy == "multiply"
+
+
+@pytest.mark.parametrize(
+    "value, told",
+    [
+        ([{"statement": "a"}], "has no id"),
+        ([{"id": "L1", "statement": "a"}, 3], "holds 3 where a lemma is expected"),
+        ([{"id": "L1", "statement": ""}], "lemma L1 lacks STATEMENT"),
+        ([{"id": "L1", "statement": "a", "type": "easy"}], "TYPE 'easy' is none of"),
+        ([{"id": "L1", "statement": "a", "dependencies": ["what?"]}], "which is no id"),
+        ([1, 2], "no line of the form"),
+        ({"answer": 2}, "no line of the form"),
+    ],
+)
+def test_json_that_is_no_plan_is_refused_with_a_message(value, told):
+    with pytest.raises(ValueError, match=told):
+        parse_lemmas(f"```json\n{json.dumps(value)}\n```")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        1. (computational) The square of 3 is 9. Verify: multiply
+        2. The square of 4 is 16.
+        3. FINAL: The answer is 25 (depends on 1 and 2).
+        """,
+        """
+        Here is a plan.
+
+        1. **L1** [computational]: The square of 3 is 9. Depends on: none.
+           Verify: multiply
+        2. **L2**: The square of 4 is 16 (depends on: none)
+
+        3. **FINAL:** The answer is 25 (depends on: L1, L2)
+        """,
+        """
+        - L1: The square of 3 is 9
+          - Type: computational
+          - Depends on: none
+          - Verification strategy: multiply
+        - L2: The square of 4 is 16
+        - Final answer: The answer is 25
+          - depends on L1, L2
+        """,
+        """
+        1. Lemma 1 (computational): The square of 3 is 9. Verification: multiply
+        2. Lemma 2: The square of 4 is 16.
+        3. Final lemma: The answer is 25. Depends on lemmas 1 and 2.
+        """,
+    ],
+    ids=["numbers", "bold type", "bullets", "words"],
+)
+def test_a_numbered_list_is_read(text):
+    assert edges(dedent(text)) == SQUARES
+    assert parse_lemmas(dedent(text))[0].verification_strategy == "multiply"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1. Add.\n2. Multiply.", "FINAL: it is 2 (depends on L1)", "1. Read.\nThe final answer is 2.", "L1: a\nL2: b"],
+)
+def test_a_list_without_a_final_item_is_no_plan(text):
+    with pytest.raises(ValueError, match="no line of the form"):
+        parse_lemmas(text)
+
+
+def test_a_title_is_the_statement_where_there_is_no_other_and_fields_have_other_names():
+    changed = PLAN.replace("LEMMA L1", "Lemma L1: Two is even.").replace("STATEMENT: Two is even.\n", "")
+    changed = changed.replace("DEPENDS: ", "Depends_on: ").replace("VERIFY: ", "**Verification Strategy:** ")
+    assert parse_lemmas(changed) == parse_lemmas(PLAN)
+
+
+def test_a_plan_in_json_becomes_a_graph_at_once():
+    graph, trail, _ = build([f"```json\n{json.dumps({'lemmas': ENTRIES})}\n```"])
+    assert [lemma.id for lemma in graph.order()] == ["L1", "L2", FINAL] and whats(trail) == ["planned"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[\n" * 20_000, '{"lemmas": ' * 3000, "[[" * 20_000, "1. a " * 8000, "1. FINAL: " * 4000]
+)
+def test_a_text_that_is_hard_to_read_is_refused_all_the_same(text):
+    with pytest.raises(ValueError, match=r"plan|lemma"):
+        parse_lemmas(text)

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -186,6 +187,82 @@ def test_what_depends_on_a_counting_lemma_sees_the_enumerated_value():
     assert "\\boxed{9}" not in script.texts("prove FINAL")[0]
     overruled = next(each for each in trail.decisions if each.what == "overruled")
     assert overruled.state["claimed"] == {"statement": "9", "proof": "9", "code": "9"}
+
+
+TWICE = "How many triples are there, if each of the ordered pairs of different digits among 1, 2, 3 gives two?"
+FROM_COUNTS = {
+    "plan": plan(
+        ("L1", "", "The number of ordered pairs of different digits among 1, 2, 3."),
+        ("FINAL", "L1", "How many triples there are: two for each pair.", "synthesis"),
+    ),
+    "prove L1": "\\boxed{6}",
+    "code L1": fenced(ENUMERATES),
+    "prove FINAL": "2 * 6 = \\boxed{12}",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "result = L1 * 2\nassert result == 12",
+        "count = 6\nresult = count * 2\nassert result == 12",
+        "from __future__ import annotations\nresult = sum([L1, L1])\nassert result == 12",
+        "counts = {'pairs': 6}\nresult = 2 * counts['pairs']\nassert result == 12",
+        "def triples(pairs):\n    return pairs * 2\nresult = triples(L1)\nassert result == 12",
+    ],
+)
+def test_final_may_compute_from_verified_enumerations(code):
+    solution, _, script = solve(TWICE, {**FROM_COUNTS, "code FINAL": fenced(code)}, repairs=0, restructures=0)
+    assert (solution.answer, solution.verified) == ("12", True), solution.why
+    assert solution.graph.final.why == "it was computed from L1 = 6: 12"
+    (asked,) = script.texts("code FINAL")
+    assert "bound before your program begins: L1 = 6." in asked and "`result = L1 * 2`" in asked
+    assert "bound before" not in script.texts("code L1")[0]
+
+
+@pytest.mark.parametrize(
+    "code, why",
+    [
+        ("result = 4 * 3\nassert result == 12", "comes of no enumeration: .*, or compute it from L1"),
+        ("count = 9\nresult = count * 2\nassert result == 18", "comes of no enumeration"),
+        ("L1 = 7\nresult = L1 * 2\nassert result == 14", "comes of no enumeration"),
+        ("result = L1 * 2\nassert result == 13", "1 of 1 assertions did not hold"),
+        ("result = L1 * 2", "holds no assertion"),
+        ("result = L1 * 2\nassert 6 == 6", "no assertion mentions anything computed"),
+        ("count = 2\nresult = count * 6\nassert result == 12", "comes of no enumeration"),
+    ],
+)
+def test_final_may_compute_from_nothing_else(code, why):
+    solution, _, _ = solve(TWICE, {**FROM_COUNTS, "code FINAL": fenced(code)}, repairs=0, restructures=0)
+    assert not solution.verified
+    assert re.search(why, solution.graph.final.why)
+
+
+def test_a_number_of_the_problem_is_no_verified_count_where_it_is_written_down():
+    said = {**FROM_COUNTS, "code FINAL": fenced("count = 6\nresult = count * 2\nassert result == 12")}
+    solution, _, _ = solve(f"{TWICE} There are 6 of us.", said, repairs=0, restructures=0)
+    assert "comes of no enumeration" in solution.graph.final.why
+
+
+def test_a_lemma_on_the_way_must_enumerate_itself():
+    said = {
+        **FROM_COUNTS,
+        "plan": plan(
+            ("L1", "", "The number of ordered pairs of different digits among 1, 2, 3."),
+            ("L2", "L1", "The number of triples is twice that."),
+            ("FINAL", "L2", "How many triples there are.", "synthesis"),
+        ),
+        "prove L2": "\\boxed{12}",
+        "code L2": fenced("count = 6\nresult = count * 2\nassert result == 12"),
+    }
+    solution, _, script = solve(TWICE, said, repairs=0, restructures=0)
+    assert "comes of no enumeration" in solution.graph["L2"].why
+    assert "bound before" not in script.texts("code L2")[0]
+
+
+def test_a_final_answer_that_is_a_verified_count_stands():
+    said = {**FROM_COUNTS, "prove FINAL": "\\boxed{6}", "code FINAL": fenced("result = L1\nassert result == 6")}
+    assert solve(TWICE, said)[0].answer == "6"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+import os
+import shutil
+
+import pytest
+
+from tests.reason.sandboxes import WHY_NOT, Sandboxed, folder_of_the_sandbox, interpreter_of_nobody
+
+
+@pytest.fixture(scope="module")
+def folder():
+    made = folder_of_the_sandbox()
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(params=["root", "ordinary"])
+def box(request, folder):
+    if WHY_NOT is not None:
+        pytest.skip(WHY_NOT)
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("the tests are not run as root")
+    if request.param == "root" or os.geteuid() != 0:
+        return Sandboxed(folder, request.param)
+    if interpreter_of_nobody() is None:
+        pytest.skip("no interpreter of Python 3.10 or later that any user may start")
+    return Sandboxed(folder, request.param, interpreter_of_nobody())
