@@ -94,6 +94,8 @@ class TokenTold:
         alternatives: The likeliest ids, likeliest first.
         rung: Name of the model that wrote it.
         handed_up: Why it left the lowest rung of a ladder; None where it did not.
+        would_have_met: Under `full` and `fixed`, whether the model's own rule would have been met by that loop; None
+            where that is not known.
     """
 
     id: int
@@ -108,6 +110,7 @@ class TokenTold:
     alternatives: tuple[Alternative, ...]
     rung: str
     handed_up: str | None = None
+    would_have_met: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,12 @@ class VerifiedLoop(TokenLoop):
         """The tokens behind the prompts, each with the logits `[V]` that it was read from.
 
         Args:
-            first: The exits of the last prompt token of every sequence, read at loop T.
+            first: The exits of the last prompt token of every sequence, read at loop T; `met` where their rule would
+                have been met by itself.
         """
         rows = self._rows(first.logits)
-        for sequence, row in zip(first.sequences.tolist(), rows, strict=True):
-            self._tell(sequence, row, self.wave.rule.total_loops, met=False)
+        for sequence, row, met in zip(first.sequences.tolist(), rows, first.met.tolist(), strict=True):
+            self._tell(sequence, row, self.wave.rule.total_loops, met)
         return self._take_told()
 
     @torch.no_grad()
