@@ -128,7 +128,7 @@ class JobDone:
         rows: Rows of the job in those passes.
         savings: Over the tokens after the first.
         verdict: On the whole text; None where verdicts are switched off.
-        door: That it opens; of a ladder also `abort` or `top_rung`.
+        door: That it opens; of a ladder also `abort`, `top_rung` or `accepted`.
         door_text: The door and why, in a sentence.
         preemptions: How often its K/V were given up and made anew.
         trail: A ladder's decisions, one JSON object each; empty elsewhere.
@@ -145,7 +145,7 @@ class JobDone:
     rows: int
     savings: Savings
     verdict: ReasonVerdict | None
-    door: Door | Literal["top_rung"] | None
+    door: Door | Literal["top_rung", "accepted"] | None
     door_text: str | None
     preemptions: int = 0
     trail: tuple[dict[str, Any], ...] = ()

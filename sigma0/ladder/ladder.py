@@ -16,7 +16,7 @@ from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.choosing import choosers_for
 from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.reader import Reader
-from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken
+from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
 from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
 from sigma0.ladder.texts import hand_up_whole, write_texts
@@ -24,7 +24,7 @@ from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
 from sigma0.ladder.triggers import AnyOf, Collapse, Divergence, Saturation, ShutDoor, Trigger
 from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages, Token, check_context, encode
+from sigma0.text import Generation, Messages, check_context, encode
 from sigma0.verdict import DoorPolicy, aggregate, door, of_token
 
 
@@ -306,7 +306,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             below,
             text=written.text,
             rung=name,
-            tokens=tuple(ladder_token(token, name) for token in written.tokens),
+            tokens=tuple(ladder_token(token, name, "answer") for token in written.tokens),
             verdict=written.verdict,
             grounding=check(written.text, writer.context),
             stop_reason=written.stop_reason,
@@ -367,28 +367,6 @@ class _Text:
             piece = str(whole)[len(self.so_far) :]
         self.so_far += piece
         return piece
-
-
-def ladder_token(token: Token, rung: str) -> LadderToken:
-    """A token of a text that a looped model wrote as a whole.
-
-    Args:
-        token: As the model told it, verdict and all.
-        rung: Name of the rung.
-    """
-    return LadderToken(
-        id=token.id,
-        text=token.text,
-        rung=rung,
-        depth=token.depth,
-        reason=token.reason,
-        fate=token.fate,
-        proximity=token.proximity or 0.0,
-        margin=token.margin,
-        entropy=token.entropy,
-        handed_up="answer",
-        low_confidence=False,
-    )
 
 
 def local_rungs(rungs: Sequence[AnyRung]) -> list[LocalRung]:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from sigma0.grounding import check
 from sigma0.ladder.answer_unit import Attempt, Climb, Writer, climb
 from sigma0.ladder.budget import Budget, Purse
-from sigma0.ladder.results import LadderGeneration, LadderStop
+from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung
 from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
 from sigma0.ladder.trail import Trail, Unit, open_trail
@@ -169,7 +169,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         text=text,
         unit=unit,
         rung=names[highest],
-        tokens=(),
+        tokens=_tokens(units[0], names) if unit == "answer" else (),
         drafts=tuple((name, attempt.text) for name, attempt in written) if unit == "draft" else (),
         verdict=verdict,
         grounding=grounding,
@@ -181,3 +181,10 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         seconds=writer.purse.seconds,
         trail=writer.trail,
     )
+
+
+def _tokens(unit: Climb, names: Sequence[str]) -> tuple[LadderToken, ...]:
+    """The tokens of an answer, where the rung that wrote it told them."""
+    up = "answer" if unit.rung else None
+    tokens = () if unit.attempt is None else unit.attempt.tokens
+    return tuple(ladder_token(token, names[unit.rung], up) for token in tokens)
