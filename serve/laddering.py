@@ -5,10 +5,11 @@ piece. A client that leaves ends a run of tokens after the token under way; a dr
 written to its end, and thrown away.
 
 With `SIGMA0_ROUTING=1` the engine's answer is kept back until its verdict is known: where its door says escalate, it
-goes up, and what the rungs above write, which is not drawn, takes its place; otherwise it is told as it is. The engine's
-answer is the lowest rung's, which is not asked again where it is the served model; a ladder that begins with another
-model is climbed from its bottom. So routed streams come in one piece too. Not routed are prompts of ids, since rungs may have other tokenizers, and requests for logprobs, which
-ladders do not tell: there, as with routing switched off, `door` is a hint.
+goes up, and what the rungs above write, which is not drawn, takes its place; otherwise it is told as it is. Where the
+lowest rung is the served model, the engine's answer is that rung's, and it is not asked again; another ladder is
+climbed from its bottom. So routed streams come in one piece too. Not routed are prompts of ids, since rungs may have
+other tokenizers, and requests for logprobs, which ladders do not tell: there, as with routing switched off, `door` is a
+hint.
 """
 
 import asyncio

@@ -146,9 +146,7 @@ def _theta(ruled: Ruled | None) -> float:
     return ruled.rule.config.theta if ruled.rule.needs_logits else np.nan
 
 
-def _passed(
-    rows: Rows, leaders: Ints, codes: Ints, fates: Ints, held: Bools, ruled: Sequence[Ruled | None]
-) -> Passed:
+def _passed(rows: Rows, leaders: Ints, codes: Ints, fates: Ints, held: Bools, ruled: Sequence[Ruled | None]) -> Passed:
     """What came of a pass: which leaders stop, whether their rule was met, and whether their loop diverged."""
     stopped, flags, first = [], [], []
     for row in leaders.tolist():

@@ -37,7 +37,7 @@ def write(model, ids, config, new=1, **kwargs):
 def easy():
     """Simple questions with their answers."""
     items = (draw("test", 0, index, questions=1).items[0] for index in count())
-    return list(islice((item for item in items if item.difficulty == 1), 12))
+    return list(islice((item for item in items if item.difficulty == 1), 8))
 
 
 def answers(pocket, easy, config):
@@ -52,28 +52,29 @@ def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket,
     for after_exit in ("finish", "verify", "drop"):
         right = answers(pocket, easy, replace(RULES[mode], after_exit=after_exit))
         passed = [each for each in right if each.door == "converge"]
-        assert len(right) >= 11 and {each.verdict.reason for each in passed} == {MET[mode]}
+        assert len(right) >= 7 and {each.verdict.reason for each in passed} == {MET[mode]}
         opened[after_exit] = len(passed)
-    assert opened["finish"] >= 8 and abs(opened["verify"] - opened["finish"]) <= 1, opened
+    assert opened["finish"] >= 5 and abs(opened["verify"] - opened["finish"]) <= 1, opened
     assert abs(opened["drop"] - opened["finish"]) <= 1, opened
 
 
 def test_high_effort_opens_the_door_for_easy_answers(pocket, easy):
     high = exit_for("high", pocket[0].resolve_exit_config(None), pocket[0].num_loops)
     right = answers(pocket, easy, high)
-    assert sum(each.door == "converge" for each in right) >= 8
+    assert sum(each.door == "converge" for each in right) >= 5
     assert all(each.tokens[0].depth == pocket[0].num_loops for each in right)
 
 
 @pytest.mark.parametrize("config", UNASKED)
 def test_what_asks_no_rule_never_opens_the_door_and_says_what_the_rule_would_have(pocket, easy, config):
-    for each in answers(pocket, easy[:6], config):
+    for each in answers(pocket, easy[:3], config):
         assert (each.verdict.converged, each.door) == (None, "escalate")
         assert all(token.would_have_met is not None for token in each.tokens)
-    met = [token.would_have_met for each in answers(pocket, easy[:6], config) for token in each.tokens]
+    met = [token.would_have_met for each in answers(pocket, easy[:3], config) for token in each.tokens]
     assert True in met
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(("qexit", "margin", "converge", "accel", "accel-steps")),
@@ -93,6 +94,19 @@ def test_the_first_token_is_judged_as_finish_judges_it(model, mode, threshold, m
     verify = write(model, ids, replace(config, after_exit="verify"))
     assert verify.exit_reasons == finish.exit_reasons
     assert verify.exit_depths.eq(model.num_loops).all()
+
+
+@pytest.mark.parametrize("mode", RULES)
+def test_the_first_token_is_judged_as_finish_judges_it_on_real_questions(pocket, easy, mode):
+    model, tokenizer = pocket
+    seen = set()
+    for item in easy:
+        ids = torch.tensor([tokenizer(item.prompt)["input_ids"]])
+        finish, verify = (write(model, ids, replace(RULES[mode], after_exit=after)) for after in ("finish", "verify"))
+        assert verify.exit_reasons == finish.exit_reasons
+        assert verify.exit_depths.tolist() == [[model.num_loops]]
+        seen.add(verify.exit_reasons[0][0])
+    assert MET[mode] in seen
 
 
 def test_a_token_whose_draft_was_overruled_did_not_converge():
@@ -129,13 +143,13 @@ def test_what_a_rule_would_have_said_is_what_it_says(mode):
     """Under full depth, of the very first token, which has the same states behind every setting."""
     steps, seen = mode == "accel-steps", set()
     for model in MODELS:
-        for threshold in (0.1, 0.3, 0.6, 0.9):
+        for threshold in (0.1, 0.4, 0.8):
             own = ExitConfig(
                 mode="accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
                 min_loops=1 + int(threshold > 0.5), accel_scale="steps" if steps else "states",
             )  # fmt: skip
             rule = model.exit_rule(own)
-            for start in range(9, 29):
+            for start in range(9, 15):
                 ids = torch.tensor([[start, 10, 11]])
                 ruled = write(model, ids, own)
                 full = write(model, ids, ExitConfig(mode="full"), output_statistics=True)

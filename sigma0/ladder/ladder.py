@@ -126,8 +126,8 @@ class FidelityLadder:
 
         Args:
             prompt: A string to be continued as it is, or messages for the chat template.
-            **settings: `takes_back` (below), `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
-                `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`.
+            **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
+                `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; `takes_back`, see `TokenRun`.
         """
         return TokenRun(self, [prompt], **settings)
 
@@ -265,7 +265,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return self._made
 
     def _finish(self) -> list[LadderGeneration]:
-        """The texts, those that do not pass handed up whole where that is wanted; what it took in all stands in each."""
+        """The texts, those that do not pass handed up whole where that is wanted; each says what all of them took."""
         made = []
         for number, (text, context) in enumerate(zip(self._texts, self._contexts, strict=True)):
             text.complete(number, self._unit)

@@ -47,7 +47,11 @@ def both(pocket, config):
     return alone, [events[key][-1] for key in keys]
 
 
-@pytest.mark.parametrize("config", CONFIGS + UNASKED, ids=lambda each: f"{each.mode}-{each.after_exit}-{each.min_loops}")
+def name(config):
+    return f"{config.mode}-{config.after_exit}-{config.min_loops}-{config.accel_scale}"
+
+
+@pytest.mark.parametrize("config", CONFIGS + UNASKED, ids=name)
 def test_reasons_and_doors_are_the_librarys(pocket, config):
     for alone, done in zip(*both(pocket, config), strict=True):
         assert [token.reason for token in done.tokens] == [token.reason for token in alone.tokens]
@@ -55,7 +59,7 @@ def test_reasons_and_doors_are_the_librarys(pocket, config):
         assert [token.would_have_met for token in done.tokens] == [token.would_have_met for token in alone.tokens]
 
 
-@pytest.mark.parametrize("own", OWN, ids=lambda each: f"{each.mode}-{each.accel_scale}-{each.min_loops}")
+@pytest.mark.parametrize("own", OWN, ids=name)
 def test_what_the_models_rule_would_have_said_is_the_librarys(pocket, monkeypatch, own):
     monkeypatch.setattr(pocket[0].generation_config, "exit_config", own)
     seen = set()
