@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers.decoders import DecodeStream
@@ -22,7 +22,7 @@ from sigma0.ladder.settling import check_policy, check_settings, final_door, not
 from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import AnyOf, Collapse, Divergence, Saturation, ShutDoor, Trigger
+from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Saturation, ShutDoor, Trigger
 from sigma0.settings import ExitConfig
 from sigma0.text import Generation, Messages, check_context, encode
 from sigma0.verdict import DoorPolicy, aggregate, door, of_token
@@ -116,8 +116,8 @@ class FidelityLadder:
             written: The answer, with its verdict.
             **settings: As `generate` takes them for answers.
         """
-        by_door: Trigger = ShutDoor(self.doors)
-        policy = by_door if self.policy is None else AnyOf((self.policy, by_door))
+        by_door = ShutDoor(self.doors)
+        policy: Trigger = by_door if self.policy is None else AnyOf((cast(AnyTrigger, self.policy), by_door))
         attempt = attempt_of(written) if isinstance(written, Generation) else written
         return write_texts(self, [prompt], "answer", written=attempt, policy=policy, **settings)[0]
 
