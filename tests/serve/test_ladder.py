@@ -240,9 +240,11 @@ def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
     doors = DoorPolicy(require_grounding=True)
     with served(pocket, ladder=FidelityLadder(rungs, doors=doors)) as server:
-        asked = {"messages": LOST, "max_tokens": 6, "sigma0": {"ladder": "token"}}
+        # no single token is to blame: all are read at loop 1, and nothing in the text can be checked
+        sigma0_fields = {"ladder": "token", "exit": {"mode": "margin", "theta": 1e-6}}
+        asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
         whole = post(server, **asked).json()["sigma0"]["choices"][0]
         streamed = chunks(server, **asked)[-1]["sigma0"]["choices"][0]
-    assert whole["door"] == "top_rung" and "large" in whole["rungs"]
+    assert whole["door"] == "top_rung" and set(whole["rungs"]) == {"large"}
     # what was streamed cannot be taken back
-    assert streamed["door"] in ("accepted", "top_rung")
+    assert streamed["door"] == "accepted" and set(streamed["rungs"]) == {"pocket"}
