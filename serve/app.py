@@ -48,7 +48,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
         The app. `sigma0.serve.app.drain` ends it gently ahead of its shutdown.
     """
     metrics = Metrics(service)
-    laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops))
+    laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops), service.name)
     planner = Planner(service, settings, laddering)
     answerer = Answerer(service, settings, laddering, metrics)
     # two threads: of the large ones one at a time is let in, so that one is there for all others

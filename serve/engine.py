@@ -219,7 +219,11 @@ class Engine:
     def _emit(self, passed: Passed) -> list[Event]:
         """Reads what stopped, lets rows leave, and tells the tokens."""
         rows = passed.rows
-        self._teller.put(rows, passed.fates)
+        self._teller.put(rows, passed.fates, passed.held)
+        for slot, met, diverged in passed.first:
+            running = self._flight.owner(slot)
+            assert isinstance(running, Verified)
+            running.judge_first(met, diverged)
         checked = self._checked(passed)
         read = np.concatenate([passed.stopped, checked])
         logits = self._flight.head(read) if len(read) else None

@@ -4,10 +4,12 @@ A ladder runs in a thread of its own, one request at a time. Tokens come as they
 piece. A client that leaves ends a run of tokens after the token under way; a draft or an answer that has begun is
 written to its end, and thrown away.
 
-With `SIGMA0_ROUTING=1` the engine's answer is kept back until its verdict is known: where its door says escalate, the
-ladder's answer, which is not drawn, takes its place, and otherwise it is told as it is. So routed streams come in one
-piece too. Not routed are prompts of ids, since rungs may have other tokenizers, and requests for logprobs, which
-ladders do not tell: there, as with routing switched off, `door` is a hint.
+With `SIGMA0_ROUTING=1` the engine's answer is kept back until its verdict is known: where its door says escalate, it
+goes up, and what the rungs above write, which is not drawn, takes its place; otherwise it is told as it is. Where the
+lowest rung is the served model, the engine's answer is that rung's, and it is not asked again; another ladder is
+climbed from its bottom. So routed streams come in one piece too. Not routed are prompts of ids, since rungs may have
+other tokenizers, and requests for logprobs, which ladders do not tell: there, as with routing switched off, `door` is a
+hint.
 """
 
 import asyncio
@@ -20,8 +22,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
+from sigma0.ladder.answer_unit import Attempt
+from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.trail import Unit
+from sigma0.models.ouro import PROMPT_CHUNK
 from sigma0.savings import Savings
 from sigma0.serve.messages import Job, JobDone, TokenTold
 from sigma0.serve.stopping import StopCut
@@ -62,14 +67,17 @@ class Laddering:
     Args:
         ladder: Rungs, policy and budget.
         total_loops: Of the served model.
+        served: The name of the served model.
 
     Attributes:
         names: Of the rungs, the lowest first.
         unit: What goes up where a request does not say: tokens where the rungs can share them, else answers.
     """
 
-    def __init__(self, ladder: FidelityLadder, total_loops: int) -> None:
+    def __init__(self, ladder: FidelityLadder, total_loops: int, served: str | None = None) -> None:
         self._ladder = ladder
+        lowest = ladder.rungs[0]
+        self._begins_served = isinstance(lowest, LocalRung) and lowest.is_looped and lowest.name == served
         self._total_loops = total_loops
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ladder")
         self.names = tuple(rung.name for rung in ladder.rungs)
@@ -108,14 +116,19 @@ class Laddering:
             read = encode(lowest.tokenizer, task.prompt).shape[1]
             check_context(lowest.model, read, task.job.max_new_tokens)
 
-    async def run(self, task: LadderTask) -> AsyncGenerator[Event, None]:
-        """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above."""
+    async def run(self, task: LadderTask, written: JobDone | None = None) -> AsyncGenerator[Event, None]:
+        """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above.
+
+        Args:
+            task: What to write.
+            written: What the served model wrote already, as the lowest rung's answer.
+        """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         gone = threading.Event()
 
         def work() -> None:
-            for event in self._events(task):
+            for event in self._events(task) if written is None else self._taken_over(task, written):
                 if gone.is_set():
                     return
                 loop.call_soon_threadsafe(queue.put_nowait, event)
@@ -134,13 +147,13 @@ class Laddering:
         """The engine's events once all have come, or the ladder's where the verdict on them says escalate."""
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
-        doors = [event.door for event in kept if isinstance(event, JobDone)]
-        if doors != ["escalate"]:
+        ends = [event for event in kept if isinstance(event, JobDone)]
+        if [end.door for end in ends] != ["escalate"]:
             for event in kept:
                 yield event
             return
         try:
-            async with aclosing(self.run(task)) as events:
+            async with aclosing(self.run(task, ends[0] if self._begins_served else None)) as events:
                 kept = [event async for event in events]
         except ValueError as error:
             # say a prompt that the lowest rung cannot hold: that costs the ladder's answer, not the one that is there
@@ -183,20 +196,40 @@ class Laddering:
         ladder = self._within(task.budget)
         settings = self._settings(task)
         cut = StopCut(task.job.stop)
-        told: list[TokenTold] = []
         if task.unit == "token":
-            run = ladder.stream(task.prompt, **settings)
+            # of a whole answer nothing was told before its end, so that it may still go up as a whole
+            run = ladder.stream(task.prompt, takes_back=task.job.whole, **settings)
             for (token,) in run:
-                told.append(_told(token, cut.feed(token.text)))
-                yield told[-1]
+                yield _told(token, cut.feed(token.text))
             found = run.generations[0]
+            tokens, text = _cut(found, task.job.stop)
         else:
             found = ladder.generate(task.prompt, task.unit, **settings)
-            cut.feed(found.text)
-        rest = cut.flush()
-        if told and rest:
-            told[-1] = replace(told[-1], text=told[-1].text + rest)
-        yield self._done(task, found, tuple(told), cut.passed)
+            tokens, text = (), cut.feed(found.text) + cut.flush()
+        yield self._done(task, found, tokens, text)
+
+    def _taken_over(self, task: LadderTask, written: JobDone) -> Iterator[Event]:
+        """What the rungs above make of the engine's answer."""
+        found = self._within(task.budget).take_over(task.prompt, _attempt_of(written), **self._settings(task))
+        small, *above = found.costs
+        costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
+        if found.rung == self.names[0]:
+            yield from written.tokens
+            yield replace(
+                written, door=found.door, door_text=self._door_text(found), trail=self._trail(task, found), costs=costs
+            )
+            return
+        yield replace(
+            self._done(task, found, *_cut(found, task.job.stop)),
+            cached_tokens=written.cached_tokens,
+            preemptions=written.preemptions,
+            passes=written.passes + sum(cost.passes for cost in above),
+            rows=written.rows + sum(cost.rows for cost in above),
+            costs=costs,
+        )
+
+    def _trail(self, task: LadderTask, found: LadderGeneration) -> tuple[dict[str, Any], ...]:
+        return tuple(asdict(line) for line in found.trail.lines) if task.trail else ()
 
     def _done(self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenTold, ...], text: str) -> JobDone:
         depths = [token.depth for token in tokens[1:] if token.depth]
@@ -215,18 +248,61 @@ class Laddering:
             verdict=found.verdict,
             door=found.door,
             door_text=self._door_text(found),
-            trail=tuple(asdict(line) for line in found.trail.lines) if task.trail else (),
+            trail=self._trail(task, found),
             costs=tuple(cost.to_dict() for cost in found.costs),
         )
 
     def _door_text(self, found: LadderGeneration) -> str:
         doors = self._ladder.doors
-        if found.door in ("converge", "escalate"):
+        if found.door == "converge":
             return explain(found.verdict, doors)
         why = "; ".join(objections(found.verdict, doors)) or "nothing against it"
         if found.door == "abort":
             return f"abort: the budget kept something from going up ({', '.join(found.not_tried)}); {why}."
+        if found.door == "accepted":
+            return f"accepted: {why}, but the policy in force let it stand."
         return f"top_rung: {why}, and there is no rung above."
+
+
+def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTold, ...], str]:
+    """The tokens of a text and the text itself, both up to a stop string."""
+    cut = StopCut(stop)
+    tokens = [_told(token, cut.feed(token.text)) for token in found.tokens]
+    if not tokens:
+        cut.feed(found.text)
+    if (rest := cut.flush()) and tokens:
+        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+    return tuple(tokens), cut.passed
+
+
+def _attempt_of(written: JobDone) -> Attempt:
+    """The engine's answer as the lowest rung's."""
+    assert written.verdict is not None
+    entropies = [token.entropy for token in written.tokens if token.entropy is not None]
+    margins = [token.margin for token in written.tokens]
+    least = min(range(len(margins)), key=lambda place: margins[place] or 0.0)
+    return Attempt(
+        text=written.text,
+        verdict=written.verdict,
+        entropy=sum(entropies) / len(entropies) if entropies else None,
+        margin=margins[least],
+        stop_reason="length" if written.finish_reason == "length" else "eos",
+        sure="".join(token.text for token in written.tokens[:least]),
+    )
+
+
+def _cost_of(written: JobDone, rung: RungCost) -> RungCost:
+    """What the engine spent on an answer, as what the lowest rung did; its prompts share passes with other requests."""
+    read = written.prompt_tokens - written.cached_tokens
+    loops = written.total_loops
+    return replace(
+        rung,
+        tokens=len(written.tokens),
+        passes=written.passes,
+        prompt_passes=loops * -(-read // PROMPT_CHUNK),
+        rows=written.rows + loops * read,
+        read=read,
+    )
 
 
 def _told(token: LadderToken, text: str) -> TokenTold:

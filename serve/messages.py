@@ -96,6 +96,8 @@ class TokenTold:
         alternatives: The likeliest ids, likeliest first.
         rung: Name of the model that wrote it.
         handed_up: Why it left the lowest rung of a ladder; None where it did not.
+        would_have_met: Under `full` and `fixed`, whether the model's own rule would have been met by that loop; None
+            where that is not known.
     """
 
     id: int
@@ -110,6 +112,7 @@ class TokenTold:
     alternatives: tuple[Alternative, ...]
     rung: str
     handed_up: str | None = None
+    would_have_met: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class JobDone:
         rows: Rows of the job in those passes.
         savings: Over the tokens after the first.
         verdict: On the whole text; None where verdicts are switched off.
-        door: That it opens; of a ladder also `abort` or `top_rung`.
+        door: That it opens; of a ladder also `abort`, `top_rung` or `accepted`.
         door_text: The door and why, in a sentence.
         preemptions: How often its K/V were given up and made anew.
         trail: A ladder's decisions, one JSON object each; empty elsewhere.
@@ -144,7 +147,7 @@ class JobDone:
     rows: int
     savings: Savings
     verdict: ReasonVerdict | None
-    door: Door | Literal["top_rung"] | None
+    door: Door | Literal["top_rung", "accepted"] | None
     door_text: str | None
     preemptions: int = 0
     trail: tuple[dict[str, Any], ...] = ()

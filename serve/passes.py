@@ -23,7 +23,7 @@ class Ruled:
 
     Attributes:
         rule: When its tokens stop.
-        boundary: The same for the end of a loop.
+        boundary: What is asked at the end of a loop: the same, or a rule that stops nothing but would have been met.
         first_at_end: Whether the token behind the prompt is read at loop T (`verify`).
         prompt: Columns of its prompt.
     """
@@ -44,6 +44,9 @@ class Passed:
         met: Whether the rule was met, `[N]`.
         diverged: Whether the loop diverged, `[N]`.
         fates: Of the loop, by row, int `[R]`; 0 where nobody asks.
+        held: Whether the end of the loop met the boundary's rule, by row, bool `[R]`.
+        first: Of each row that is read at loop T whatever its rule says, its slot, and whether the rule is met and the
+            loop diverges here.
     """
 
     rows: Rows
@@ -51,6 +54,8 @@ class Passed:
     met: Bools
     diverged: Bools
     fates: Ints
+    held: Bools
+    first: tuple[tuple[int, bool, bool], ...] = ()
 
 
 class Passes:
@@ -80,11 +85,11 @@ class Passes:
         raw = self.model.block(rows.hidden, paged)
         hidden = self.model.norm(raw)
         codes, fates = self._boundaries(rows, raw, hidden, ruled)
+        held = codes == MET
         behind = rows.with_loops(hidden)
         leaders = np.flatnonzero(rows.roles == LEADER)
         codes[leaders] = self._by_margin(behind, leaders, codes[leaders], ruled)
-        stopped, met, diverged = _stopped(behind, leaders, codes, ruled)
-        return Passed(behind, stopped, met, diverged, fates)
+        return _passed(behind, leaders, codes, fates, held, ruled)
 
     def head(self, rows: Rows, which: Ints) -> Tensor:
         """Logits `[N, V]` of some rows."""
@@ -141,22 +146,21 @@ def _theta(ruled: Ruled | None) -> float:
     return ruled.rule.config.theta if ruled.rule.needs_logits else np.nan
 
 
-def _stopped(rows: Rows, leaders: Ints, codes: Ints, ruled: Sequence[Ruled | None]) -> tuple[Ints, Bools, Bools]:
-    """Which leaders stop, whether their rule was met, and whether their loop diverged."""
-    stopped, flags = [], []
+def _passed(rows: Rows, leaders: Ints, codes: Ints, fates: Ints, held: Bools, ruled: Sequence[Ruled | None]) -> Passed:
+    """What came of a pass: which leaders stop, whether their rule was met, and whether their loop diverged."""
+    stopped, flags, first = [], [], []
     for row in leaders.tolist():
         own, loop = ruled[rows.texts[row]], int(rows.loops[row])
         assert own is not None
         rule = own.rule
+        met = bool(codes[row] == MET and rule.fixed_depth is None and loop >= rule.min_loops)
+        diverged = bool(codes[row] == DIVERGED and not met and loop < rule.last_loop)
+        last = rule.last_loop
         if own.first_at_end and rows.columns[row] == own.prompt - 1:
-            if loop >= rule.total_loops:
-                stopped.append(row)
-                flags.append((False, False))
-            continue
-        met = codes[row] == MET and rule.fixed_depth is None and loop >= rule.min_loops
-        diverged = codes[row] == DIVERGED and not met and loop < rule.last_loop
-        if met or diverged or loop >= rule.last_loop:
+            first.append((int(rows.texts[row]), met, diverged))
+            met, diverged, last = False, False, rule.total_loops
+        if met or diverged or loop >= last:
             stopped.append(row)
             flags.append((met, diverged))
     both = np.array(flags, dtype=np.bool_).reshape(-1, 2)
-    return np.array(stopped, dtype=np.int64), both[:, 0], both[:, 1]
+    return Passed(rows, np.array(stopped, dtype=np.int64), both[:, 0], both[:, 1], fates, held, tuple(first))

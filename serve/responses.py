@@ -10,7 +10,9 @@ from sigma0.serve.logprobs import chat_logprobs, completion_logprobs
 from sigma0.serve.messages import JobDone, TokenTold
 from sigma0.serve.planning import Plan
 
-_TOKEN = ("id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up")
+_TOKEN = (
+    "id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up", "would_have_met",
+)  # fmt: skip
 # name of a list in a response, and of the token's attribute that it lists
 _LISTS = {
     "depths": "depth",
@@ -20,6 +22,7 @@ _LISTS = {
     "margins": "margin",
     "entropies": "entropy",
     "rungs": "rung",
+    "would_have_met": "would_have_met",
 }
 
 

@@ -1,7 +1,7 @@
 """A request on its way: what it has written, how it chooses, and what it needs to be begun anew elsewhere."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +53,7 @@ class Running:
     Attributes:
         told: Tokens so far.
         cached: Columns of the prompt that were found in the prefix cache.
+        unasked: The rule that would have stopped its tokens, where `full` or `fixed` does.
         ruled: How its rows are decided.
         ids: Of every column that has entered or is about to, proposals among them.
         waiting: Columns that enter the next pass.
@@ -63,6 +64,7 @@ class Running:
         rows: Rows of new tokens.
         saved: What the collapse statistics remember of it while it is not running.
         fates: Of its columns' loops, likewise.
+        met: Whether its columns met a boundary's rule, likewise.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Running:
         self.feed = feed
         self.prompt = len(job.prompt_ids)
         self.drops = job.exit_config.after_exit == "drop"
-        self.ruled = Ruled(rule, rule.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
+        self.unasked: ExitRule | None = model.unasked_rule(job.exit_config) if watch else None
+        asked = rule if self.unasked is None else self.unasked
+        self.ruled = Ruled(rule, asked.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
         self.told: list[TokenTold] = []
         self.ids = entry.ids
         self.waiting: deque[int] = deque()
@@ -86,6 +90,7 @@ class Running:
         self.cached = 0
         self.saved: tuple[Tensor, ...] | None = None
         self.fates: npt.NDArray[np.int8] | None = None
+        self.met: npt.NDArray[np.bool_] | None = None
         self._eos = eos
         self._model = model
         self._device = model.device
@@ -187,6 +192,7 @@ class Verified(Running):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.dropped: int | None = None
+        self._first_met: bool | None = None
         config = GenerationConfig(
             do_sample=self._generator is not None, max_length=self.prompt + self.job.max_new_tokens
         )
@@ -220,8 +226,21 @@ class Verified(Running):
         self.waiting = deque(each for each in self.waiting if each < column)
         self.dropped = column if self.dropped is None else min(self.dropped, column)
 
+    def judge_first(self, met: bool, diverged: bool) -> None:
+        """Notes how the rule stands after a loop of the position that the first token is read from.
+
+        That token is read at loop T whatever comes of it; where it would have stopped first is what counts, as of any
+        other token. Loops that are run again after a preemption say the same again.
+
+        Args:
+            met: Whether the rule is met there.
+            diverged: Whether the loop would have stopped it there unmet.
+        """
+        if self._first_met is None and (met or diverged):
+            self._first_met = met
+
     def take(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
         """What one pass settled."""
         if not self.told and exits is not None:
-            return self.loop.begin(exits)
+            return self.loop.begin(replace(exits, met=np.array([bool(self._first_met)])))
         return self.loop.take(exits, readings)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sigma0.exits import exit_reason
-from sigma0.frontier import Ints
+from sigma0.frontier import Bools, Ints
 from sigma0.grounding import check
 from sigma0.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Operations
 from sigma0.savings import savings
@@ -60,6 +60,7 @@ class Teller:
     def __init__(self, model: Any, name: str, slots: int, columns: int, watch: bool) -> None:
         self._total_loops: int = model.num_loops
         self._fates = np.zeros((slots, columns, self._total_loops), dtype=np.int8)
+        self._met = np.zeros((slots, columns), dtype=np.bool_)
         self._collapse = CollapseState.empty(slots, model.device)
         self._policy: DoorPolicy = model.door_policy
         self._patience = patience_for(self._policy, self._total_loops)
@@ -71,13 +72,14 @@ class Teller:
         """Readies a slot for a request, with what is remembered of it from before it was put back."""
         slot = running.entry.slot
         self._fates[slot] = 0 if running.fates is None else running.fates
+        self._met[slot] = False if running.met is None else running.met
         for place, tensor in enumerate(vars(self._collapse).values()):
             tensor[slot] = 0 if running.saved is None else running.saved[place]
 
     def save(self, running: Running, slot: int) -> None:
         """Remembers what a request needs in another slot."""
         # columns that come back out of the prefix cache are not run again
-        running.fates = self._fates[slot].copy()
+        running.fates, running.met = self._fates[slot].copy(), self._met[slot].copy()
         running.saved = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
 
     def enter(self, running: Running, columns: Ints) -> None:
@@ -87,9 +89,17 @@ class Teller:
         """
         first = [column for column in columns.tolist() if running.role(column) == LEADER]
         self._fates[running.entry.slot, first] = 0
+        self._met[running.entry.slot, first] = False
 
-    def put(self, rows: Rows, fates: Ints) -> None:
-        """Fates of the loop that rows have just finished, `[R]`: an index into `FATES`, 0 where there is none."""
+    def put(self, rows: Rows, fates: Ints, held: Bools) -> None:
+        """What was seen at the end of the loop that rows have just finished.
+
+        Args:
+            rows: Behind it.
+            fates: Index into `FATES`, 0 where there is none, `[R]`.
+            held: Whether the boundary's rule was met, `[R]`.
+        """
+        self._met[rows.texts[held], rows.columns[held]] = True
         known = np.flatnonzero(fates)
         self._fates[rows.texts[known], rows.columns[known], rows.loops[known] - 1] = fates[known]
 
@@ -120,12 +130,22 @@ class Teller:
             logprob=logprob,
             alternatives=alternatives,
             rung=self._name,
+            would_have_met=self._would_have_met(running, len(running.told), values[_MARGIN]),
         )
 
     def _fate(self, running: Running, number: int) -> Fate | None:
         """Of a token, the mildest of the last loops of the column that it was read from."""
         known = self._fates[running.entry.slot, running.prompt - 1 + number]
         return mildest([FATES[fate] for fate in known.tolist()], self._patience)
+
+    def _would_have_met(self, running: Running, number: int, margin: float) -> bool | None:
+        """Of a token that `full` or `fixed` stopped; see `sigma0.exits.ExitRule.would_have_been_met`."""
+        rule = running.unasked
+        if rule is None:
+            return None
+        if rule.needs_logits:
+            return True if margin >= rule.config.theta and running.rule.last_loop >= rule.min_loops else None
+        return bool(self._met[running.entry.slot, running.prompt - 1 + number])
 
     def done(self, running: Running) -> JobDone:
         """The end of a request that still has its slot."""

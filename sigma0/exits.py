@@ -19,11 +19,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
-from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, alone, leads_reference, observe
+from sigma0.ops import (
+    DIVERGED,
+    MET,
+    SHRINK,
+    STATISTICS,
+    BoundaryRule,
+    BoundaryState,
+    alone,
+    leads_reference,
+    observe,
+)
 from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode, FateConfig
 
 Reason = Literal[
@@ -43,6 +55,8 @@ REASON_WHEN_MET: dict[ExitMode, Reason] = {
     "accel": "accel_fixed_point",
     "margin": "confident",
 }
+
+CHANGE, BEND, GAIN, HAZARD = (STATISTICS.index(name) for name in ("change", "bend", "gain", "hazard"))
 
 
 def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> Reason:
@@ -117,6 +131,48 @@ class ExitRule:
         """Whether every token stops at a loop that needs no looking."""
         return self.fixed_depth is not None and not self.break_after
 
+    def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
+        """Whether a token that `full` or `fixed` stopped would have met this rule by the loop it was read at.
+
+        Args:
+            loops: `sigma0.ops.STATISTICS` of the loops up to there, `[t, 8]`.
+            margin: Of its reading.
+
+        Returns:
+            None where that is not known: under `margin`, where a loop before may have met it.
+        """
+        config, late = self.config, slice(self.min_loops - 1, None)
+        if config.mode == "margin":
+            return True if margin is not None and margin >= config.theta and len(loops) >= self.min_loops else None
+        if config.mode == "qexit":
+            mass, survival = np.float32(0.0), np.float32(1.0)
+            cumulative = np.zeros(len(loops), dtype=np.float32)
+            for loop, hazard in enumerate(loops[:, HAZARD]):
+                mass, survival = mass + hazard * survival, survival * (np.float32(1.0) - hazard)
+                cumulative[loop] = mass
+            return config.q < 1 and bool((cumulative[late] >= config.q).any())
+        if config.mode == "converge":
+            close = loops[:, CHANGE] < config.eps
+            close[:1] = False
+            return bool(close[late].any())
+        return self._would_settle(loops, late)
+
+    def _would_settle(self, loops: npt.NDArray[np.float32], late: slice) -> bool:
+        """`accel` out of statistics; those of its older form are made out of the newer one's."""
+        change, bend, gain = loops[:, CHANGE], loops[:, BEND], loops[:, GAIN]
+        if self.config.accel_scale == "steps":
+            # |D_t| and |D_{t-1}| over |h_{t-1}| are change and change / gain
+            both = change + np.divide(change, gain, out=np.zeros_like(change), where=gain > 0)
+            holds = bend < self.config.eps * both
+        else:
+            holds = (bend < self.config.eps) & (gain <= SHRINK)
+        holds[:2] = False
+        running, streaks = 0, []
+        for here in holds.tolist():
+            running = running + 1 if here else 0
+            streaks.append(running >= self.config.patience)
+        return any(streaks[late])
+
     def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
         """Whether tokens stop by the rule; a replayed run answers otherwise.
 
@@ -161,6 +217,7 @@ def select_exits(
     head: Callable[[Tensor], Tensor],
     watch: bool = False,
     agree: Callable[[Tensor], Tensor] = alone,
+    at_full_depth: bool = False,
 ) -> Selection:
     """Picks an exit for every position of a run of all loops.
 
@@ -171,6 +228,8 @@ def select_exits(
         head: Output head, called once for each loop if the rule reads logits.
         watch: Whether the trajectories' statistics are wanted.
         agree: As `Operations` has it.
+        at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
+            been met by itself. A divergence stops nothing then, so it is not told.
 
     Returns:
         The chosen states.
@@ -201,6 +260,8 @@ def select_exits(
             met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
             statistics.append(boundary.statistics.view(batch, length, -1))
             fates.append(boundary.fates.view(batch, length))
+    if at_full_depth:
+        depths, diverged = torch.full_like(depths, total), torch.zeros_like(diverged)
     depths, met, diverged = agree(depths), agree(met), agree(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     chosen = flat.gather(0, index).view(batch, length, width)

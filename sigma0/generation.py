@@ -104,6 +104,21 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
         return ExitRule(exit_config, self.num_loops, switches().inner_break, self.fate_config)
 
+    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
+        """The checkpoint's own rule, where `exit_config` stops every token without asking any.
+
+        All that it looks at is known there for free, so that it can be said whether it would have been met.
+
+        Returns:
+            None under a rule, where the checkpoint has none, and where the inner break or `verify` of a fixed loop
+            decide what is run.
+        """
+        own, asked = self.resolve_exit_config(None), self.exit_rule(exit_config)
+        checked = exit_config.mode == "fixed" and exit_config.after_exit == "verify"
+        if asked.fixed_depth is None or asked.break_after or checked or own.mode in ("full", "fixed"):
+            return None
+        return self.exit_rule(own)
+
     @property
     def fate_config(self) -> FateConfig:
         """What counts as spiralling or diverging: `generation_config.fate_config`, or the defaults."""

@@ -114,12 +114,19 @@ def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **
     """Prints tokens as they come, each in the style of its rung."""
     console = Console(highlight=False, soft_wrap=True)
     names = [rung.name for rung in ladder.rungs]
-    run = ladder.stream(prompt, **settings)
+    run = ladder.stream(prompt, takes_back=True, **settings)
+    told = ""
     for step in run:
         for token in step:
+            told += token.text
             if not quiet:
                 console.print(Text(token.text, style=STYLES[min(names.index(token.rung), len(STYLES) - 1)]), end="")
-    return run.generations[0]
+    found = run.generations[0]
+    if found.text != told and not quiet:
+        style = STYLES[min(names.index(found.rung), len(STYLES) - 1)]
+        console.print(f"\n\nnot settled as a whole; {found.rung} writes in its place:\n")
+        console.print(Text(found.text, style=style), end="")
+    return found
 
 
 def report_lines(found: LadderGeneration, names: list[str]) -> list[Text]:

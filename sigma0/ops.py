@@ -39,7 +39,7 @@ from sigma0.kernels.collapse import (
 )
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.loop_boundary import loop_boundary, observe
+from sigma0.kernels.loop_boundary import SHRINK, loop_boundary, observe
 
 __all__ = [
     "DIVERGED",
@@ -48,6 +48,7 @@ __all__ = [
     "MET",
     "PARALLEL",
     "READINGS",
+    "SHRINK",
     "STATISTICS",
     "Backend",
     "Boundary",

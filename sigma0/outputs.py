@@ -26,7 +26,8 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
 
     Attributes:
         exit_depths: Loop whose state `logits` reads, from 1, int64 `[B, S']`.
-        exit_met: Whether the exit rule was met by itself there, bool `[B, S']`.
+        exit_met: Whether the exit rule was met by itself there, bool `[B, S']`; under `verify`, which reads at loop T,
+            whether it was met by then.
         exit_diverged: Whether it was read there because its loop diverged, bool `[B, S']`.
         loop_states: Every loop's normed state `[T, B, S', D]`, with `output_loop_states=True`.
         gate_logits: Every loop's gate logit `[T, B, S']`, with `output_loop_states=True`.
@@ -48,7 +49,8 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     Attributes:
         exit_depths: Loop at which each new token was read, from 1; 0 after a sequence ended. int64 `[B, new]`.
         exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence; of a token
-            that was proposed anew under `verify`, why its first draft stopped.
+            that was proposed anew under `verify`, why its first draft stopped. The first token of `verify` is read at
+            loop T; its reason is that of its rule, had it been asked (`sigma0.verify`).
         loop_passes: Calls of the shared block after the prompt.
         loop_rows: Rows in those calls.
         prompt_rows: Rows that reading the prompt took; nothing is saved there.

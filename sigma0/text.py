@@ -14,7 +14,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.decoding import Emission, TokenLoop
-from sigma0.exits import Reason, exit_reason
+from sigma0.exits import ExitRule, Reason, exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
 from sigma0.ops import FATES, READINGS, STATISTICS, Fate
@@ -60,6 +60,8 @@ class Token:
         proximity: How near the text was to running in circles.
         margin: Lead of the likeliest id; None also where the logits are no numbers, as is the next.
         entropy: Of the distribution, nats.
+        would_have_met: Under `full` and `fixed`, whether the checkpoint's own rule would have been met by that loop;
+            None where its statistics do not say, and under rules, whose tokens say it by their reason.
     """
 
     id: int
@@ -72,6 +74,7 @@ class Token:
     proximity: float | None = None
     margin: float | None = None
     entropy: float | None = None
+    would_have_met: bool | None = None
 
     @property
     def verdict(self) -> ReasonVerdict:
@@ -168,6 +171,7 @@ class TextStream(Iterator[Token]):
         stop: Stop strings, to tell `stop` from `length`.
         context: What the text is to be grounded in.
         policy: How token verdicts become one.
+        unasked: The rule that would have stopped tokens, where `full` or `fixed` does.
     """
 
     def __init__(
@@ -179,6 +183,7 @@ class TextStream(Iterator[Token]):
         stop: tuple[str, ...],
         context: tuple[str, ...] = (),
         policy: DoorPolicy | None = None,
+        unasked: ExitRule | None = None,
     ) -> None:
         self._loop = loop
         self._emissions = loop.run(first)
@@ -187,6 +192,7 @@ class TextStream(Iterator[Token]):
         self._stop = stop
         self._context = context
         self._policy = policy or DoorPolicy()
+        self._unasked = unasked
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._prompt_tokens = int(loop.lengths[0])
         self._tokens: list[Token] = []
@@ -268,9 +274,9 @@ class TextStream(Iterator[Token]):
         assert record is not None
         where = slice(first, first + len(tokens))
         loops, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
-        told = []
+        rule, told = self._unasked, []
         for token, path, known, reading in zip(tokens, loops, fates, readings, strict=True):
-            ran = int(np.isfinite(path[:, 0]).sum())
+            ran, margin = int(np.isfinite(path[:, 0]).sum()), _finite(reading[_MARGIN])
             told.append(
                 replace(
                     token,
@@ -278,8 +284,9 @@ class TextStream(Iterator[Token]):
                     angle=_finite(path[ran - 1, _ANGLE]),
                     fate=mildest([FATES[fate] for fate in known[:ran].tolist()], self.patience),
                     proximity=_finite(reading[_PROXIMITY]),
-                    margin=_finite(reading[_MARGIN]),
+                    margin=margin,
                     entropy=_finite(reading[_ENTROPY]),
+                    would_have_met=None if rule is None else rule.would_have_been_met(path[:ran], margin),
                 )
             )
         return tuple(told)
@@ -427,7 +434,7 @@ def stream(
             **generate_kwargs,
         )
     read = tokenizer.decode(ids[0], skip_special_tokens=True)
-    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
+    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy, model.unasked_rule(config))
 
 
 class Ladder(Protocol):

@@ -12,6 +12,15 @@ is copied. Tokens reach loop T in their order, since a follower is at least one 
 without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the
 text opens no follower.
 
+What verification showed is the evidence for a token's reason:
+
+    confirmed    a draft whose rule was met, or what a deeper loop proposed in its place, that loop T agreed to: the
+                 rule's own reason (`threshold_met`, `confident`, ...) at the loop it was read at
+    overruled    read at T, where nothing is left to check it, after its rule was met too soon: `max_depth`
+    never drafted  read at T: the rule's reason if it was met there by itself, else `max_depth`
+    the first    read at T from the prompt's states, whatever they say; the rule's reason if it would have been met at
+                 any loop of that position, else `max_depth`, also where the inner break would have stopped it
+
 With `redraft` the same judgement is passed at every loop on the way, so that a deeper loop that thinks otherwise
 proposes anew at once and the mistake does not run on to T. Greedy, the next token is then entered once the argmax has
 settled. Sampling, a token that follows q before the judgement follows p behind it; so along the chain of loops it
@@ -125,11 +134,12 @@ class VerifiedLoop(TokenLoop):
         """The tokens behind the prompts, each with the logits `[V]` that it was read from.
 
         Args:
-            first: The exits of the last prompt token of every sequence, read at loop T.
+            first: The exits of the last prompt token of every sequence, read at loop T; `met` where their rule would
+                have been met by itself.
         """
         rows = self._rows(first.logits)
-        for sequence, row in zip(first.sequences.tolist(), rows, strict=True):
-            self._tell(sequence, row, self.wave.rule.total_loops, met=False)
+        for sequence, row, met in zip(first.sequences.tolist(), rows, first.met.tolist(), strict=True):
+            self._tell(sequence, row, self.wave.rule.total_loops, met)
         return self._take_told()
 
     @torch.no_grad()

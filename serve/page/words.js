@@ -7,6 +7,7 @@ export const DOORS = {
   converge: { icon: "✓", word: "Converged", means: "settled; may be taken as it is" },
   escalate: { icon: "↗", word: "Escalate", means: "not settled; think on, or ask a larger model" },
   abort: { icon: "✕", word: "Aborted", means: "not settled, and no budget was left; low confidence" },
+  accepted: { icon: "•", word: "Accepted", means: "not settled, but the ladder's policy let it stand" },
   top_rung: { icon: "⤒", word: "Top rung", means: "not settled, and no larger model stands above" },
 };
 

@@ -24,7 +24,7 @@ from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
 from sigma0.ladder.triggers import Signs, Trigger
 from sigma0.models.ouro import PROMPT_CHUNK
 from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages, check_context, encode
+from sigma0.text import Generation, Messages, Token, check_context, encode
 from sigma0.text import generate as generate_text
 from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token
 
@@ -42,6 +42,7 @@ class Attempt:
         margin: Least of its tokens; None where unknown.
         stop_reason: Why it ends.
         sure: What of the text comes before its least sure token, for a warm start; "" where that is not known.
+        tokens: Of the text, where a looped model wrote it; else empty.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Attempt:
     margin: float | None
     stop_reason: LadderStop
     sure: str = ""
+    tokens: tuple[Token, ...] = ()
 
 
 @dataclass
@@ -60,11 +62,13 @@ class Climb:
         attempt: The text that stands; None if no rung gave any.
         rung: That wrote it.
         aborted: Whether it would have gone up further, had the budget allowed.
+        exhausted: Whether the highest rung was asked.
     """
 
     attempt: Attempt | None = None
     rung: int = 0
     aborted: bool = False
+    exhausted: bool = False
 
 
 def attempt_of(told: Generation) -> Attempt:
@@ -85,6 +89,7 @@ def attempt_of(told: Generation) -> Attempt:
         margin=margins[least],
         stop_reason=told.stop_reason,
         sure="".join(token.text for token in told.tokens[:least]),
+        tokens=told.tokens,
     )
 
 
@@ -318,6 +323,8 @@ def climb(
     position: int = 0,
     warm_start: bool = False,
     written: Attempt | None = None,
+    start: int = 0,
+    whole: bool = False,
 ) -> Climb:
     """One unit, from the lowest rung up.
 
@@ -330,15 +337,20 @@ def climb(
         position: Number of the unit in its text.
         warm_start: Whether a higher rung is given what the lower one wrote: of a string what comes before the least
             sure token, to go on from; in messages the whole draft, as one that may be wrong.
-        written: What the lowest rung wrote already; None lets it write.
+        written: What the rung `start` wrote already; None lets it write.
+        start: The lowest rung that has a say.
+        whole: Whether it is a whole text behind single tokens or drafts, for the trail.
     """
     found, top = Climb(), len(writer.rungs) - 1
-    asked = Spending() if written is not None else writer.forecast(0, prompt, max_new_tokens)
-    if writer.purse.lacks(asked, "write 0") is not None:
-        return Climb(aborted=True)
-    rung, given = 0, Given(prompt, "", max_new_tokens)
+    # what is there already costs nothing more, and stands even where nothing is left
+    if written is None:
+        asked = writer.forecast(start, prompt, max_new_tokens)
+        if writer.purse.lacks(asked, f"write {start}") is not None:
+            return Climb(aborted=True)
+    rung, given = start, Given(prompt, "", max_new_tokens)
     while True:
-        attempt, told = (written, "ok") if written and not rung else writer.write(rung, given.prompt, given.new)
+        ready = written is not None and rung == start
+        attempt, told = (written, "ok") if ready else writer.write(rung, given.prompt, given.new)
         found.aborted = found.aborted or "left" in told.split()
         if attempt is not None and given.kept:
             attempt = writer.after(attempt, given.kept)
@@ -349,14 +361,16 @@ def climb(
             found.attempt, found.rung = attempt, rung
         shown = None if signs is None else signs.to_dict()
         if outcome in ("accept", "top_rung") or (rung == top and outcome in ("decline", "error")):
-            writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome))
+            writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, whole=whole))
+            found.exhausted = rung == top
             return found
         given = writer.given(rung + 1, prompt, max_new_tokens, found.attempt if warm_start else None)
         asked = writer.forecast(rung + 1, given.prompt, given.new)
         lacking = writer.purse.lacks(asked, f"write {rung + 1}")
         if outcome == "hand_up" and lacking is not None:
             outcome = "abort"
-        writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, asked, lacking))
+        decision = Decision(sequence, position, rung, shown, why, outcome, asked, lacking, whole=whole)
+        writer.trail.lines.append(decision)
         if lacking is not None:
             found.aborted = True
             return found

@@ -1,7 +1,8 @@
 """The ladder itself: rungs, a policy and a budget; texts in, texts out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from tokenizers.decoders import DecodeStream
@@ -10,17 +11,18 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.grounding import check
+from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.choosing import choosers_for
 from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.reader import Reader
-from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken
+from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
 from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
-from sigma0.ladder.texts import write_texts
+from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import AnyOf, Collapse, Divergence, Saturation, ShutDoor, Trigger
+from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Saturation, ShutDoor, Trigger
 from sigma0.settings import ExitConfig
 from sigma0.text import Generation, Messages, check_context, encode
 from sigma0.verdict import DoorPolicy, aggregate, door, of_token
@@ -96,7 +98,7 @@ class FidelityLadder:
         if isinstance(prompts, str):
             raise ValueError(f"prompts is a list of prompts, got the string {prompts[:40]!r}")
         if unit == "token":
-            run = TokenRun(self, prompts, **settings)
+            run = TokenRun(self, prompts, takes_back=True, **settings)
             for _ in run:
                 pass
             return run.generations
@@ -104,15 +106,20 @@ class FidelityLadder:
             raise ValueError(f"no such unit: {unit!r}; there are token, draft and answer")
         return write_texts(self, prompts, unit, **settings)
 
-    def take_over(self, prompt: str | Messages, written: Generation, **settings: Any) -> LadderGeneration:
+    def take_over(self, prompt: str | Messages, written: Generation | Attempt, **settings: Any) -> LadderGeneration:
         """What the rungs above make of an answer that the lowest one wrote already; what it took is not counted again.
+
+        It goes up where the verdict does not let it pass, and where the ladder's own policy says so.
 
         Args:
             prompt: What was answered.
             written: The answer, with its verdict.
             **settings: As `generate` takes them for answers.
         """
-        return write_texts(self, [prompt], "answer", written=written, **settings)[0]
+        by_door = ShutDoor(self.doors)
+        policy: Trigger = by_door if self.policy is None else AnyOf((cast(AnyTrigger, self.policy), by_door))
+        attempt = attempt_of(written) if isinstance(written, Generation) else written
+        return write_texts(self, [prompt], "answer", written=attempt, policy=policy, **settings)[0]
 
     def stream(self, prompt: str | Messages, **settings: Any) -> "TokenRun":
         """Yields the new tokens of one prompt as they come; `generations` of what it returns sums up.
@@ -120,7 +127,7 @@ class FidelityLadder:
         Args:
             prompt: A string to be continued as it is, or messages for the chat template.
             **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
-                `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`.
+                `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; `takes_back`, see `TokenRun`.
         """
         return TokenRun(self, [prompt], **settings)
 
@@ -135,6 +142,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         exit_config: For every looped rung; by default as each checkpoint says.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
+        takes_back: Whether a text whose verdict does not let it pass goes up whole, so that `generations` may hold
+            another text than the tokens were of. Not under a policy of the caller's, nor where tokens are drawn.
         **choosing: As `sigma0.ladder.choosing.choosers_for` takes them.
 
     Raises:
@@ -151,6 +160,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         exit_config: ExitConfig | Mapping[str, Any] | None = None,
         stop: Sequence[str] = (),
         sources: Sequence[str] = (),
+        takes_back: bool = False,
         **choosing: Any,
     ) -> None:
         rungs = local_rungs(ladder.rungs)
@@ -170,12 +180,18 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         policy = ladder.policy_for("token")
         self.purse = Purse(ladder.budget)
         self.trail: Trail = open_trail(
-            "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions()
-        )
+            "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions(),
+            ladder.doors,
+        )  # fmt: skip
+        choosers = choosers_for([rung.model for rung in rungs], len(encoded), **choosing)
+        greedy = all(chooser.takes_the_likeliest for chooser in choosers)
+        self._takes_back = takes_back and greedy and ladder.policy is None
+        self._prompts, self._writer = prompts, Writer(rungs, ladder.doors, config, stop, self.purse, self.trail, ())
+        self._made: list[LadderGeneration] | None = None
         self._unit = TokenUnit(
             [Reader(rung, config, watch=True) for rung in rungs],
             _padded(encoded, self._tokenizer.pad_token_id or 0),
-            choosers_for([rung.model for rung in rungs], len(encoded), **choosing),
+            choosers,
             policy,
             ladder.hysteresis,
             self.purse,
@@ -184,7 +200,6 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         self._steps = self._unit.run()
         self._texts = [_Text(self._tokenizer) for _ in encoded]
         self._done = False
-        self._seconds = 0.0
 
     def __next__(self) -> tuple[LadderToken, ...]:
         """The next token of every sequence that is not over, in the order of the prompts."""
@@ -192,7 +207,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             written = next(self._steps)
         except StopIteration:
             if not self._done:
-                self._done, self._seconds = True, self.purse.seconds
+                self._done, self._made = True, self._finish()
             raise
         return tuple(self._take(token) for token in written)
 
@@ -245,9 +260,57 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         Raises:
             ValueError: While tokens are still to come.
         """
-        if not self._done:
+        if self._made is None:
             raise ValueError("the texts are not finished: read their tokens first")
-        return [self._generation(text, context) for text, context in zip(self._texts, self._contexts, strict=True)]
+        return self._made
+
+    def _finish(self) -> list[LadderGeneration]:
+        """The texts, those that do not pass handed up whole where that is wanted; each says what all of them took."""
+        made = []
+        for number, (text, context) in enumerate(zip(self._texts, self._contexts, strict=True)):
+            text.complete(number, self._unit)
+            generation = self._generation(text, context)
+            if self._takes_back and generation.door == "accepted":
+                generation = self._hand_up(number, generation)
+            made.append(generation)
+        costs = tuple(
+            reader.cost.plus(cost) for reader, cost in zip(self._unit.readers, self._writer.costs, strict=True)
+        )
+        spent, seconds = self.purse.spent, self.purse.seconds
+        return [replace(each, costs=costs, spent=spent, seconds=seconds) for each in made]
+
+    def _hand_up(self, number: int, below: LadderGeneration) -> LadderGeneration:
+        """What a text becomes that went up whole."""
+        names, writer = [rung.name for rung in self._rungs], self._writer
+        entropies = [token.entropy for token in below.tokens if token.entropy is not None]
+        attempt = Attempt(
+            text=below.text,
+            verdict=below.verdict,
+            entropy=sum(entropies) / len(entropies) if entropies else None,
+            margin=min((token.margin for token in below.tokens if token.margin is not None), default=None),
+            stop_reason=below.stop_reason,
+        )
+        writer.context = self._contexts[number]
+        climbed = hand_up_whole(
+            self._ladder, writer, self._prompts[number], attempt, names.index(below.rung), self._max_new_tokens, number,
+            len(below.tokens),
+        )  # fmt: skip
+        written = climbed.attempt or attempt
+        converges = door(written.verdict, self._ladder.doors) == "converge"
+        opened = final_door(climbed.aborted, converges, climbed.exhausted)
+        below = replace(below, door=opened, not_tried=not_tried(self.trail, names) if climbed.aborted else ())
+        if written is attempt:
+            return below
+        name = names[climbed.rung]
+        return replace(
+            below,
+            text=written.text,
+            rung=name,
+            tokens=tuple(ladder_token(token, name, "answer") for token in written.tokens),
+            verdict=written.verdict,
+            grounding=check(written.text, writer.context),
+            stop_reason=written.stop_reason,
+        )
 
     def _generation(self, text: "_Text", context: tuple[str, ...]) -> LadderGeneration:
         grounding = check(text.so_far, context)
@@ -272,7 +335,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             not_tried=not_tried(self.trail, names) if aborted else (),
             costs=tuple(reader.cost for reader in self._unit.readers),
             spent=self.purse.spent,
-            seconds=self._seconds,
+            seconds=self.purse.seconds,
             trail=self.trail,
         )
 
@@ -287,6 +350,13 @@ class _Text:
         self._tokenizer = tokenizer
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
+
+    def complete(self, sequence: int, unit: TokenUnit) -> None:
+        """Gives each token the fate that its loops had in the end: some of them ran behind its exit."""
+        for number, token in enumerate(self.tokens):
+            fate = unit.fate_of(token.rung, sequence, number)
+            if fate is not None:
+                self.tokens[number] = replace(token, fate=fate)
 
     def add(self, token_id: int, last: bool) -> str:
         """What a token adds; the last one also what was left of an unfinished character."""

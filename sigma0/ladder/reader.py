@@ -206,7 +206,20 @@ class Reader:
         """The mildest of the last two loops that were run by now."""
         if self._record is None:
             return [None] * batch
-        place = self._cache.length - 1 - self._record.first_column
-        fates = to_host(self._record.fates[:, place])
-        patience = min(2, max(1, self.model.num_loops - 2))
-        return [mildest([FATES[fate] for fate in row.tolist() if fate], patience) for row in fates]
+        fates = to_host(self._record.fates[:, self._cache.length - 1 - self._record.first_column])
+        return [self._mildest(row.tolist()) for row in fates]
+
+    def fate_of(self, sequence: int, column: int) -> Fate | None:
+        """The mildest of the last two loops of a position that were run by now; None where they were not kept.
+
+        Args:
+            sequence: Batch index.
+            column: Of the text, pads counted in.
+        """
+        if self._record is None or not self._record.first_column <= column < self._cached:
+            return None
+        fates = to_host(self._record.fates[sequence, column - self._record.first_column])
+        return self._mildest(fates.tolist())
+
+    def _mildest(self, fates: list[int]) -> Fate | None:
+        return mildest([FATES[fate] for fate in fates if fate], min(2, max(1, self.model.num_loops - 2)))

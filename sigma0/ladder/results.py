@@ -8,9 +8,10 @@ from sigma0.grounding import Grounding
 from sigma0.ladder.budget import RungCost, Spending, total_bytes
 from sigma0.ladder.trail import Trail, Unit
 from sigma0.ops import Fate
+from sigma0.text import Token
 from sigma0.verdict import ReasonVerdict
 
-LadderDoor = Literal["converge", "escalate", "abort", "top_rung"]
+LadderDoor = Literal["converge", "abort", "top_rung", "accepted"]
 LadderStop = Literal["eos", "stop", "length", "budget"]
 
 
@@ -45,6 +46,29 @@ class LadderToken:
     low_confidence: bool
 
 
+def ladder_token(token: Token, rung: str, handed_up: str | None = None) -> LadderToken:
+    """A token of a text that a looped model wrote as a whole.
+
+    Args:
+        token: As the model tells it, with its statistics.
+        rung: Name of the rung.
+        handed_up: Why the text left the lowest rung; None where it did not.
+    """
+    return LadderToken(
+        id=token.id,
+        text=token.text,
+        rung=rung,
+        depth=token.depth,
+        reason=token.reason,
+        fate=token.fate,
+        proximity=token.proximity or 0.0,
+        margin=token.margin,
+        entropy=token.entropy,
+        handed_up=handed_up,
+        low_confidence=False,
+    )
+
+
 @dataclass(frozen=True)
 class LadderGeneration:
     """What came of one prompt.
@@ -53,12 +77,15 @@ class LadderGeneration:
         text: The new text.
         unit: What could go up.
         rung: Name of the rung that wrote the answer; of drafts and tokens, of the highest one that wrote any.
-        tokens: The new tokens, where the unit is the token; else empty.
+        tokens: The new tokens; empty of drafts. Of a text that was written as a whole those of the rung that wrote it,
+            and empty where that has none to tell (endpoints, models without loops).
         drafts: Name of the rung and text of each draft, where the unit is the draft; else empty.
         verdict: On the whole text.
         grounding: The claims of the text, looked up in prompt and sources.
-        door: `converge`: the verdict is in order; `escalate`: it is not, and the policy did not hand up; `top_rung`: it
-            is not, and there is no rung above; `abort`: something would have gone up, had the budget allowed.
+        door: `converge`: the verdict is in order; `top_rung`: it is not, and no rung is left to be asked; `abort`:
+            something would have gone up, had the budget allowed; `accepted`: the verdict is not in order, but a policy
+            of the caller's own decides what goes up, and let it stand, or its tokens were streamed or drawn and cannot
+            be taken back. Never `escalate`: what the verdict does not let pass goes up while rungs and budget are left.
         stop_reason: Why the text ends; `budget`: not even the lowest rung could go on.
         not_tried: Rung and limit of each kind of step that the budget refused.
         costs: Of each rung; in a batch, of all its sequences together.

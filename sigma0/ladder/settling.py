@@ -39,13 +39,19 @@ def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[s
         raise ValueError("a stop string must not be empty")
 
 
-def final_door(aborted: bool, converges: bool, reached_top: bool) -> LadderDoor:
-    """The door of a whole text, see `LadderGeneration.door`."""
+def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
+    """The door of a whole text, see `LadderGeneration.door`.
+
+    Args:
+        aborted: Whether the budget kept something from going up.
+        converges: Whether the verdict opens the converge door.
+        exhausted: Whether no rung is left above: the highest one had its say, or failed.
+    """
     if aborted:
         return "abort"
     if converges:
         return "converge"
-    return "top_rung" if reached_top else "escalate"
+    return "top_rung" if exhausted else "accepted"
 
 
 def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:

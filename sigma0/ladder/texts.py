@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sigma0.grounding import check
-from sigma0.ladder.answer_unit import Climb, Writer, attempt_of, climb
+from sigma0.ladder.answer_unit import Attempt, Climb, Writer, climb
 from sigma0.ladder.budget import Budget, Purse
-from sigma0.ladder.results import LadderGeneration, LadderStop
+from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung
 from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import Trigger
+from sigma0.ladder.triggers import ShutDoor, Trigger
 from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages
+from sigma0.text import Messages
 from sigma0.verdict import DoorPolicy, aggregate, door, of_token
 
 DRAFT_TOKENS = 32
@@ -24,6 +24,7 @@ class Ladder(Protocol):
     rungs: tuple[AnyRung, ...]
     budget: Budget
     doors: DoorPolicy
+    policy: Trigger | None
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force."""
@@ -40,7 +41,8 @@ def write_texts(
     stop: Sequence[str] = (),
     sources: Sequence[str] = (),
     warm_start: bool = False,
-    written: Generation | None = None,
+    written: Attempt | None = None,
+    policy: Trigger | None = None,
 ) -> list[LadderGeneration]:
     """Continues prompts one after the other; one budget for all.
 
@@ -56,7 +58,8 @@ def write_texts(
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
         warm_start: Whether a higher rung is given what the lower one wrote.
-        written: What the lowest rung wrote already, verdict included; one prompt and the unit `answer` only.
+        written: What the lowest rung wrote already; one prompt and the unit `answer` only.
+        policy: In place of the ladder's.
 
     Raises:
         ValueError: For no prompts, or bad settings.
@@ -67,20 +70,52 @@ def write_texts(
         raise ValueError("no prompts")
     if written is not None and (unit != "answer" or len(prompts) > 1):
         raise ValueError("a text that is written already is one answer to one prompt")
-    first = None if written is None else attempt_of(written)
     config = None if exit_config is None else ExitConfig.parse(exit_config)
-    policy, purse = ladder.policy_for(unit), Purse(ladder.budget)
-    trail = open_trail(unit, (rung.to_dict() for rung in ladder.rungs), policy, ladder.budget, None, versions())
+    policy, purse = policy or ladder.policy_for(unit), Purse(ladder.budget)
+    rungs = (rung.to_dict() for rung in ladder.rungs)
+    trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), ladder.doors)
     writer = Writer(ladder.rungs, ladder.doors, config, stop, purse, trail, ())
     found = []
     for sequence, prompt in enumerate(prompts):
         writer.context = (*_said(prompt), *sources)
         if unit == "answer":
-            units = [climb(writer, policy, prompt, max_new_tokens, sequence, 0, warm_start, first)]
+            units = [climb(writer, policy, prompt, max_new_tokens, sequence, 0, warm_start, written)]
         else:
             units = _drafts(writer, policy, prompt, max_new_tokens, draft_tokens, sequence, warm_start)
-        found.append(_generation(ladder, unit, units, writer, sequence))
+        generation = _generation(ladder, unit, units, writer, sequence)
+        if generation.door == "accepted" and ladder.policy is None:
+            highest = max(each.rung for each in units if each.attempt is not None)
+            last = Attempt(generation.text, generation.verdict, None, None, generation.stop_reason)
+            whole = hand_up_whole(ladder, writer, prompt, last, highest, max_new_tokens, sequence, len(units))
+            generation = _generation(ladder, unit, [whole], writer, sequence)
+        found.append(generation)
     return found
+
+
+def hand_up_whole(
+    ladder: Ladder,
+    writer: Writer,
+    prompt: str | Messages,
+    text: Attempt,
+    rung: int,
+    max_new_tokens: int,
+    sequence: int,
+    position: int,
+) -> Climb:
+    """What becomes of a text whose pieces stood one by one, but whose verdict as a whole does not let it pass.
+
+    Args:
+        ladder: Its doors decide.
+        writer: Writes and pays.
+        prompt: What was asked.
+        text: What there is.
+        rung: The highest that wrote of it.
+        max_new_tokens: New tokens at most.
+        sequence: Number of the prompt.
+        position: Number of the decision in its text.
+    """
+    policy = ShutDoor(ladder.doors)
+    return climb(writer, policy, prompt, max_new_tokens, sequence, position, False, text, rung, whole=True)
 
 
 def _drafts(
@@ -123,7 +158,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
     grounding = check(text, writer.context)
     told = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
     verdict = told[0] if len(told) == 1 else aggregate(told, ladder.doors, grounding.score)
-    aborted = any(each.aborted for each in units)
+    aborted, exhausted = any(each.aborted for each in units), any(each.exhausted for each in units)
     highest = max((each.rung for each in units if each.attempt is not None), default=0)
     stop_reason: LadderStop = "budget"
     if written and units[-1].attempt is not None:
@@ -134,11 +169,11 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         text=text,
         unit=unit,
         rung=names[highest],
-        tokens=(),
+        tokens=_tokens(units[0], names) if unit == "answer" else (),
         drafts=tuple((name, attempt.text) for name, attempt in written) if unit == "draft" else (),
         verdict=verdict,
         grounding=grounding,
-        door=final_door(aborted, converges, highest == len(names) - 1 and bool(written)),
+        door=final_door(aborted, converges, exhausted),
         stop_reason=stop_reason,
         not_tried=not_tried(own, names) if aborted else (),
         costs=tuple(writer.costs),
@@ -146,3 +181,10 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         seconds=writer.purse.seconds,
         trail=writer.trail,
     )
+
+
+def _tokens(unit: Climb, names: Sequence[str]) -> tuple[LadderToken, ...]:
+    """The tokens of an answer, where the rung that wrote it told them."""
+    up = "answer" if unit.rung else None
+    tokens = () if unit.attempt is None else unit.attempt.tokens
+    return tuple(ladder_token(token, names[unit.rung], up) for token in tokens)

@@ -170,6 +170,17 @@ class TokenUnit:
             yield written
             self._feed(written)
 
+    def fate_of(self, rung: str, sequence: int, number: int) -> Fate | None:
+        """The fate of a new token's loops as far as they have been run by now; None where that is not kept.
+
+        Args:
+            rung: Name of the rung that wrote it.
+            sequence: Batch index.
+            number: Of the token, from 0.
+        """
+        (reader,) = (each for each in self.readers if each.rung.name == rung)
+        return reader.fate_of(sequence, self.batch.prompt + number - 1)
+
     def _step(self) -> tuple[Written, ...] | None:
         """The next token of every going sequence; None if the budget is gone."""
         for each in (self._looks, self._facts, self._reserved):

@@ -10,8 +10,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.ladder.budget import Budget, Purse, Spending
 from sigma0.ladder.hysteresis import Hysteresis, Parking
-from sigma0.ladder.triggers import Signs, Trigger, trigger_from_dict, trigger_to_dict
+from sigma0.ladder.triggers import ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
 from sigma0.settings import explain
+from sigma0.verdict import DoorPolicy
 
 Unit = Literal["token", "draft", "answer"]
 Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]
@@ -31,6 +32,7 @@ class Heading:
         budget: The limits that are set.
         hysteresis: How long a larger model stays, where the unit is the token; else empty.
         versions: Of the libraries.
+        doors: What the converge door asks for, where whole texts behind drafts or tokens go up by it.
     """
 
     unit: Unit
@@ -39,6 +41,7 @@ class Heading:
     budget: dict[str, Any]
     hysteresis: dict[str, Any]
     versions: dict[str, str]
+    doors: dict[str, Any] = field(default_factory=dict)
     kind: Literal["heading"] = field(default="heading", kw_only=True)
     __pydantic_config__ = CLOSED
 
@@ -80,6 +83,7 @@ class Decision:
         asked: The most that going up may cost, where it was asked for.
         lacking: The limit that refused it.
         token_id: What was written, where this settles a token.
+        whole: Whether the whole text behind single tokens or drafts is judged, by the converge door.
     """
 
     sequence: int
@@ -91,6 +95,7 @@ class Decision:
     asked: Spending | None = None
     lacking: str | None = None
     token_id: int | None = None
+    whole: bool = False
     kind: Literal["decision"] = field(default="decision", kw_only=True)
     __pydantic_config__ = CLOSED
 
@@ -138,11 +143,13 @@ def open_trail(
     budget: Budget,
     hysteresis: Hysteresis | None,
     versions: Mapping[str, str],
+    doors: DoorPolicy | None = None,
 ) -> Trail:
     """A trail with its heading."""
     told = tuple(dict(rung) for rung in rungs)
     stay = {} if hysteresis is None else asdict(hysteresis)
-    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions))])
+    asked = {} if doors is None else doors.to_dict()
+    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), asked)])
 
 
 def read_trail(path: Path) -> Trail:
@@ -205,6 +212,7 @@ class _Replay:
 
     def __init__(self, heading: Heading) -> None:
         self.policy = trigger_from_dict(heading.policy)
+        self._door = ShutDoor(DoorPolicy.parse(heading.doors))
         self.top = len(heading.rungs) - 1
         self._unit = heading.unit
         self.purse = Purse(Budget(**{name: limit for name, limit in heading.budget.items() if name != "seconds"}))
@@ -213,6 +221,10 @@ class _Replay:
 
     def differences(self, line: Decision) -> Iterator[str]:
         """What comes out otherwise; then the line is taken as it stands."""
+        if line.whole:
+            if (outcome := self._outcome(line, False)) != line.outcome:
+                yield f"{outcome} in place of {line.outcome}"
+            return
         position, parked, climbed = self._under_way.get(line.sequence, (-1, False, False))
         if position != line.position:
             start = 0 if self._parking is None else self._parking.start(line.sequence)
@@ -237,7 +249,8 @@ class _Replay:
         short = line.lacking == "seconds" or (line.asked is not None and self.purse.lacks(line.asked, "") is not None)
         if line.signs is None:
             return "abort" if short else "stay"
-        why = reason_up(self.policy, Signs.from_dict(line.signs), self._unit)
+        signs = Signs.from_dict(line.signs)
+        why = self._door.fires(signs) if line.whole else reason_up(self.policy, signs, self._unit)
         if why is not None and line.rung < self.top:
             return "abort" if short else "hand_up"
         return "stay" if parked else "accept" if why is None else "top_rung"

@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from sigma0.cache import DepthCache
 from sigma0.completion import admit_skipped, complete
-from sigma0.exits import ExitRule, exit_probabilities, select_exits
+from sigma0.exits import exit_probabilities, select_exits
 from sigma0.generation import DepthGenerationMixin, check_cache
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
@@ -301,16 +301,16 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             raise TypeError(f"forward takes no argument {', '.join(unknown)}")
         config = self.resolve_exit_config(exit_config)
         rule = self.exit_rule(config)
-        if config.after_exit == "verify":
-            # What `verify` writes is full depth's, so every position is read there, whatever its loops do.
-            rule = ExitRule(ExitConfig(mode="full"), self.num_loops, fates=self.fate_config)
+        # what `verify` writes is full depth's, so every position is read there, whatever its loops do
+        verified = config.after_exit == "verify"
+        loops = self.num_loops if verified else rule.last_loop
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None:
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         cache = past_key_values
         if cache is not None:
             check_cache(cache)
-            cache.open(rule.last_loop, inputs.shape[0])
+            cache.open(loops, inputs.shape[0])
             admit_skipped(self, cache, attention_mask)
             if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
                 if labels is not None or kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
@@ -330,7 +330,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=use_cache,
-            num_loops=rule.last_loop,
+            num_loops=loops,
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -338,7 +338,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        chosen = select_exits(rule, states, gates, self.lm_head, watch=record is not None, agree=agreement(self))
+        chosen = select_exits(rule, states, gates, self.lm_head, record is not None, agreement(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it
             outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]

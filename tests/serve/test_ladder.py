@@ -8,6 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from sigma0.ladder import Always, Budget, FidelityLadder, LocalRung, Never, Rung
+from sigma0.verdict import DoorPolicy
 from tests.serve.conftest import served
 from tests.serve.test_chat import ASKED, LOST, SAID, STORY, chunks, post
 from tests.serve.test_load import until
@@ -169,3 +170,81 @@ def test_who_leaves_ends_a_run_of_tokens(pocket):
         short = {**body, "messages": ASKED, "max_tokens": 1, "stream": False, "sigma0": {"ladder": "answer"}}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=short, timeout=60).status_code == 200
         assert len(written) < 1500
+
+
+class Counted:
+    """Counts what a model's block is asked for, whoever asks."""
+
+    def __init__(self, model, monkeypatch):
+        self.passes = 0
+        block, run_prompt = model.block, model.model.forward
+
+        def one(*args, **kwargs):
+            self.passes += 1
+            return block(*args, **kwargs)
+
+        def prompt(*args, **kwargs):
+            self.passes += kwargs.get("num_loops") or model.num_loops
+            return run_prompt(*args, **kwargs)
+
+        monkeypatch.setattr(model, "block", one)
+        monkeypatch.setattr(model.model, "forward", prompt)
+
+
+def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
+    """What the batch wrote is the lowest rung's answer: the small model runs as often as without a ladder."""
+    large = copy.deepcopy(pocket[0])
+    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(large, pocket[1], "large")])
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=ladder) as server:
+        small, above = Counted(pocket[0], monkeypatch), Counted(large, monkeypatch)
+        raw = post(server, messages=LOST, max_tokens=9, sigma0={"trail": True}).json()
+        (routed,) = raw["sigma0"]["choices"]
+        batched = server.service.status().passes
+    assert small.passes == batched > 0 and above.passes > 0
+    assert routed["door"] == "top_rung" and set(routed["rungs"]) == {"large"}
+    assert len(routed["depths"]) == len(routed["reasons"]) == raw["usage"]["completion_tokens"] == 9
+    assert all(depth >= 1 for depth in routed["depths"]) and None not in routed["entropies"]
+    below, top = routed["costs"]
+    assert (below["name"], below["tokens"]) == ("pocket", 9)
+    assert 0 < below["passes"] <= batched
+    assert top["tokens"] == 9 and routed["passes"] == below["passes"] + top["passes"]
+    assert [line["outcome"] for line in routed["trail"] if line["kind"] == "decision"] == ["hand_up", "top_rung"]
+
+
+def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, monkeypatch):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=FidelityLadder(rungs, Budget(large_tokens=3))) as server:
+        raw = post(server, messages=LOST, max_tokens=9).json()
+        told = raw["sigma0"]["choices"][0]
+        assert told["door"] == "abort" and set(told["rungs"]) == {"pocket"} and len(told["depths"]) == 9
+        assert told["costs"][0]["tokens"] == 9 and told["costs"][1]["passes"] == 0
+        pieces = chunks(server, messages=LOST, max_tokens=9)
+        text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces)
+        assert text == raw["choices"][0]["message"]["content"]
+        assert pieces[-1]["sigma0"]["choices"][0]["depths"] == told["depths"]
+
+
+def test_high_effort_hands_no_simple_right_answer_up(pocket, monkeypatch):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=FidelityLadder(rungs)) as server:
+        raw = post(server, reasoning_effort="high").json()
+    (told,) = raw["sigma0"]["choices"]
+    assert raw["choices"][0]["message"]["content"] == SAID
+    assert told["door"] == "converge" and "costs" not in told and set(told["rungs"]) == {"pocket"}
+
+
+def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    doors = DoorPolicy(require_grounding=True)
+    with served(pocket, ladder=FidelityLadder(rungs, doors=doors)) as server:
+        # no single token is to blame: all are read at loop 1, and nothing in the text can be checked
+        sigma0_fields = {"ladder": "token", "exit": {"mode": "margin", "theta": 1e-6}}
+        asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
+        whole = post(server, **asked).json()["sigma0"]["choices"][0]
+        streamed = chunks(server, **asked)[-1]["sigma0"]["choices"][0]
+    assert whole["door"] == "top_rung" and set(whole["rungs"]) == {"large"}
+    # what was streamed cannot be taken back
+    assert streamed["door"] == "accepted" and set(streamed["rungs"]) == {"pocket"}

@@ -1,0 +1,191 @@
+"""The door of a finished text: what the verdict does not let pass goes up while rungs and budget are left."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sigma0
+import sigma0.ladder.texts
+from sigma0.ladder import (
+    Always,
+    Budget,
+    Entropy,
+    FidelityLadder,
+    Margin,
+    Never,
+    Random,
+    Rung,
+    Saturation,
+    ShutDoor,
+    read_trail,
+    replay,
+)
+from sigma0.verdict import DoorPolicy, door
+
+POLICIES = st.one_of(
+    st.none(),
+    st.sampled_from((Never(), Always(), Saturation(), ShutDoor(DoorPolicy(spiral_share=0.0)))),
+    st.floats(0.0, 6.0).map(Entropy),
+    st.floats(0.0, 1.0).map(Margin),
+    st.builds(Random, st.floats(0.0, 1.0), st.integers(0, 99)),
+)
+BUDGETS = st.one_of(
+    st.just(Budget()),
+    st.builds(
+        Budget,
+        loop_passes=st.one_of(st.none(), st.integers(0, 120)),
+        large_tokens=st.one_of(st.none(), st.integers(0, 12)),
+        catch_up_tokens=st.one_of(st.none(), st.integers(0, 40)),
+    ),
+)
+DOORS = st.builds(
+    DoorPolicy,
+    tau_c=st.sampled_from((0.0, 0.5, 1.0)),
+    require_grounding=st.booleans(),
+    spiral_share=st.sampled_from((0.0, 0.5, 1.0)),
+    saturated_share=st.sampled_from((0.0, 0.5, 1.0)),
+)
+PROMPT = "Mary went to the park. Where is Mary?"
+
+
+@pytest.fixture(scope="module")
+def all_rungs(looped, plain, tokenizer):
+    """Looped ones, one that declines, one whose context no prompt fits into, and one without loops."""
+    short = copy.deepcopy(looped[1])
+    short.config.max_position_embeddings = 4
+    return (
+        Rung.local(looped[0], tokenizer, "small"),
+        Rung.local(looped[1], tokenizer, "large"),
+        Rung.local(looped[1], tokenizer, "dumb", declines=lambda text: True),
+        Rung.local(short, tokenizer, "short"),
+        Rung.local(plain, tokenizer, "plain"),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    POLICIES,
+    BUDGETS,
+    DOORS,
+    st.lists(st.integers(1, 4), max_size=3, unique=True),
+    st.sampled_from(("token", "draft", "answer", "take_over")),
+    st.integers(1, 6),
+)
+def test_no_finished_text_ends_at_escalate(all_rungs, policy, budget, doors, above, unit, new):
+    rungs = [all_rungs[0], *(all_rungs[place] for place in above if unit != "token" or place != 3)]
+    ladder = FidelityLadder(rungs, budget, policy, doors=doors)
+    if unit == "take_over":
+        written = sigma0.generate(rungs[0].model, rungs[0].tokenizer, PROMPT, max_new_tokens=new, policy=doors)
+        found = ladder.take_over(PROMPT, written, max_new_tokens=new)
+    else:
+        found = ladder.generate(PROMPT, unit, max_new_tokens=new, **({"draft_tokens": 2} if unit == "draft" else {}))
+    assert found.door in ("converge", "top_rung", "abort", "accepted")
+    passes = door(found.verdict, doors) == "converge"
+    if found.door == "accepted":
+        # only where a policy of the caller's own decides what goes up
+        assert policy is not None and unit != "take_over" and not passes
+    if found.door == "converge":
+        assert passes
+    if found.door == "abort":
+        assert found.not_tried
+    if found.door == "top_rung":
+        assert not passes and max(line.rung for line in found.trail.decisions) == len(rungs) - 1
+    assert replay(found.trail) == []
+
+
+@pytest.mark.parametrize("policy", [None, Never(), Entropy(0.5)])
+def test_an_answer_that_is_taken_over_goes_up_by_its_door(rungs, tokenizer, policy):
+    doors = DoorPolicy(require_grounding=True)
+    written = sigma0.generate(rungs[0].model, tokenizer, PROMPT, max_new_tokens=4, policy=doors)
+    assert written.door == "escalate"
+    found = FidelityLadder(rungs, policy=policy, doors=doors).take_over(PROMPT, written, max_new_tokens=4)
+    assert (found.door, found.rung) == ("top_rung", "large") and replay(found.trail) == []
+    assert {token.rung for token in found.tokens} == {"large"} and found.costs[0].passes == 0
+
+
+def test_a_policy_of_the_callers_own_may_let_a_text_stand(rungs):
+    doors = DoorPolicy(require_grounding=True)
+    ladder = FidelityLadder(rungs, policy=Never(), doors=doors)
+    for unit in ("token", "draft", "answer"):
+        found = ladder.generate(PROMPT, unit, max_new_tokens=4)
+        assert (found.door, found.rung) == ("accepted", "small")
+
+
+def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
+    short = copy.deepcopy(looped[1])
+    short.config.max_position_embeddings = 4
+    rungs = [Rung.local(looped[0], tokenizer, "small"), Rung.local(short, tokenizer, "short")]
+    ladder = FidelityLadder(rungs, doors=DoorPolicy(require_grounding=True))
+    found = ladder.generate(PROMPT, "answer", max_new_tokens=4)
+    assert (found.door, found.rung) == ("top_rung", "small") and found.trail.decisions[-1].outcome == "error"
+
+
+def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, tokenizer, tmp_path):
+    # nothing in these texts can be checked, so that no single token is to blame
+    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
+    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
+    ladder = FidelityLadder(calm, doors=doors)
+    found = ladder.generate(PROMPT, max_new_tokens=5)
+    alone = sigma0.generate(
+        rungs[1].model, tokenizer, PROMPT, max_new_tokens=5, exit_config=calm[1].exit_config, policy=doors
+    )
+    assert (found.door, found.rung, found.text) == ("top_rung", "large", alone.text)
+    assert [(token.id, token.rung) for token in found.tokens] == [(token.id, "large") for token in alone.tokens]
+    small, large = found.costs
+    assert small.tokens == large.tokens == 5 and large.passes == alone.loop_passes
+    assert [(line.rung, line.outcome) for line in found.trail.decisions if line.whole] == [
+        (0, "hand_up"),
+        (1, "top_rung"),
+    ]
+    path = tmp_path / "trail.jsonl"
+    found.trail.write(path)
+    assert replay(read_trail(path)) == []
+    told = ladder.stream(PROMPT, max_new_tokens=5)
+    streamed = "".join(token.text for (token,) in told)
+    # tokens that were shown are not taken back
+    assert (told.generations[0].text, told.generations[0].door) == (streamed, "accepted")
+
+
+def test_a_short_budget_keeps_a_whole_text_where_it_is(rungs):
+    doors = DoorPolicy(require_grounding=True, tau_c=1.0)
+    calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
+    found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)
+    assert (found.door, found.rung) == ("abort", "small") and found.not_tried == ("large: large_tokens",)
+    assert replay(found.trail) == []
+
+
+def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monkeypatch):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    prompt = "Sara went to the bedroom. John went to the park. Where is Sara?"
+    asked = {"max_new_tokens": 20, "draft_tokens": 3}
+    settled = FidelityLadder(rungs).generate(prompt, "draft", **asked)
+    assert (settled.door, settled.rung, len(settled.drafts)) == ("converge", "pocket", 3)
+    # what no draft shows by itself: the whole has no anchor
+    whole, check = settled.text, sigma0.ladder.texts.check
+    monkeypatch.setattr(
+        sigma0.ladder.texts,
+        "check",
+        lambda text, context: replace(check(text, context), score=0.0) if text == whole else check(text, context),
+    )
+    found = FidelityLadder(rungs).generate(prompt, "draft", **asked)
+    assert found.rung == "above" and found.drafts == (("above", whole),)
+    assert [(line.rung, line.whole, line.outcome) for line in found.trail.decisions[-2:]] == [
+        (0, True, "hand_up"),
+        (1, True, "accept"),
+    ]
+    assert replay(found.trail) == []
+
+
+def test_fates_are_those_of_all_loops_that_were_run(pocket):
+    """A token that spirals where it was read may settle in the loops that run behind its exit."""
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    prompt = "Sara went to the bedroom. John went to the park. Where is Sara?"
+    found = FidelityLadder(rungs, policy=Never()).generate(prompt, max_new_tokens=20)
+    alone = sigma0.generate(*pocket, prompt, max_new_tokens=20)
+    assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
+    assert [token.fate for token in found.tokens] == [token.fate for token in alone.tokens]
+    assert found.verdict.stable == alone.verdict.stable
