@@ -15,6 +15,7 @@ from transformers.generation import stopping_criteria as criteria
 
 from sigma0.frontier import Ints, SkippedTokens
 from sigma0.ops import CollapseRule
+from sigma0.repetition import Repetition
 from sigma0.transfer import to_device, to_host
 from sigma0.wave import Exits, Wave
 
@@ -95,6 +96,7 @@ class TokenLoop(ABC):
         ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
         lengths: Ids of each sequence, `[B]`.
         record: Statistics of the new tokens, where the wave keeps them.
+        repetition: Of the new tokens of each sequence, as far as they are final.
         scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
         raw_logits: As `scores`, before processing.
     """
@@ -129,6 +131,7 @@ class TokenLoop(ABC):
         self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
         self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
         self.record = wave.record
+        self.repetition = [Repetition() for _ in range(batch)]
         self.generators = _generators(batch, self.device) if generation_config.do_sample else None
 
     @property
@@ -145,7 +148,7 @@ class TokenLoop(ABC):
         """
 
     def observe(self, sequences: Ints, places: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
-        """Takes new tokens into the record.
+        """Takes new tokens into the record, where a kernel reads them as they are chosen.
 
         Args:
             sequences: Batch indices, none twice, `[N]`.
@@ -154,9 +157,9 @@ class TokenLoop(ABC):
             chosen: Their ids `[N]`; None takes the likeliest.
 
         Returns:
-            The ids; `chosen` itself where there is no record.
+            The ids; `chosen` itself where nothing is read.
         """
-        if self.record is None:
+        if self.record is None or self.wave.ops.backend != "triton":
             return chosen
         at = to_device(np.stack([sequences, places]), self.record.device)
         told = None if chosen is None else chosen.to(self.record.device)
@@ -165,6 +168,20 @@ class TokenLoop(ABC):
         )
         self.record.read(reading, at[0], at[1], int(places.max()))
         return reading.chosen
+
+    def note(self, sequences: list[int], logits: Tensor, token_ids: list[int]) -> None:
+        """Takes tokens that are final into what is known of their texts, on the host.
+
+        Args:
+            sequences: Batch indices, none twice.
+            logits: What each was read from, `[N, V]`.
+            token_ids: Their ids.
+        """
+        if self.record is None or self.wave.ops.backend == "triton":
+            return
+        repeated = [self.repetition[each].take(token_id) for each, token_id in zip(sequences, token_ids, strict=True)]
+        places = np.array([each.tokens - 1 for each in repeated])
+        self.record.note_reading(logits, np.array(sequences), places, repeated)
 
     @torch.no_grad()
     def enter(self, emissions: Sequence[Emission]) -> None:
@@ -231,6 +248,7 @@ class DirectLoop(TokenLoop):
         self.ids[at[0], at[1]] = chosen
         self.lengths[exits.sequences] += 1
         token_ids = to_host(chosen).tolist()
+        self.note(exits.sequences.tolist(), exits.logits, token_ids)
         ended = self._ended(exits.sequences.tolist(), token_ids)
         emissions = tuple(
             Emission(int(sequence), token_id, int(depth), bool(met), last, bool(diverged))

@@ -1,8 +1,10 @@
 """Text in, text out: `generate` and `stream`, with the depth of every token."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,14 +16,15 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.decoding import Emission, TokenLoop
-from sigma0.exits import Reason, exit_reason
+from sigma0.exits import exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
-from sigma0.ops import FATES, READINGS, STATISTICS, Fate
+from sigma0.ops import FATES, READINGS, STATISTICS
 from sigma0.savings import savings
 from sigma0.settings import ExitConfig, switches
+from sigma0.tokens import StreamedToken, Token
 from sigma0.transfer import to_host
-from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token, patience_for
+from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
@@ -41,47 +44,6 @@ REFUSED = (
     "streamer",
     "tokenizer",
 )
-
-
-@dataclass(frozen=True)
-class Token:
-    """A new token.
-
-    Attributes:
-        id: Its id.
-        text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
-        depth: Loop at which it was read, from 1.
-        reason: Why it stopped there, as `sigma0.exits.exit_reason` names it.
-        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is
-            asked for. In a finished generation the loops that ran behind its exit count too.
-        angle: Radians.
-        fate: The mildest of its last loops; None where too few were run.
-        proximity: How near the text was to running in circles.
-        margin: Lead of the likeliest id; None also where the logits are no numbers, as is the next.
-        entropy: Of the distribution, nats.
-    """
-
-    id: int
-    text: str
-    depth: int
-    reason: Reason
-    radius: float | None = None
-    angle: float | None = None
-    fate: Fate | None = None
-    proximity: float | None = None
-    margin: float | None = None
-    entropy: float | None = None
-
-    @property
-    def verdict(self) -> ReasonVerdict:
-        """On this token alone.
-
-        Raises:
-            ValueError: Where no verdict was asked for.
-        """
-        if self.proximity is None:
-            raise ValueError("no verdict was asked for: pass verdict=True")
-        return of_token(self.reason, self.depth, self.fate, self.proximity)
 
 
 @dataclass(frozen=True)
@@ -193,6 +155,21 @@ class TextStream(Iterator[Token]):
 
     def __next__(self) -> Token:
         """The next token."""
+        token = self._next()
+        if self._loop.record is None:
+            return token
+        streamed = StreamedToken(token.id, token.text, token.depth, token.reason)
+        return streamed.wait(partial(self._as_streamed, len(self._tokens) - 1))
+
+    def finish(self) -> Generation:
+        """Writes the rest, and sums up."""
+        while not self._done:
+            self._next()
+        return self.generation
+
+    def _next(self) -> Token:
+        if self._done:
+            raise StopIteration
         (emission,) = next(self._emissions)
         text = self._decoder.step(self._tokenizer.backend_tokenizer, emission.token_id) or ""
         if emission.last:
@@ -201,10 +178,15 @@ class TextStream(Iterator[Token]):
             next(self._emissions, None)
         reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged)
         token = Token(emission.token_id, text, emission.depth, reason)
-        if self._loop.record is not None:
-            (token,) = self._with_statistics([token], len(self._tokens))
         self._tokens.append(token)
         return token
+
+    def _as_streamed(self, number: int, token: Token) -> Token:
+        """The token with what was known of it when it came: loops that ran later do not count."""
+        # the first is read from a prompt that has run all its loops, and under `verify` every token is
+        all_loops = number == 0 or self._exit_config.after_exit == "verify"
+        (told,) = self._with_statistics([token], number, None if all_loops else token.depth)
+        return told
 
     @property
     def loop_statistics(self) -> Tensor:
@@ -261,25 +243,29 @@ class TextStream(Iterator[Token]):
             policy=policy,
         )
 
-    def _with_statistics(self, tokens: Sequence[Token], first: int) -> tuple[Token, ...]:
-        """The tokens, of which the first has number `first`, with what the record tells of them so far."""
+    def _with_statistics(self, tokens: Sequence[Token], first: int, loops: int | None = None) -> tuple[Token, ...]:
+        """The tokens, of which the first has number `first`, with what the record tells of them.
+
+        Args:
+            tokens: One after the other.
+            first: Number of the first.
+            loops: How many of each one's loops count; None: all that were run.
+        """
         record = self._loop.record
         assert record is not None
         where = slice(first, first + len(tokens))
-        loops, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        paths, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        ran = np.isfinite(paths[:, :, 0]).sum(axis=1)
+        if loops is not None:
+            ran = np.minimum(ran, loops)
+        last = paths[np.arange(len(paths)), ran - 1]  # [N, 8]
+        numbers = np.stack([last[:, _RADIUS], last[:, _ANGLE], *readings[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T], axis=1)
         told = []
-        for token, path, known, reading in zip(tokens, loops, fates, readings, strict=True):
-            ran = int(np.isfinite(path[:, 0]).sum())
+        for token, row, known, count in zip(tokens, numbers.tolist(), fates.tolist(), ran.tolist(), strict=True):
+            radius, angle, proximity, margin, entropy = map(_finite, row)
+            fate = mildest([FATES[each] for each in known[:count]], self.patience)
             told.append(
-                replace(
-                    token,
-                    radius=_finite(path[ran - 1, _RADIUS]),
-                    angle=_finite(path[ran - 1, _ANGLE]),
-                    fate=mildest([FATES[fate] for fate in known[:ran].tolist()], self.patience),
-                    proximity=_finite(reading[_PROXIMITY]),
-                    margin=_finite(reading[_MARGIN]),
-                    entropy=_finite(reading[_ENTROPY]),
-                )
+                Token(token.id, token.text, token.depth, token.reason, radius, angle, fate, proximity, margin, entropy)
             )
         return tuple(told)
 
@@ -298,9 +284,9 @@ class TextStream(Iterator[Token]):
         return "length" if full else "stop"
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: float) -> float | None:
     """A number that JSON can hold; None where a broken model has none."""
-    return float(value) if np.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def encode(tokenizer: Any, prompt: str | Messages) -> Tensor:
@@ -446,9 +432,7 @@ def generate(
         ValueError: As `stream` does.
     """
     tokens = stream(model, tokenizer, prompt, **kwargs)
-    for _ in tokens:
-        pass
-    written = tokens.generation
+    written = tokens.finish()
     if ladder is not None and not switches().ladder:
         warnings.warn("a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up", stacklevel=2)
     if ladder is None or not switches().ladder or written.door in (None, "converge"):

@@ -192,7 +192,9 @@ class VerifiedLoop(TokenLoop):
             sequences = np.array([emission.sequence for emission, _ in told])
             places = np.array([len(self.accepted[sequence]) - 1 for sequence in sequences])
             chosen = to_device(np.array([emission.token_id for emission, _ in told]), self.device)
-            self.observe(sequences, places, torch.stack([logits for _, logits in told]), chosen)
+            logits = torch.stack([logits for _, logits in told])
+            self.observe(sequences, places, logits, chosen)
+            self.note(sequences.tolist(), logits, [emission.token_id for emission, _ in told])
         return tuple(emission for emission, _ in told)
 
     def _tell(self, sequence: int, row: Row, depth: int, met: bool) -> None:
