@@ -177,11 +177,11 @@ class TokenLoop(ABC):
             logits: What each was read from, `[N, V]`.
             token_ids: Their ids.
         """
-        if self.record is None or self.wave.ops.backend == "triton":
-            return
-        repeated = [self.repetition[each].take(token_id) for each, token_id in zip(sequences, token_ids, strict=True)]
-        places = np.array([each.tokens - 1 for each in repeated])
-        self.record.note_reading(logits, np.array(sequences), places, repeated)
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            self.repetition[sequence].append(token_id)
+        if self.record is not None and self.wave.ops.backend != "triton":
+            places = np.array([self.repetition[each].tokens - 1 for each in sequences])
+            self.record.note_reading(logits, np.array(sequences), places, self.repetition)
 
     @torch.no_grad()
     def enter(self, emissions: Sequence[Emission]) -> None:

@@ -5,8 +5,9 @@ exit rule has them already, and the logits of its tokens. They are worked out to
 enough has come together; what is kept until then is bounded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from sigma0.ops import (
     certainty,
     observe_paths,
 )
-from sigma0.repetition import EntropyDrop, Repeated
+from sigma0.repetition import EntropyDrop, Repetition
 from sigma0.transfer import to_device
 
 # Rows of states and rows of logits that are kept before they are worked out; more in a batch, for which it holds at
@@ -53,42 +54,6 @@ class PathReader:
         return observe_paths(states, gates, self.rule)
 
 
-@dataclass(frozen=True)
-class _Loops:
-    """Rows of a pass, in the order of passes.
-
-    Attributes:
-        numbers: Of the pass, by row or for all rows.
-        sequences: `[R]`.
-        places: `[R]`.
-        loops: From 0, `[R]`.
-        told: Statistics `[R, 8]` and fates `[R]`, or states `[R, D]`.
-    """
-
-    numbers: Ints | int
-    sequences: Ints
-    places: Ints
-    loops: Ints
-    told: tuple[Tensor, Tensor] | Tensor
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Tokens read in one pass.
-
-    Attributes:
-        sequences: `[N]`.
-        places: `[N]`.
-        logits: `[N, V]`.
-        repeated: How the text repeats itself, for each.
-    """
-
-    sequences: Ints
-    places: Ints
-    logits: Tensor
-    repeated: list[Repeated]
-
-
 class RunRecord:
     """Statistics of new tokens; token i of a sequence is read from the position before it.
 
@@ -111,13 +76,16 @@ class RunRecord:
         with torch.inference_mode(False):
             self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
             self.collapse = CollapseState.empty(batch, device)
-        # the pass from which on what is noted of a place counts
+        # the pass from which on what is noted of a place counts, as far as it is taken in
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
-        self._noted: list[_Loops] = []
-        self._rows = 0
+        # passes, each with its number, the rows' sequences, columns and loops, and what was told of them
+        self._noted: list[tuple[int | Ints, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
+        # the number from which on columns of sequences count, or the first place that is taken back
+        self._opens: list[tuple[int, Any, Any]] = []
+        self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
         self._reader: PathReader | None = None
-        self._read: list[_Reading] = []
+        self._read: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
         self._logits = 0
         self._drops = [EntropyDrop() for _ in range(batch)]
 
@@ -188,23 +156,11 @@ class RunRecord:
             sequences: Batch index, int64 `[N]`.
             columns: `[N]`.
         """
-        places = columns - self.first_column
-        self._reserve(int(places.max()) + 1)
-        again = self._opened[sequences, places] != _CLOSED
-        if again.any():
-            self._forget(to_device(sequences[again], self.device), to_device(places[again], self.device))
-        self._opened[sequences, places] = self._number
+        self._opens.append((self._number, sequences, columns))
 
     def forget(self, sequence: int, first: int) -> None:
         """Tells nothing of the loops of a sequence's tokens from number `first` on: they were taken back."""
-        known = self._opened[sequence, first:] != _CLOSED
-        if known.any():
-            self._opened[sequence, first:] = _CLOSED
-            self._forget(sequence, slice(first, None))
-
-    def _forget(self, sequences: Tensor | int, places: Tensor | slice) -> None:
-        self._loops[sequences, places] = torch.nan
-        self._fates[sequences, places] = 0
+        self._opens.append((_CLOSED, sequence, first))
 
     def put(self, boundary: Boundary, sequences: Ints, columns: Ints, loops: Ints) -> None:
         """One loop of some rows.
@@ -223,11 +179,10 @@ class RunRecord:
         self._note(states, sequences, columns, loops)
 
     def _note(self, told: tuple[Tensor, Tensor] | Tensor, sequences: Ints, columns: Ints, loops: Ints) -> None:
-        self._noted.append(_Loops(self._number, sequences, columns - self.first_column, loops, told))
+        self._noted.append((self._number, sequences, columns, loops, told))
         self._number += 1
         self._rows += len(sequences)
-        batch, _, total_loops = self._fates.shape
-        if self._rows >= max(_STATES, _PASSES * batch * total_loops):
+        if self._rows >= self._most_rows:
             self._settle_loops()
 
     def read(self, collapse: Collapse, sequences: Tensor, places: Tensor, last: int) -> None:
@@ -242,76 +197,90 @@ class RunRecord:
         self._reserve(last + 1)
         self._readings[sequences, places] = collapse.statistics.to(self.device)
 
-    def note_reading(self, logits: Tensor, sequences: Ints, places: Ints, repeated: list[Repeated]) -> None:
-        """Likewise, by their logits `[N, V]`, each sequence's tokens in their order."""
-        self._read.append(_Reading(sequences, places, logits.detach(), repeated))
+    def note_reading(self, logits: Tensor, sequences: Ints, places: Ints, texts: Sequence[Repetition]) -> None:
+        """Likewise, by their logits `[N, V]`, each sequence's tokens in their order.
+
+        Args:
+            logits: What they were read from.
+            sequences: Batch index of each, int64 `[N]`.
+            places: Which new token of its sequence each is, from 0, int64 `[N]`.
+            texts: The new ids of every sequence of the batch, these among them.
+        """
+        self._read.append((logits, sequences, places, texts))
         self._logits += len(sequences)
         if self._logits >= max(_LOGITS, len(self._drops)):
             self._settle_readings()
 
     def _settle_loops(self) -> None:
         """Works out what was noted of loops."""
+        self._settle_opens()
         noted, self._noted, self._rows = self._noted, [], 0
         if not noted:
             return
-        numbers = np.concatenate([np.broadcast_to(each.numbers, len(each.loops)) for each in noted])
-        sequences, places, loops = (
-            np.concatenate([getattr(each, name) for each in noted]) for name in ("sequences", "places", "loops")
-        )
+        numbers = np.concatenate([np.broadcast_to(each[0], len(each[1])) for each in noted])
+        sequences, columns, loops = (np.concatenate([each[part] for each in noted]) for part in (1, 2, 3))
+        places = columns - self.first_column
         opened = np.where(places < 0, _CLOSED, self._opened[sequences, places])
         valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
-        self._settle_told([each.told for each in noted], valid, numbers, sequences, places, loops)
+        self._settle_told([each[4] for each in noted], valid, sequences, places, loops)
+
+    def _settle_opens(self) -> None:
+        """Takes in what was run anew or taken back, in its order; it forgets what was told of it before."""
+        opens, self._opens = self._opens, []
+        if not opens:
+            return
+        before = self._opened.copy()
+        for number, sequences, first in opens:
+            if number == _CLOSED:
+                self._opened[sequences, first:] = _CLOSED
+                continue
+            places = first - self.first_column
+            if len(places) and places.max() >= self._opened.shape[1]:
+                self._reserve(int(places.max()) + 1)
+            self._opened[sequences, places] = number
+        changed = np.argwhere((before != _CLOSED) & (before != self._opened[:, : before.shape[1]]))
+        if len(changed):
+            at = to_device(changed.T.copy(), self.device)
+            self._loops[at[0], at[1]] = torch.nan
+            self._fates[at[0], at[1]] = 0
 
     def _settle_told(
-        self,
-        told: list[tuple[Tensor, Tensor] | Tensor],
-        valid: Ints,
-        numbers: Ints,
-        sequences: Ints,
-        places: Ints,
-        loops: Ints,
+        self, told: list[tuple[Tensor, Tensor] | Tensor], valid: Ints, sequences: Ints, places: Ints, loops: Ints
     ) -> None:
         if not len(valid):
             return
-        numbers, sequences, places, loops = (each[valid] for each in (numbers, sequences, places, loops))
-        rows = to_device(valid, self.device)
+        everything = len(valid) == len(loops)
+        sequences, places, loops = (each[valid] for each in (sequences, places, loops))
+        at = to_device(np.stack([sequences, places, loops]), self.device)
         states = [each for each in told if isinstance(each, Tensor)]
         if not states:
-            statistics, fates = (
-                torch.cat([each[part] for each in told]).to(self.device).index_select(0, rows) for part in (0, 1)
-            )
-            at = to_device(np.stack([sequences, places, loops]), self.device)
-            self._loops[at[0], at[1], at[2]] = statistics
-            self._fates[at[0], at[1], at[2]] = fates.to(torch.int8)
-            return
-        assert len(states) == len(told) and self._reader is not None
-        hidden = torch.cat(states)
-        hidden = hidden.index_select(0, to_device(valid, hidden.device))  # [R, D]
-        total, room = self._fates.shape[2], self._fates.shape[1]
-        tokens, row_tokens = np.unique(sequences * room + places, return_inverse=True)  # [M], [R]
-        paths = hidden.new_zeros((len(tokens), total, hidden.shape[1]))
-        at = to_device(np.stack([row_tokens, loops]), hidden.device)
-        paths[at[0], at[1]] = hidden
-        statistics, fates = (part.to(self.device) for part in self._reader.read(paths))
-        at = to_device(np.stack([sequences, places, loops, row_tokens]), self.device)
-        self._loops[at[0], at[1], at[2]] = statistics[at[3], at[2]]
-        self._fates[at[0], at[1], at[2]] = fates[at[3], at[2]].to(torch.int8)
-        self._keep_open(hidden, numbers, sequences, places, loops, row_tokens)
+            rows = to_device(valid, self.device)
+            statistics, fates = (torch.cat([each[part] for each in told]).to(self.device)[rows] for part in (0, 1))
+        else:
+            assert len(states) == len(told) and self._reader is not None
+            hidden = torch.cat(states)  # [R, D]
+            hidden = hidden if everything else hidden.index_select(0, to_device(valid, hidden.device))
+            tokens, row_tokens = np.unique(sequences * self._fates.shape[1] + places, return_inverse=True)  # [M], [R]
+            paths = hidden.new_zeros((len(tokens), self._fates.shape[2], hidden.shape[1]))
+            where = to_device(np.stack([row_tokens, loops]), hidden.device)
+            paths[where[0], where[1]] = hidden
+            statistics, fates = (part[where[0], where[1]].to(self.device) for part in self._reader.read(paths))
+            self._keep_open(hidden, sequences, places, loops, row_tokens)
+        self._loops[at[0], at[1], at[2]] = statistics
+        self._fates[at[0], at[1], at[2]] = fates.to(torch.int8)
 
-    def _keep_open(
-        self, hidden: Tensor, numbers: Ints, sequences: Ints, places: Ints, loops: Ints, row_tokens: Ints
-    ) -> None:
+    def _keep_open(self, hidden: Tensor, sequences: Ints, places: Ints, loops: Ints, row_tokens: Ints) -> None:
         """Keeps the states of tokens whose loops are not over: what comes is measured against them."""
         total = self._fates.shape[2]
         # a token is at most T passes old while it loops, and one enters in a pass at most
         newest = np.where(self._opened != _CLOSED, np.arange(self._opened.shape[1]), -1).max(axis=1)
         ran = np.zeros(row_tokens.max() + 1, dtype=np.int64)
         np.maximum.at(ran, row_tokens, loops + 1)
-        open_rows = np.flatnonzero((ran[row_tokens] < total) & (places > newest[sequences] - total))
-        if len(open_rows):
-            kept = hidden.index_select(0, to_device(open_rows, hidden.device))
-            parts = (each[open_rows] for each in (numbers, sequences, places, loops))
-            self._noted.append(_Loops(*parts, kept))
+        rows = np.flatnonzero((ran[row_tokens] < total) & (places > newest[sequences] - total))
+        if len(rows):
+            sequences, places, loops = sequences[rows], places[rows], loops[rows]
+            kept = hidden.index_select(0, to_device(rows, hidden.device))
+            self._noted.append((self._opened[sequences, places], sequences, places + self.first_column, loops, kept))
 
     @torch.no_grad()
     def _settle_readings(self) -> None:
@@ -319,20 +288,22 @@ class RunRecord:
         read, self._read, self._logits = self._read, [], 0
         if not read:
             return
-        entropy, margin, _, speaks = (part.cpu() for part in certainty(torch.cat([each.logits for each in read])))
-        sequences = np.concatenate([each.sequences for each in read])
-        places = np.concatenate([each.places for each in read])
-        told = zip(sequences.tolist(), entropy.tolist(), strict=True)
-        drops = torch.tensor([self._drops[sequence].take(value) for sequence, value in told])
-        repeated = [one for each in read for one in each.repeated]
-        rows = [(one.periodicity, one.lag, one.echo, one.distinct, one.settled) for one in repeated]
-        periodicity, lag, echo, distinct, settled = torch.tensor(rows, dtype=torch.float32).unbind(-1)
+        entropy, margin, _, speaks = (part.cpu() for part in certainty(torch.cat([each[0] for each in read])))
+        sequences, places = (np.concatenate([each[part] for each in read]) for part in (1, 2))
+        texts = read[-1][3]
+        rows = []
+        for sequence, place, value in zip(sequences.tolist(), places.tolist(), entropy.tolist(), strict=True):
+            one = texts[sequence].at(place)
+            drop = self._drops[sequence].take(value)
+            rows.append((drop, one.periodicity, one.lag, one.echo, one.distinct, one.settled))
+        drop, periodicity, lag, echo, distinct, settled = torch.tensor(rows, dtype=torch.float32).unbind(-1)
         proximity = CollapseRule().proximity(
-            periodicity, echo * settled, 1 - distinct, drops, margin.masked_fill(~speaks, 0.0)
+            periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
         )
-        self._reserve(int(places.max()) + 1)
+        if int(places.max()) >= self._readings.shape[1]:
+            self._reserve(int(places.max()) + 1)
         at = to_device(np.stack([sequences, places]), self.device)
-        statistics = torch.stack([entropy, margin, drops, periodicity, lag, echo, distinct, proximity], dim=-1)
+        statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
         self._readings[at[0], at[1]] = statistics.to(self.device)
 
     def _reserve(self, new: int) -> None:

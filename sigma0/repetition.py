@@ -58,15 +58,18 @@ class Repeated:
 
 
 class Repetition:
-    """Counts one text's repetition.
+    """One text's repetition behind each of its ids, counted when somebody asks: several ids together take less.
 
     Attributes:
-        last: Behind the last id; None before the first.
+        tokens: Ids so far.
     """
 
     def __init__(self) -> None:
+        self.tokens = 0
+        self._waiting: list[int] = []
+        self._told: list[Repeated] = []
         self._ids = np.full(LAGS + WINDOW, _NONE, dtype=np.int64)
-        self._tokens = 0
+        self._counted = 0
         # whether id n equals the one p back, at [n mod LAGS, p - 1]; and how many do over each lag's span
         self._equal = np.zeros((LAGS, LAGS), dtype=np.int64)
         self._matches = np.zeros(LAGS, dtype=np.int64)
@@ -75,22 +78,23 @@ class Repetition:
         self._counts: Counter[int] = Counter()
         self._grams: deque[tuple[int, ...]] = deque()
         self._gram_counts: Counter[tuple[int, ...]] = Counter()
-        self.last: Repeated | None = None
 
-    @property
-    def tokens(self) -> int:
-        """Ids so far."""
-        return self._tokens
+    def append(self, token_id: int) -> None:
+        """The next id."""
+        self._waiting.append(token_id)
+        self.tokens += 1
 
-    def take(self, token_id: int) -> Repeated:
-        """Counts in the next id."""
-        periodicity, lag = self._periodicity(token_id)
-        echo, distinct = self._echo(token_id)
-        self.last = Repeated(periodicity, lag, echo, distinct, self._tokens)
-        return self.last
+    def at(self, number: int) -> Repeated:
+        """Behind the id with this number, from 0; numbers under 0 count from the last."""
+        for token_id in self._waiting:
+            periodicity, lag = self._periodicity(token_id)
+            echo, distinct = self._echo(token_id)
+            self._told.append(Repeated(periodicity, lag, echo, distinct, self._counted))
+        self._waiting = []
+        return self._told[number]
 
     def _periodicity(self, token_id: int) -> tuple[float, int]:
-        number = self._tokens
+        number = self._counted
         place = number + LAGS
         if place == len(self._ids):
             self._ids = np.concatenate([self._ids, np.full(len(self._ids), _NONE, dtype=np.int64)])
@@ -100,8 +104,8 @@ class Repetition:
         self._matches += row
         self._equal[number % LAGS] = row
         self._ids[place] = token_id
-        self._tokens += 1
-        while self._lags < LAGS and self._tokens >= _NEEDED[self._lags]:
+        self._counted += 1
+        while self._lags < LAGS and self._counted >= _NEEDED[self._lags]:
             self._lags += 1
         if not self._lags:
             return 0.0, 0
@@ -116,7 +120,7 @@ class Repetition:
         counts[token_id] += 1
         if len(window) > WINDOW:
             _count_out(counts, window.popleft())
-        if self._tokens >= GRAM:
+        if self._counted >= GRAM:
             gram = (window[-4], window[-3], window[-2], window[-1])
             grams.append(gram)
             gram_counts[gram] += 1
