@@ -5,7 +5,7 @@ matches at each lag are counted on, and the 4-grams and ids of the window are co
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -130,6 +130,31 @@ class Repetition:
         echoes = len(grams) - len(gram_counts)
         echo = np.float32(echoes) / np.float32(max(1, len(grams)))
         return float(echo), float(np.float32(len(counts)) / np.float32(len(window)))
+
+
+@dataclass(frozen=True)
+class CollapseStop:
+    """When a text has collapsed and is ended: where its proximity, of the ids alone, stays high.
+
+    How both were chosen, and what they cost: `python -m sigma0.bench collapse`.
+
+    Attributes:
+        tau: Proximity that must be reached behind each of the last `running` ids.
+        running: How many those are.
+        every: Looked at when the number of ids is a multiple of it.
+        rule: Parts of the proximity.
+    """
+
+    tau: float = 0.9
+    running: int = 12
+    every: int = 4
+    rule: CollapseRule = field(default_factory=CollapseRule)
+
+    def ends(self, text: Repetition) -> bool:
+        """Whether a text is ended behind its last id."""
+        if text.tokens % self.every or text.tokens < self.running:
+            return False
+        return all(text.at(-back).proximity(self.rule) >= self.tau for back in range(1, self.running + 1))
 
 
 class EntropyDrop:

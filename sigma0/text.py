@@ -12,23 +12,25 @@ import torch
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from sigma0.canary import Tighten
 from sigma0.decoding import Emission, TokenLoop
 from sigma0.exits import exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
 from sigma0.ops import FATES, READINGS, STATISTICS
+from sigma0.repetition import CollapseStop
 from sigma0.savings import savings
-from sigma0.settings import ExitConfig, switches
+from sigma0.settings import ExitConfig, OnCollapse, parse_on_collapse, switches
 from sigma0.tokens import StreamedToken, Token
 from sigma0.transfer import to_host
 from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
-StopReason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length", "collapse"]
 # generate() arguments that would change what a stream of one sequence is
 REFUSED = (
     "assistant_model",
@@ -53,7 +55,8 @@ class Generation:
     Attributes:
         text: The new text, special tokens left out.
         tokens: The new tokens, a final EOS included.
-        stop_reason: `eos`, `stop` (a stop string or a caller's criterion) or `length`.
+        stop_reason: `eos`, `stop` (a stop string or a caller's criterion), `length`, or `collapse`: it ran in circles
+            and was ended, with what it had written so far.
         mean_depth: Mean exit depth of the tokens after the first; None for a single token.
         depth_saved: See `sigma0.savings.Savings`, as are the next two.
         passes_saved: Passes saved.
@@ -224,6 +227,8 @@ class TextStream(Iterator[Token]):
             grounding = check(text, self._context)
             policy = self._policy
             verdict = aggregate([token.verdict for token in tokens], policy, grounding.score)
+            if self._loop.collapsed:
+                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
         return Generation(
             text=text,
             tokens=tokens,
@@ -280,6 +285,8 @@ class TextStream(Iterator[Token]):
             return "eos"
         if any(string in text for string in self._stop):
             return "stop"
+        if self._loop.collapsed:
+            return "collapse"
         full = self._loop.max_length is not None and int(self._loop.lengths[0]) >= self._loop.max_length
         return "length" if full else "stop"
 
@@ -343,6 +350,7 @@ def stream(
     verdict: bool | None = None,
     sources: Sequence[str] = (),
     policy: DoorPolicy | Mapping[str, Any] | None = None,
+    on_collapse: OnCollapse = "stop",
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they come.
@@ -359,6 +367,9 @@ def stream(
             which is on by default.
         sources: Texts that the answer may be grounded in, beside the prompt.
         policy: What the verdict's doors ask for; None: as the checkpoint says (`model.door_policy`).
+        on_collapse: What becomes of a text that runs in circles (`sigma0.repetition.CollapseStop`): `stop` ends it, and
+            what it wrote until then is what it writes with `ignore`; `tighten` raises repetition penalty and
+            temperature while it does (`sigma0.canary.Tighten`), which writes another text; `ignore` lets it run.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -382,8 +393,12 @@ def stream(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
     config = model.resolve_exit_config(exit_config)
+    on_collapse = parse_on_collapse(on_collapse)
     ids = encode(tokenizer, prompt)
     check_context(model, ids.shape[1], max_new_tokens)
+    if on_collapse == "tighten":
+        others = generate_kwargs.get("logits_processor") or []
+        generate_kwargs["logits_processor"] = LogitsProcessorList([*others, Tighten(ids.shape[1])])
     criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
     if stop:
         criteria.append(StopStringCriteria(tokenizer, list(stop)))
@@ -401,6 +416,8 @@ def stream(
             output_statistics=switches().verdict if verdict is None else verdict,
             **generate_kwargs,
         )
+    if on_collapse == "stop":
+        loop.collapse = CollapseStop()
     read = tokenizer.decode(ids[0], skip_special_tokens=True)
     return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy)
 
