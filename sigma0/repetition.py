@@ -146,7 +146,7 @@ class CollapseStop:
     """
 
     tau: float = 0.9
-    running: int = 12
+    running: int = 16
     every: int = 4
     rule: CollapseRule = field(default_factory=CollapseRule)
 
