@@ -21,6 +21,7 @@ from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.service import EngineService
+from sigma0.settings import parse_on_collapse
 
 
 class _Environment(BaseSettings):
@@ -48,6 +49,9 @@ def serve(
     kv_memory: Annotated[str, typer.Option(help="Memory for K/V: 512MiB, 8GiB.")] = "256MiB",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of one answer at most.")] = 4096,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request at most.")] = 600.0,
+    on_collapse: Annotated[
+        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
+    ] = "stop",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
@@ -67,6 +71,7 @@ def serve(
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
+        collapse = parse_on_collapse(on_collapse)
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if ray:
@@ -91,6 +96,7 @@ def serve(
                 "api_key": key,
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
+                "on_collapse": collapse,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
@@ -99,7 +105,9 @@ def serve(
             return
         if given := [f"--{name}" for name, value in engines.items() if value is not None]:
             raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
-        settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
+        settings = ServerSettings(
+            api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout, on_collapse=collapse
+        )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

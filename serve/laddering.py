@@ -205,7 +205,7 @@ class Laddering:
         return JobDone(
             text=text,
             tokens=tokens,
-            finish_reason="stop" if found.stop_reason in ("eos", "stop") else "length",
+            finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
             prompt_tokens=len(task.job.prompt_ids),
             cached_tokens=0,
             total_loops=self._total_loops,
@@ -217,6 +217,7 @@ class Laddering:
             door_text=self._door_text(found),
             trail=tuple(asdict(line) for line in found.trail.lines) if task.trail else (),
             costs=tuple(cost.to_dict() for cost in found.costs),
+            collapsed=found.stop_reason == "collapse",
         )
 
     def _door_text(self, found: LadderGeneration) -> str:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.serve.errors import ApiError, busy
 from sigma0.serve.messages import Busy
+from sigma0.settings import OnCollapse
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -33,6 +34,7 @@ class ServerSettings:
         max_prompts: Prompts of one completion request.
         max_concurrent: Requests that are being answered at once; more are told to come back.
         request_timeout: Seconds for one request, waiting included.
+        on_collapse: What becomes of a text that runs in circles, where a request does not say.
     """
 
     api_key: SecretStr | None = None
@@ -44,6 +46,7 @@ class ServerSettings:
     max_prompts: Count = 32
     max_concurrent: Count = 256
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    on_collapse: OnCollapse = "stop"
 
     @field_validator("api_key")
     @classmethod

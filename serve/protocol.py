@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from sigma0.effort import Effort
 from sigma0.ladder import Budget
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, OnCollapse
 
 logger = logging.getLogger(__name__)
 MAX_STOPS = 4
@@ -110,6 +110,7 @@ class Sigma0Options(_Closed):
         budget: Limits of the ladder, as `sigma0.ladder.Budget` takes them; the server's own hold as well.
         trail: Whether the ladder's decisions are sent with the response.
         sources: Texts that the answer may be grounded in, beside the prompt.
+        on_collapse: What becomes of a text that runs in circles; None: as the server was started.
     """
 
     exit: Settings | None = None
@@ -117,6 +118,7 @@ class Sigma0Options(_Closed):
     budget: Settings | None = None
     trail: bool = False
     sources: Annotated[list[Text], _FIRST_ERROR] = Field(default_factory=list)
+    on_collapse: OnCollapse | None = None
 
     @field_validator("exit")
     @classmethod

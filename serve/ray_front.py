@@ -81,6 +81,7 @@ class Front:
             api_key=settings.api_key or Environment().api_key,
             max_new_tokens=settings.max_new_tokens,
             request_timeout=settings.request_timeout,
+            on_collapse=settings.on_collapse,
         )
         ladder = None
         if settings.ladder is not None:

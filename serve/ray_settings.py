@@ -6,6 +6,7 @@ import torch
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, model_validator
 
 from sigma0.serve.engine import EngineLimits
+from sigma0.settings import OnCollapse
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -37,6 +38,7 @@ class RaySettings(BaseModel):
         api_key: What clients must know; None: SIGMA0_API_KEY where the front runs, or nothing.
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
+        on_collapse: What becomes of a text that runs in circles, where a request does not say.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
         policy: Trigger of the ladder, as JSON.
@@ -66,6 +68,7 @@ class RaySettings(BaseModel):
     api_key: SecretStr | None = None
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
+    on_collapse: OnCollapse = "stop"
     ladder: str | None = None
     budget: str = ""
     policy: str | None = None

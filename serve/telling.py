@@ -135,9 +135,11 @@ class Teller:
             score = check(running.feed.text, running.job.context).score
             parts = [of_token(each.reason, each.depth, each.fate, each.proximity or 0.0) for each in tokens]
             verdict = aggregate(parts, self._policy, score)
+            if running.collapsed:
+                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        ended = running.ends_text(tokens[-1].id) or running.feed.stopped
+        ended = running.ends_text(tokens[-1].id) or running.feed.stopped or running.collapsed
         return JobDone(
             text=running.feed.text,
             tokens=tuple(tokens),
@@ -152,6 +154,7 @@ class Teller:
             door=opened,
             door_text=text,
             preemptions=running.entry.preemptions,
+            collapsed=running.collapsed,
         )
 
 

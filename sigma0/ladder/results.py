@@ -11,7 +11,7 @@ from sigma0.ops import Fate
 from sigma0.verdict import ReasonVerdict
 
 LadderDoor = Literal["converge", "escalate", "abort", "top_rung"]
-LadderStop = Literal["eos", "stop", "length", "budget"]
+LadderStop = Literal["eos", "stop", "length", "collapse", "budget"]
 
 
 @dataclass(frozen=True)
