@@ -52,7 +52,8 @@ def _study(
 
     chosen = CollapseStop()
     prompts = list(micro_world(n, "test", 0))
-    found, series = {}, []
+    found: dict[str, Any] = {}
+    series: list[study.Series] = []
     with progress_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
         done = iter(range(1, 10**9))
         for name in models:

@@ -211,12 +211,12 @@ class Wave:
         else:
             hidden = self.model.norm(raw)
         if self.record is not None:
-            at = (frontier.sequences, frontier.columns, frontier.loops)
+            where = (frontier.sequences, frontier.columns, frontier.loops)
             if boundary is not None and self._boundary_rule.watches:
-                self.record.put(boundary, *at)
+                self.record.put(boundary, *where)
             else:
                 assert self._reader is not None
-                self.record.note(hidden, *at, self._reader)
+                self.record.note(hidden, *where, self._reader)
         cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
         return decisions
 
