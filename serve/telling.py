@@ -12,6 +12,7 @@ from sigma0.exits import exit_reason
 from sigma0.frontier import Ints
 from sigma0.grounding import check
 from sigma0.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Operations
+from sigma0.record import read_together
 from sigma0.savings import savings
 from sigma0.serve.choosing import logprobs_of
 from sigma0.serve.messages import JobDone, TokenTold
@@ -96,7 +97,13 @@ class Teller:
     def tell(self, read: Sequence[Read]) -> list[TokenTold]:
         """The tokens of one pass, none twice of a request; their texts are still to be added."""
         numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(read)
-        if self.watch and read:
+        for each in read:
+            each.running.repetition.append(each.token_id)
+        if self.watch and read and self._ops.backend != "triton":
+            repeated = [each.running.repetition.at(-1) for each in read]
+            drops = [each.running.drop for each in read]
+            numbers = read_together(torch.stack([each.logits for each in read]), repeated, drops).tolist()
+        elif self.watch and read:
             logits = torch.stack([each.logits for each in read])
             chosen = to_device(np.array([each.token_id for each in read]), logits.device)
             slots = to_device(np.array([each.running.entry.slot for each in read]), logits.device)

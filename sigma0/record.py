@@ -25,7 +25,7 @@ from sigma0.ops import (
     certainty,
     observe_paths,
 )
-from sigma0.repetition import EntropyDrop, Repetition
+from sigma0.repetition import EntropyDrop, Repeated, Repetition
 from sigma0.transfer import to_device
 
 # Rows of states and rows of logits that are kept before they are worked out; more in a batch, for which it holds at
@@ -288,22 +288,14 @@ class RunRecord:
         read, self._read, self._logits = self._read, [], 0
         if not read:
             return
-        entropy, margin, _, speaks = (part.cpu() for part in certainty(torch.cat([each[0] for each in read])))
         sequences, places = (np.concatenate([each[part] for each in read]) for part in (1, 2))
         texts = read[-1][3]
-        rows = []
-        for sequence, place, value in zip(sequences.tolist(), places.tolist(), entropy.tolist(), strict=True):
-            one = texts[sequence].at(place)
-            drop = self._drops[sequence].take(value)
-            rows.append((drop, one.periodicity, one.lag, one.echo, one.distinct, one.settled))
-        drop, periodicity, lag, echo, distinct, settled = torch.tensor(rows, dtype=torch.float32).unbind(-1)
-        proximity = CollapseRule().proximity(
-            periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
-        )
+        repeated = [texts[sequence].at(place) for sequence, place in zip(sequences, places, strict=True)]
+        drops = [self._drops[sequence] for sequence in sequences]
+        statistics = read_together(torch.cat([each[0] for each in read]), repeated, drops)
         if int(places.max()) >= self._readings.shape[1]:
             self._reserve(int(places.max()) + 1)
         at = to_device(np.stack([sequences, places]), self.device)
-        statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
         self._readings[at[0], at[1]] = statistics.to(self.device)
 
     def _reserve(self, new: int) -> None:
@@ -317,6 +309,25 @@ class RunRecord:
                     torch.cat(pair, dim=1) for pair in zip(old, fresh, strict=True)
                 )
             self._opened = np.pad(self._opened, ((0, 0), (0, more)), constant_values=_CLOSED)
+
+
+def read_together(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
+    """What `Operations.collapse` tells of tokens, float32 `[N, 8]` on the host, of the ids counted there.
+
+    Args:
+        logits: That they were read from, `[N, V]`, each text's in their order.
+        repeated: How its text repeats itself behind each.
+        drops: Of its text, for each; takes its entropy in.
+    """
+    entropy, margin, _, speaks = (part.cpu() for part in certainty(logits))
+    fallen = [drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)]
+    told = [(each.periodicity, each.lag, each.echo, each.distinct, each.settled) for each in repeated]
+    periodicity, lag, echo, distinct, settled = torch.tensor(told, dtype=torch.float32).unbind(-1)
+    drop = torch.tensor(fallen, dtype=torch.float32)
+    proximity = CollapseRule().proximity(
+        periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
+    )
+    return torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
