@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
+from sigma0.bench.collapse_command import collapse
 from sigma0.bench.effort.command import effort
 from sigma0.bench.fidelity.command import fidelity
 from sigma0.bench.grounding_command import grounding
@@ -45,6 +46,7 @@ app.command()(kernels)
 app.command()(grounding)
 app.command()(stability)
 app.command()(verdict)
+app.command()(collapse)
 app.command()(speed)
 app.command()(ladder)
 app.command()(effort)

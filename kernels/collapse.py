@@ -136,17 +136,9 @@ def collapse_reference(
         slots: Row of the state for each row of logits, int64 `[B]`, none twice; None where there is no state.
         rule: Parts and threshold.
     """
-    wide = logits.float()
-    top = _two_best(wide)  # [B, 2]
-    chances = torch.softmax(wide, dim=-1)
-    entropy = torch.logsumexp(wide, dim=-1) - (chances * wide.masked_fill(chances == 0, 0.0)).sum(-1)
-    entropy = entropy.clamp_min(0.0)
-    margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
+    entropy, margin, top, speaks = certainty(logits)
     met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
     taken = top[:, 0] if chosen is None else chosen
-    # what a broken model says is told as unknown, and is no part of what is remembered
-    speaks = wide.amax(dim=-1).isfinite()
-    entropy, margin = entropy.masked_fill(~speaks, torch.nan), margin.masked_fill(~speaks, torch.nan)
     if state is None or slots is None:
         none = torch.zeros_like(margin)
         return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), taken, top, met)
@@ -159,6 +151,24 @@ def collapse_reference(
     proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0))
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
     return Collapse(statistics, taken, top, met)
+
+
+def certainty(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Entropy and margin `[B]`, the two likeliest ids `[B, 2]`, and whether the logits are numbers, bool `[B]`.
+
+    What a broken model says is told as unknown: its entropy and margin are NaN.
+
+    Args:
+        logits: `[B, V]`, as `collapse_reference` takes them.
+    """
+    wide = logits.float()
+    top = _two_best(wide)  # [B, 2]
+    chances = torch.softmax(wide, dim=-1)
+    entropy = torch.logsumexp(wide, dim=-1) - (chances * wide.masked_fill(chances == 0, 0.0)).sum(-1)
+    entropy = entropy.clamp_min(0.0)
+    margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
+    speaks = wide.amax(dim=-1).isfinite()
+    return entropy.masked_fill(~speaks, torch.nan), margin.masked_fill(~speaks, torch.nan), top, speaks
 
 
 def leads_reference(logits: Tensor, theta: float) -> Tensor:

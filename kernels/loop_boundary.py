@@ -46,6 +46,8 @@ from sigma0.kernels.boundary import (
 SHRINK = 0.9
 # The six numbers that move on, and how many differences there must be for each of the ten.
 _MOVING, _NEEDED = (0, 1, 2, 4, 5, 7), (1, 2, 3, 4, 2, 3, 4, 3, 4, 4)
+# i and j of the ten numbers
+_PAIRS = (0, 0, 0, 0, 1, 1, 1, 2, 2, 3), (0, 1, 2, 3, 1, 2, 3, 2, 3, 3)
 
 
 def loop_boundary_reference(
@@ -131,6 +133,42 @@ def _grown_gram(state: BoundaryState, slots: Tensor, loops: Tensor, difference: 
     row = torch.bmm(kept.masked_fill((count < needed[:KEPT])[..., None], 0.0), difference[:, :, None])[..., 0]  # [R, K]
     moved = state.gram.index_select(0, slots)[:, _MOVING]
     return torch.cat([row, moved], dim=-1).masked_fill(count < needed, 0.0)
+
+
+def observe_paths(states: Tensor, gate_logits: Tensor, rule: BoundaryRule) -> tuple[Tensor, Tensor]:
+    """The statistics and fates that `observe` gives loop by loop, of whole paths at once.
+
+    Where no decision needs them they can wait, and then one call serves many tokens.
+
+    Args:
+        states: h_1 ... h_T, `[N, T, D]`; a path that ends early holds anything behind its end, and so do its figures.
+        gate_logits: `[N, T]`.
+        rule: What spirals and diverges; not `accel-steps`.
+
+    Returns:
+        Statistics float32 `[N, T, 8]` and fates int32 `[N, T]`.
+    """
+    paths, total, _ = states.shape
+    wide = states.float()
+    # D_t stands at t - 1, so that the place of a state is the number of its differences; the first has none
+    differences = torch.zeros_like(wide)
+    differences[:, 1:] = (wide[:, 1:] - wide[:, :-1]).to(states.dtype)
+    products = torch.bmm(differences, differences.transpose(1, 2))  # [N, T, T]
+    padded = torch.nn.functional.pad(products, (KEPT - 1, 0, KEPT - 1, 0))
+    places = torch.arange(total, device=states.device)[:, None] + KEPT - 1
+    first, second = (torch.tensor(part, device=states.device) for part in _PAIRS)
+    count = torch.arange(total, dtype=torch.int32, device=states.device)  # [T]
+    needed = torch.tensor(_NEEDED, dtype=torch.int32, device=states.device)
+    gram = padded[:, places - first, places - second].masked_fill(count[:, None] < needed, 0.0)  # [N, T, 10]
+    norms = torch.linalg.vector_norm(wide, dim=-1)  # [N, T]
+    before = torch.nn.functional.pad(norms[:, :-1], (1, 0)).reshape(-1)
+    gram, counts = gram.reshape(-1, len(_NEEDED)), count.repeat(paths)
+    steps = grams.steps_of(gram, before, False)
+    fit = grams.fit_of(gram, counts)
+    fates = grams.fate_of(steps, fit, counts, norms.reshape(-1), states.dtype, rule.growth, rule.spiral)
+    hazard = torch.sigmoid(gate_logits.float()).reshape(-1)
+    told = [steps.change, steps.bend, steps.gain, steps.turning, fit.radius, fit.angle, fit.residual, hazard]
+    return torch.stack(told, dim=-1).view(paths, total, -1), fates.view(paths, total)
 
 
 def _holds(steps: grams.Steps, loops: Tensor, rule: BoundaryRule) -> Tensor:

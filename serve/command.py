@@ -21,6 +21,7 @@ from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.service import EngineService
+from sigma0.settings import parse_on_collapse
 
 
 class _Environment(BaseSettings):
@@ -55,6 +56,9 @@ def serve(
     drain_timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds to finish what was begun, once the server is to end. [30]")
     ] = None,
+    on_collapse: Annotated[
+        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
+    ] = "stop",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
@@ -79,6 +83,7 @@ def serve(
             allowed = check_hosts((*hosts_of(host), *(allowed_host or ())))
         except ValueError as error:
             raise ValueError(f"--allowed-host: {error}") from error
+        collapse = parse_on_collapse(on_collapse)
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if ray:
@@ -106,6 +111,7 @@ def serve(
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
                 "allowed_hosts": allowed,
+                "on_collapse": collapse,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
@@ -120,6 +126,7 @@ def serve(
             request_timeout=request_timeout,
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
             allowed_hosts=allowed,
+            on_collapse=collapse,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         listener = open_socket(host, port)

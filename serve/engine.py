@@ -302,7 +302,7 @@ class Engine:
     def _tell(self, running: Running, token: TokenTold, is_last: bool) -> list[Event]:
         """A token, and the end if it is the last."""
         text = running.feed.add(token.id)
-        is_last = is_last or running.feed.stopped
+        is_last = is_last or running.feed.stopped or running.collapses()
         if is_last:
             text += running.feed.end()
         token = replace(token, text=text)

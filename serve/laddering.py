@@ -238,7 +238,7 @@ class Laddering:
         return JobDone(
             text=text,
             tokens=tokens,
-            finish_reason="stop" if found.stop_reason in ("eos", "stop") else "length",
+            finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
             prompt_tokens=len(task.job.prompt_ids),
             cached_tokens=0,
             total_loops=self._total_loops,
@@ -250,6 +250,7 @@ class Laddering:
             door_text=self._door_text(found),
             trail=self._trail(task, found),
             costs=tuple(cost.to_dict() for cost in found.costs),
+            collapsed=found.stop_reason == "collapse",
         )
 
     def _door_text(self, found: LadderGeneration) -> str:

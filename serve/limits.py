@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.serve.errors import ApiError, busy, unavailable
 from sigma0.serve.hosts import check_hosts
 from sigma0.serve.messages import Busy
+from sigma0.settings import OnCollapse
 
 # What may be read without the key: whether the server is up, and the page, which asks for the key itself.
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -46,6 +47,7 @@ class ServerSettings:
         drain_timeout: Seconds for what is under way when the server is to end; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.hosts` reads them.
+        on_collapse: What becomes of a text that runs in circles, where a request does not say.
     """
 
     api_key: SecretStr | None = None
@@ -63,6 +65,7 @@ class ServerSettings:
     drain_timeout: Seconds = DRAIN_TIMEOUT
     request_timeout: Seconds = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    on_collapse: OnCollapse = "stop"
 
     @field_validator("allowed_hosts")
     @classmethod

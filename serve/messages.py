@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from sigma0.exits import Reason
 from sigma0.ops import Fate
 from sigma0.savings import Savings
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, OnCollapse
 from sigma0.verdict import Door, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]
@@ -52,6 +52,7 @@ class Job:
         context: Texts that the answer may be grounded in.
         whole: Whether nothing of it is told before its end, so that it may be begun anew where its engine is lost.
         cache_salt: Only jobs with the same one share K/V of prompts that begin alike; None shares with all without one.
+        on_collapse: What becomes of a text that runs in circles.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,6 +64,7 @@ class Job:
     context: tuple[str, ...] = ()
     whole: bool = False
     cache_salt: str | None = None
+    on_collapse: OnCollapse = "stop"
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class JobDone:
     Attributes:
         text: The whole new text.
         tokens: All tokens, with what became known of their loops behind their exits.
-        finish_reason: `stop` (an end id or a stop string) or `length`.
+        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`.
         prompt_tokens: Ids of the prompt.
         cached_tokens: Of those, how many were found in the prefix cache.
         total_loops: T.
@@ -135,6 +137,7 @@ class JobDone:
         preemptions: How often its K/V were given up and made anew.
         trail: A ladder's decisions, one JSON object each; empty elsewhere.
         costs: Of each rung of a ladder, as JSON values; empty elsewhere.
+        collapsed: Whether it was ended because it ran in circles.
     """
 
     text: str
@@ -152,6 +155,7 @@ class JobDone:
     preemptions: int = 0
     trail: tuple[dict[str, Any], ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
+    collapsed: bool = False
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ class Planner:
                     context=(read, *options.sources),
                     whole=not body.stream,
                     cache_salt=body.cache_salt,
+                    on_collapse=options.on_collapse or self._settings.on_collapse,
                 )
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
@@ -163,6 +164,9 @@ class Planner:
             raise ApiError(400, NO_LADDER, "sigma0.ladder", "no_ladder")
         unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
         if unit is not None:
+            if options.on_collapse is not None:
+                told = "sigma0.on_collapse: the rungs of a ladder end such texts by themselves: leave it out"
+                raise ApiError(400, told, "sigma0.on_collapse")
             return unit, False
         if self._laddering is not None and switches().routing and options.ladder is not False:
             return "answer", True

@@ -17,7 +17,7 @@ from sigma0.serve.fields import (
     StreamOptions,
     Text,
 )
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, OnCollapse
 
 MAX_STOPS = 4
 # OpenAI's own default of completions; a chat may go on to the end of the context
@@ -60,6 +60,7 @@ class Sigma0Options(Closed):
         trail: Whether the ladder's decisions are sent with the response.
         sources: Texts that the answer may be grounded in, beside the prompt.
         special_tokens: Whether special tokens in the messages or the prompt are those tokens; else they are text.
+        on_collapse: What becomes of a text that runs in circles; None: as the server was started.
     """
 
     exit: Settings | None = None
@@ -68,6 +69,7 @@ class Sigma0Options(Closed):
     trail: bool = False
     sources: Annotated[list[Text], FIRST_ERROR] = Field(default_factory=list)
     special_tokens: bool = False
+    on_collapse: OnCollapse | None = None
 
     @field_validator("exit")
     @classmethod

@@ -82,6 +82,7 @@ class Front:
             max_new_tokens=settings.max_new_tokens,
             request_timeout=settings.request_timeout,
             allowed_hosts=settings.allowed_hosts,
+            on_collapse=settings.on_collapse,
         )
         ladder = None
         if settings.ladder is not None:

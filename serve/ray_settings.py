@@ -7,6 +7,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_va
 
 from sigma0.serve.engine import EngineLimits
 from sigma0.serve.hosts import check_hosts
+from sigma0.settings import OnCollapse
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -39,6 +40,7 @@ class RaySettings(BaseModel):
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.hosts` reads them.
+        on_collapse: What becomes of a text that runs in circles, where a request does not say.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
         policy: Trigger of the ladder, as JSON.
@@ -69,6 +71,7 @@ class RaySettings(BaseModel):
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    on_collapse: OnCollapse = "stop"
     ladder: str | None = None
     budget: str = ""
     policy: str | None = None

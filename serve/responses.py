@@ -171,6 +171,7 @@ class Teller:
             "door_text": done.door_text,
             "cached_tokens": self._cached([done]),
             "preemptions": done.preemptions,
+            "collapsed": done.collapsed,
         }
         if done.costs:
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
+from sigma0.canary import Tighten
 from sigma0.decoding import Emission
 from sigma0.exits import ExitRule
 from sigma0.frontier import Ints
 from sigma0.ops import Operations
+from sigma0.repetition import CollapseStop, EntropyDrop, Repetition
 from sigma0.serve.choosing import generator_for, processors_for
 from sigma0.serve.feed import TextFeed
 from sigma0.serve.messages import Job, TokenTold
@@ -65,6 +67,9 @@ class Running:
         saved: What the collapse statistics remember of it while it is not running.
         fates: Of its columns' loops, likewise.
         met: Whether its columns met a boundary's rule, likewise.
+        repetition: Of the ids that were told.
+        drop: Of the entropy at them.
+        collapsed: Whether it was ended because it runs in circles.
     """
 
     def __init__(
@@ -95,6 +100,12 @@ class Running:
         self._model = model
         self._device = model.device
         self._processors = processors_for(job.sampling, self.prompt)
+        if job.on_collapse == "tighten":
+            self._processors.append(Tighten(self.prompt))
+        self._collapse = CollapseStop() if job.on_collapse == "stop" else None
+        self.repetition = Repetition()
+        self.drop = EntropyDrop()
+        self.collapsed = False
         self._generator = generator_for(job.sampling, model.device)
 
     @property
@@ -131,6 +142,11 @@ class Running:
     def is_last(self, token_id: int) -> bool:
         """Whether the text ends with an id that is about to be told."""
         return token_id in self._eos or len(self.told) + 1 >= self.job.max_new_tokens
+
+    def collapses(self) -> bool:
+        """Whether the text ends with the id that is being told because it runs in circles."""
+        self.collapsed = self._collapse is not None and self._collapse.ends(self.repetition)
+        return self.collapsed
 
     def ends_text(self, token_id: int) -> bool:
         """Whether an id is an end."""

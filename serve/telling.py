@@ -12,6 +12,7 @@ from sigma0.exits import exit_reason
 from sigma0.frontier import Bools, Ints
 from sigma0.grounding import check
 from sigma0.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Operations
+from sigma0.record import read_together
 from sigma0.savings import savings
 from sigma0.serve.choosing import logprobs_of
 from sigma0.serve.messages import JobDone, TokenTold
@@ -106,7 +107,13 @@ class Teller:
     def tell(self, read: Sequence[Read]) -> list[TokenTold]:
         """The tokens of one pass, none twice of a request; their texts are still to be added."""
         numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(read)
-        if self.watch and read:
+        for each in read:
+            each.running.repetition.append(each.token_id)
+        if self.watch and read and self._ops.backend != "triton":
+            repeated = [each.running.repetition.at(-1) for each in read]
+            drops = [each.running.drop for each in read]
+            numbers = read_together(torch.stack([each.logits for each in read]), repeated, drops).tolist()
+        elif self.watch and read:
             logits = torch.stack([each.logits for each in read])
             chosen = to_device(np.array([each.token_id for each in read]), logits.device)
             slots = to_device(np.array([each.running.entry.slot for each in read]), logits.device)
@@ -155,9 +162,11 @@ class Teller:
             score = check(running.feed.text, running.job.context).score
             parts = [of_token(each.reason, each.depth, each.fate, each.proximity or 0.0) for each in tokens]
             verdict = aggregate(parts, self._policy, score)
+            if running.collapsed:
+                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        ended = running.ends_text(tokens[-1].id) or running.feed.stopped
+        ended = running.ends_text(tokens[-1].id) or running.feed.stopped or running.collapsed
         return JobDone(
             text=running.feed.text,
             tokens=tuple(tokens),
@@ -172,6 +181,7 @@ class Teller:
             door=opened,
             door_text=text,
             preemptions=running.entry.preemptions,
+            collapsed=running.collapsed,
         )
 
 

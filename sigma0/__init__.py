@@ -7,7 +7,8 @@ from sigma0.export import export
 from sigma0.loading import load, shipped_models
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.settings import ExitConfig, FateConfig
-from sigma0.text import Generation, Token, generate, stream
+from sigma0.text import Generation, generate, stream
+from sigma0.tokens import Token
 from sigma0.verdict import DoorPolicy, ReasonVerdict, door
 
 __all__ = [

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from sigma0.ops import READINGS, Backend, CollapseRule, CollapseState, operations
+from sigma0.repetition import Repetition
 
 # Ids that decide whether a call continues the text of the one before it.
 _COMPARED = 128
@@ -84,6 +85,16 @@ class Adaptation:
             )
         if not 0 < self.eps_factor <= 1 or self.least_eps <= 0:
             raise ValueError(f"eps_factor lies in (0, 1], least_eps above 0; got {self.eps_factor}, {self.least_eps}")
+
+    def strength(self, proximity: float) -> float:
+        """Share of the bounds that a proximity asks for, in [0, 1]."""
+        return min(1.0, max(0.0, (proximity - self.begin) / (1 - self.begin)))
+
+    def soften(self, recent: Tensor, scores: Tensor, strength: float) -> Tensor:
+        """Scores `[1, V]` under a share of the penalty, on recent ids `[1, N]`, and of the temperature."""
+        penalty = RepetitionPenaltyLogitsProcessor(1 + strength * (self.penalty - 1))
+        softer: Tensor = penalty(recent, scores) / (1 + strength * (self.temperature - 1))
+        return softer
 
 
 @dataclass
@@ -342,10 +353,8 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
         adapted = scores.clone()
         for row, strength in enumerate(strengths):
             if strength > 0 and not over[row]:
-                penalty = RepetitionPenaltyLogitsProcessor(1 + strength * (bounds.penalty - 1))
                 recent = input_ids[row : row + 1, -min(_COMPARED, int(self.canary.tokens[row])) :]
-                softer = penalty(recent, adapted[row : row + 1]) / (1 + strength * (bounds.temperature - 1))
-                adapted[row] = softer[0]
+                adapted[row] = bounds.soften(recent, adapted[row : row + 1], strength)[0]
                 self.canary.actions[row].softened += 1
                 self.canary.actions[row].strongest = max(self.canary.actions[row].strongest, strength)
         return self._pushed(adapted, over)
@@ -386,6 +395,40 @@ class Collapsed(StoppingCriteria):  # type: ignore[misc]
         fired = (reading.proximity >= self.tau) & ~self.watch.over
         self.watch.end(fired)
         return fired.to(input_ids.device)
+
+
+class Tighten(LogitsProcessor):  # type: ignore[misc]
+    """On rising proximity raises repetition penalty and temperature, within bounds.
+
+    What it does depends on the ids alone and is reckoned anew from them at each call, so that `verify` may ask it about
+    the same token more than once. The text is another one than without it, also where depth is lossless: what is exact
+    then is that the same scores are processed in the same way.
+
+    Args:
+        prompt: Ids of the prompt, which do not count.
+        bounds: How far it may go.
+        rule: Parts of the proximity, of which those of the ids alone count.
+    """
+
+    def __init__(self, prompt: int, bounds: Adaptation | None = None, rule: CollapseRule | None = None) -> None:
+        self._prompt = prompt
+        self._bounds = bounds or Adaptation()
+        self._rule = rule or CollapseRule()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores `[B, V]` behind ids `[B, S]`."""
+        adapted = scores
+        for row, ids in enumerate(input_ids[:, self._prompt :].tolist()):
+            text = Repetition()
+            # as far back as the counts of the last id reach
+            for token_id in ids[-2 * _COMPARED :]:
+                text.append(token_id)
+            strength = self._bounds.strength(text.at(-1).proximity(self._rule)) if ids else 0.0
+            if strength > 0:
+                adapted = adapted.clone() if adapted is scores else adapted
+                recent = input_ids[row : row + 1, self._prompt :][:, -_COMPARED:]
+                adapted[row] = self._bounds.soften(recent, adapted[row : row + 1], strength)[0]
+        return adapted
 
 
 def tighten(eps: float, bounds: Adaptation | None = None) -> float:

@@ -19,7 +19,7 @@ from sigma0.parallel import together
 from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.serve.command import serve
 from sigma0.serve.size_command import size
-from sigma0.settings import ExitConfig
+from sigma0.settings import ExitConfig, parse_on_collapse
 from sigma0.solve_command import solve
 from sigma0.text import Messages, stream
 from sigma0.trail_command import trail
@@ -72,6 +72,9 @@ def generate(
     dtype: Dtype = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    on_collapse: Annotated[
+        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
+    ] = "stop",
     tensor_parallel: Annotated[
         bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
     ] = False,
@@ -117,6 +120,7 @@ def generate(
                 "standard input, and do not agree on what a ladder hands up"
             )
         exit_settings(options)
+        parse_on_collapse(on_collapse)
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
@@ -158,6 +162,7 @@ def generate(
                 do_sample=temperature > 0,
                 verdict=True if verdict else None,
                 special_tokens=special_tokens,
+                on_collapse=parse_on_collapse(on_collapse),
                 **settings,
             )
             if speaks and not as_json:

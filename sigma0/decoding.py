@@ -15,6 +15,7 @@ from transformers.generation import stopping_criteria as criteria
 
 from sigma0.frontier import Ints, SkippedTokens
 from sigma0.ops import CollapseRule
+from sigma0.repetition import CollapseStop, Repetition
 from sigma0.transfer import to_device, to_host
 from sigma0.wave import Exits, Wave
 
@@ -95,6 +96,9 @@ class TokenLoop(ABC):
         ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
         lengths: Ids of each sequence, `[B]`.
         record: Statistics of the new tokens, where the wave keeps them.
+        repetition: Of the new tokens of each sequence, as far as they are final.
+        collapse: When a text that runs in circles is ended; None never.
+        collapsed: Sequences that were ended so.
         scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
         raw_logits: As `scores`, before processing.
     """
@@ -129,6 +133,9 @@ class TokenLoop(ABC):
         self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
         self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
         self.record = wave.record
+        self.repetition = [Repetition() for _ in range(batch)]
+        self.collapse: CollapseStop | None = None
+        self.collapsed: set[int] = set()
         self.generators = _generators(batch, self.device) if generation_config.do_sample else None
 
     @property
@@ -145,7 +152,7 @@ class TokenLoop(ABC):
         """
 
     def observe(self, sequences: Ints, places: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
-        """Takes new tokens into the record.
+        """Takes new tokens into the record, where a kernel reads them as they are chosen.
 
         Args:
             sequences: Batch indices, none twice, `[N]`.
@@ -154,9 +161,9 @@ class TokenLoop(ABC):
             chosen: Their ids `[N]`; None takes the likeliest.
 
         Returns:
-            The ids; `chosen` itself where there is no record.
+            The ids; `chosen` itself where nothing is read.
         """
-        if self.record is None:
+        if self.record is None or self.wave.ops.backend != "triton":
             return chosen
         at = to_device(np.stack([sequences, places]), self.record.device)
         told = None if chosen is None else chosen.to(self.record.device)
@@ -165,6 +172,24 @@ class TokenLoop(ABC):
         )
         self.record.read(reading, at[0], at[1], int(places.max()))
         return reading.chosen
+
+    def note(self, sequences: Ints, logits: Tensor) -> None:
+        """Takes the reading of each sequence's last final token into the record, where no kernel has done so.
+
+        Args:
+            sequences: Batch indices, none twice, `[N]`.
+            logits: What each was read from, `[N, V]`.
+        """
+        if self.record is not None and self.wave.ops.backend != "triton":
+            places = np.array([self.repetition[each].tokens - 1 for each in sequences.tolist()])
+            self.record.note_reading(logits, sequences, places, self.repetition)
+
+    def collapses(self, sequence: int) -> bool:
+        """Whether a sequence is ended behind its last final token, since it runs in circles."""
+        if self.collapse is None or not self.collapse.ends(self.repetition[sequence]):
+            return False
+        self.collapsed.add(sequence)
+        return True
 
     @torch.no_grad()
     def enter(self, emissions: Sequence[Emission]) -> None:
@@ -231,6 +256,9 @@ class DirectLoop(TokenLoop):
         self.ids[at[0], at[1]] = chosen
         self.lengths[exits.sequences] += 1
         token_ids = to_host(chosen).tolist()
+        for sequence, token_id in zip(exits.sequences.tolist(), token_ids, strict=True):
+            self.repetition[sequence].append(token_id)
+        self.note(exits.sequences, exits.logits)
         ended = self._ended(exits.sequences.tolist(), token_ids)
         emissions = tuple(
             Emission(int(sequence), token_id, int(depth), bool(met), last, bool(diverged))
@@ -294,8 +322,8 @@ class DirectLoop(TokenLoop):
         lengths = self.lengths[sequences].tolist()
         limit = self.max_length
         return [
-            stop or token_id in self.eos or (limit is not None and length >= limit)
-            for stop, token_id, length in zip(asked, token_ids, lengths, strict=True)
+            stop or token_id in self.eos or (limit is not None and length >= limit) or self.collapses(sequence)
+            for sequence, stop, token_id, length in zip(sequences, asked, token_ids, lengths, strict=True)
         ]
 
     def _ask_criteria(self, sequences: Ints) -> list[bool]:

@@ -28,10 +28,19 @@ from sigma0.kernels.boundary import (
     Fate,
 )
 from sigma0.kernels.collapse import (
+    ALPHA,
+    FLOOR,
+    GRAM,
+    LAGS,
     READINGS,
+    SETTLED,
+    SHORTEST,
+    WARM_UP,
+    WINDOW,
     Collapse,
     CollapseRule,
     CollapseState,
+    certainty,
     collapse,
     collapse_reference,
     leads,
@@ -39,17 +48,25 @@ from sigma0.kernels.collapse import (
 )
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.loop_boundary import SHRINK, loop_boundary, observe
+from sigma0.kernels.loop_boundary import SHRINK, loop_boundary, observe, observe_paths
 
 __all__ = [
+    "ALPHA",
     "DIVERGED",
     "FATES",
+    "FLOOR",
+    "GRAM",
     "KEPT",
+    "LAGS",
     "MET",
     "PARALLEL",
     "READINGS",
+    "SETTLED",
+    "SHORTEST",
     "SHRINK",
     "STATISTICS",
+    "WARM_UP",
+    "WINDOW",
     "Backend",
     "Boundary",
     "BoundaryRule",
@@ -65,9 +82,11 @@ __all__ = [
     "PlaneGroup",
     "Steps",
     "alone",
+    "certainty",
     "fate_of",
     "leads_reference",
     "observe",
+    "observe_paths",
     "operations",
     "plane_attention",
     "solve",

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -12,7 +12,20 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
+# What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
+OnCollapse = Literal["stop", "tighten", "ignore"]
 S = TypeVar("S", bound="Stored")
+
+
+def parse_on_collapse(value: Any) -> OnCollapse:
+    """What is to become of a text that runs in circles.
+
+    Raises:
+        ValueError: For anything else than `stop`, `tighten` or `ignore`.
+    """
+    if value not in get_args(OnCollapse):
+        raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:_LONGEST]!r}")
+    return cast(OnCollapse, value)
 
 
 class Stored:

@@ -1,8 +1,10 @@
 """Text in, text out: `generate` and `stream`, with the depth of every token."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -10,23 +12,26 @@ import torch
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from sigma0.canary import Tighten
 from sigma0.decoding import Emission, TokenLoop
-from sigma0.exits import ExitRule, Reason, exit_reason
+from sigma0.exits import ExitRule, exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
-from sigma0.ops import FATES, READINGS, STATISTICS, Fate
+from sigma0.ops import FATES, READINGS, STATISTICS
+from sigma0.repetition import CollapseStop
 from sigma0.savings import savings
-from sigma0.settings import ExitConfig, switches
+from sigma0.settings import ExitConfig, OnCollapse, parse_on_collapse, switches
 from sigma0.special_tokens import text_encoder
+from sigma0.tokens import StreamedToken, Token
 from sigma0.transfer import to_host
-from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, of_token, patience_for
+from sigma0.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
 from sigma0.wave import Exits
 
 Messages = Sequence[Mapping[str, Any]]
-StopReason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length", "collapse"]
 # generate() arguments that would change what a stream of one sequence is
 REFUSED = (
     "assistant_model",
@@ -45,57 +50,14 @@ REFUSED = (
 
 
 @dataclass(frozen=True)
-class Token:
-    """A new token.
-
-    Attributes:
-        id: Its id.
-        text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
-        depth: Loop at which it was read, from 1.
-        reason: Why it stopped there, as `sigma0.exits.exit_reason` names it.
-        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is
-            asked for. In a finished generation the loops that ran behind its exit count too.
-        angle: Radians.
-        fate: The mildest of its last loops; None where too few were run.
-        proximity: How near the text was to running in circles.
-        margin: Lead of the likeliest id; None also where the logits are no numbers, as is the next.
-        entropy: Of the distribution, nats.
-        would_have_met: Under `full` and `fixed`, whether the checkpoint's own rule would have been met by that loop;
-            None where its statistics do not say, and under rules, whose tokens say it by their reason.
-    """
-
-    id: int
-    text: str
-    depth: int
-    reason: Reason
-    radius: float | None = None
-    angle: float | None = None
-    fate: Fate | None = None
-    proximity: float | None = None
-    margin: float | None = None
-    entropy: float | None = None
-    would_have_met: bool | None = None
-
-    @property
-    def verdict(self) -> ReasonVerdict:
-        """On this token alone.
-
-        Raises:
-            ValueError: Where no verdict was asked for.
-        """
-        if self.proximity is None:
-            raise ValueError("no verdict was asked for: pass verdict=True")
-        return of_token(self.reason, self.depth, self.fate, self.proximity)
-
-
-@dataclass(frozen=True)
 class Generation:
     """A finished continuation.
 
     Attributes:
         text: The new text, special tokens left out.
         tokens: The new tokens, a final EOS included.
-        stop_reason: `eos`, `stop` (a stop string or a caller's criterion) or `length`.
+        stop_reason: `eos`, `stop` (a stop string or a caller's criterion), `length`, or `collapse`: it ran in circles
+            and was ended, with what it had written so far.
         mean_depth: Mean exit depth of the tokens after the first; None for a single token.
         depth_saved: See `sigma0.savings.Savings`, as are the next two.
         passes_saved: Passes saved.
@@ -200,6 +162,21 @@ class TextStream(Iterator[Token]):
 
     def __next__(self) -> Token:
         """The next token."""
+        token = self._next()
+        if self._loop.record is None:
+            return token
+        streamed = StreamedToken(token.id, token.text, token.depth, token.reason)
+        return streamed.wait(partial(self._as_streamed, len(self._tokens) - 1))
+
+    def finish(self) -> Generation:
+        """Writes the rest, and sums up."""
+        while not self._done:
+            self._next()
+        return self.generation
+
+    def _next(self) -> Token:
+        if self._done:
+            raise StopIteration
         (emission,) = next(self._emissions)
         text = self._decoder.step(self._tokenizer.backend_tokenizer, emission.token_id) or ""
         if emission.last:
@@ -208,10 +185,15 @@ class TextStream(Iterator[Token]):
             next(self._emissions, None)
         reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged)
         token = Token(emission.token_id, text, emission.depth, reason)
-        if self._loop.record is not None:
-            (token,) = self._with_statistics([token], len(self._tokens))
         self._tokens.append(token)
         return token
+
+    def _as_streamed(self, number: int, token: Token) -> Token:
+        """The token with what was known of it when it came: loops that ran later do not count."""
+        # the first is read from a prompt that has run all its loops, and under `verify` every token is
+        all_loops = number == 0 or self._exit_config.after_exit == "verify"
+        (told,) = self._with_statistics([token], number, None if all_loops else token.depth)
+        return told
 
     @property
     def loop_statistics(self) -> Tensor:
@@ -249,6 +231,8 @@ class TextStream(Iterator[Token]):
             grounding = check(text, self._context)
             policy = self._policy
             verdict = aggregate([token.verdict for token in tokens], policy, grounding.score)
+            if self._loop.collapsed:
+                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
         return Generation(
             text=text,
             tokens=tokens,
@@ -268,28 +252,33 @@ class TextStream(Iterator[Token]):
             policy=policy,
         )
 
-    def _with_statistics(self, tokens: Sequence[Token], first: int) -> tuple[Token, ...]:
-        """The tokens, of which the first has number `first`, with what the record tells of them so far."""
+    def _with_statistics(self, tokens: Sequence[Token], first: int, loops: int | None = None) -> tuple[Token, ...]:
+        """The tokens, of which the first has number `first`, with what the record tells of them.
+
+        Args:
+            tokens: One after the other.
+            first: Number of the first.
+            loops: How many of each one's loops count; None: all that were run.
+        """
         record = self._loop.record
         assert record is not None
         where = slice(first, first + len(tokens))
-        loops, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
-        rule, told = self._unasked, []
-        for token, path, known, reading in zip(tokens, loops, fates, readings, strict=True):
-            ran, margin = int(np.isfinite(path[:, 0]).sum()), _finite(reading[_MARGIN])
-            told.append(
-                replace(
-                    token,
-                    radius=_finite(path[ran - 1, _RADIUS]),
-                    angle=_finite(path[ran - 1, _ANGLE]),
-                    fate=mildest([FATES[fate] for fate in known[:ran].tolist()], self.patience),
-                    proximity=_finite(reading[_PROXIMITY]),
-                    margin=margin,
-                    entropy=_finite(reading[_ENTROPY]),
-                    would_have_met=None if rule is None else rule.would_have_been_met(path[:ran], margin),
-                )
-            )
-        return tuple(told)
+        paths, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        ran = np.isfinite(paths[:, :, 0]).sum(axis=1)
+        if loops is not None:
+            ran = np.minimum(ran, loops)
+        last = paths[np.arange(len(paths)), ran - 1]  # [N, 8]
+        numbers = np.stack([last[:, _RADIUS], last[:, _ANGLE], *readings[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T], axis=1)
+        rule, described = self._unasked, []
+        for token, path, row, known, count in zip(
+            tokens, paths, numbers.tolist(), fates.tolist(), ran.tolist(), strict=True
+        ):
+            radius, angle, proximity, margin, entropy = map(_finite, row)
+            fate = mildest([FATES[code] for code in known[:count]], self.patience)
+            met = None if rule is None else rule.would_have_been_met(path[:count], margin)
+            figures = (radius, angle, fate, proximity, margin, entropy, met)
+            described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
+        return tuple(described)
 
     def _rest(self, emission: Emission) -> str:
         """What the last token adds, an unfinished character included."""
@@ -302,13 +291,15 @@ class TextStream(Iterator[Token]):
             return "eos"
         if any(string in text for string in self._stop):
             return "stop"
+        if self._loop.collapsed:
+            return "collapse"
         full = self._loop.max_length is not None and int(self._loop.lengths[0]) >= self._loop.max_length
         return "length" if full else "stop"
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: float) -> float | None:
     """A number that JSON can hold; None where a broken model has none."""
-    return float(value) if np.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def encode(tokenizer: Any, prompt: str | Messages, special_tokens: bool = False) -> Tensor:
@@ -374,6 +365,7 @@ def stream(
     sources: Sequence[str] = (),
     policy: DoorPolicy | Mapping[str, Any] | None = None,
     special_tokens: bool = False,
+    on_collapse: OnCollapse = "stop",
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they come.
@@ -391,6 +383,9 @@ def stream(
         sources: Texts that the answer may be grounded in, beside the prompt.
         policy: What the verdict's doors ask for; None: as the checkpoint says (`model.door_policy`).
         special_tokens: Whether special tokens in the prompt are those tokens; by default they are text (see `encode`).
+        on_collapse: What becomes of a text that runs in circles (`sigma0.repetition.CollapseStop`): `stop` ends it, and
+            what it wrote until then is what it writes with `ignore`; `tighten` raises repetition penalty and
+            temperature while it does (`sigma0.canary.Tighten`), which writes another text; `ignore` lets it run.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -414,8 +409,12 @@ def stream(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
     config = model.resolve_exit_config(exit_config)
+    on_collapse = parse_on_collapse(on_collapse)
     ids = encode(tokenizer, prompt, special_tokens)
     check_context(model, ids.shape[1], max_new_tokens)
+    if on_collapse == "tighten":
+        others = generate_kwargs.get("logits_processor") or []
+        generate_kwargs["logits_processor"] = LogitsProcessorList([*others, Tighten(ids.shape[1])])
     criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
     if stop:
         criteria.append(StopStringCriteria(tokenizer, list(stop)))
@@ -433,6 +432,8 @@ def stream(
             output_statistics=switches().verdict if verdict is None else verdict,
             **generate_kwargs,
         )
+    if on_collapse == "stop":
+        loop.collapse = CollapseStop()
     read = tokenizer.decode(ids[0], skip_special_tokens=True)
     return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy, model.unasked_rule(config))
 
@@ -466,9 +467,7 @@ def generate(
     if ladder is not None and kwargs.get("special_tokens"):
         raise ValueError("a ladder reads special tokens as text: leave special_tokens out, or the ladder")
     tokens = stream(model, tokenizer, prompt, **kwargs)
-    for _ in tokens:
-        pass
-    written = tokens.generation
+    written = tokens.finish()
     if ladder is not None and not switches().ladder:
         warnings.warn("a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up", stacklevel=2)
     if ladder is None or not switches().ladder or written.door in (None, "converge"):

@@ -202,7 +202,9 @@ class VerifiedLoop(TokenLoop):
             sequences = np.array([emission.sequence for emission, _ in told])
             places = np.array([len(self.accepted[sequence]) - 1 for sequence in sequences])
             chosen = to_device(np.array([emission.token_id for emission, _ in told]), self.device)
-            self.observe(sequences, places, torch.stack([logits for _, logits in told]), chosen)
+            logits = torch.stack([logits for _, logits in told])
+            self.observe(sequences, places, logits, chosen)
+            self.note(sequences, logits)
         return tuple(emission for emission, _ in told)
 
     def _tell(self, sequence: int, row: Row, depth: int, met: bool) -> None:
@@ -210,6 +212,7 @@ class VerifiedLoop(TokenLoop):
         place = int(self.lengths[sequence])
         token_id, _ = self._draw(sequence, row, self._scores(sequence, place, row, keep=True))
         self._write(sequence, place, token_id)
+        self.repetition[sequence].append(token_id)
         self._conclude(sequence, token_id, depth, met, True, row)
 
     def _propose(self, sequence: int, row: Row, depth: int, met: bool, diverged: bool) -> None:
@@ -256,7 +259,10 @@ class VerifiedLoop(TokenLoop):
         assert place == self._prompt + len(self.accepted[sequence])
         scores = self._scores(sequence, place, row, keep=True)
         token_id, stood = self._judge(sequence, place, self.wave.rule.total_loops, proposal, row, scores)
-        if stood and self._ends(sequence, place + 1, token_id) == proposal.ends:
+        self.repetition[sequence].append(token_id)
+        stands = stood and self._ends(sequence, place + 1, token_id) == proposal.ends
+        # behind a collapse nothing follows, though followers were fed
+        if stands and (proposal.ends or not self.collapses(sequence)):
             self.accepted[sequence].append(True)
             emission = Emission(sequence, token_id, proposal.depth, proposal.met, proposal.ends, proposal.diverged)
             self._told.append((emission, row.logits))
@@ -299,7 +305,7 @@ class VerifiedLoop(TokenLoop):
     ) -> None:
         """Tells a token behind which nothing has been proposed, and feeds it back unless the text ends."""
         self.accepted[sequence].append(stood)
-        ends = self._ends(sequence, int(self.lengths[sequence]), token_id)
+        ends = self._ends(sequence, int(self.lengths[sequence]), token_id) or self.collapses(sequence)
         emission = Emission(sequence, token_id, depth, met, ends, diverged)
         self._told.append((emission, row.logits))
         if not emission.last:

@@ -18,7 +18,7 @@ from sigma0.exits import ExitRule
 from sigma0.frontier import Bools, Frontier, Ints
 from sigma0.ops import DIVERGED, MET
 from sigma0.pass_rows import LoopedModel, PassRows
-from sigma0.record import RunRecord
+from sigma0.record import PathReader, RunRecord
 from sigma0.transfer import to_device, to_host
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -82,10 +82,17 @@ class Wave:
     record: RunRecord | None = None
     _leading: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     _parked: Frontier | None = None
+    _reader: PathReader | None = None
 
     def __post_init__(self) -> None:
         self.ops = self.model.operations
-        self._boundary_rule = self.rule.boundary(watch=self.record is not None)
+        self._boundary_rule = self.rule.boundary(watch=False)
+        if self.record is not None:
+            watching = self.rule.boundary(watch=True)
+            self._reader = PathReader(self.model.gate, watching)
+            # the kernel tells statistics in its one launch; in plain torch they wait, unless the rule needs them itself
+            if self.ops.backend == "triton" or self._boundary_rule.watches:
+                self._boundary_rule = watching
         # the kernel norms too, and faster; in plain torch the boundary is worth its time only where it says something
         decides = self._boundary_rule.decides_by != "none"
         self._asks_boundary = self._boundary_rule.watches or decides or self.ops.backend == "triton"
@@ -132,8 +139,7 @@ class Wave:
         self._leading = np.concatenate([self._leading, np.ones(len(entrants), dtype=np.bool_)])
         self.cache.extend(int(columns.max()) + 1)
         if record is not None:
-            at = to_device(np.stack([sequences, columns]), record.device)
-            record.open(at[0], at[1], int(columns.max()))
+            record.open(sequences, columns)
 
     def advance(self) -> Exits | None:
         """Runs one pass; returns the tokens that stopped in it, if any."""
@@ -194,7 +200,7 @@ class Wave:
         cache.counts.rows += len(frontier)
         rows = PassRows(cache, frontier, self.ops)
         raw = self.model.block(frontier.hidden, rows)  # [R, D]
-        decisions = None
+        boundary = decisions = None
         if self._asks_boundary:
             at = rows.on(raw.device)
             assert cache.slots.state is not None
@@ -202,11 +208,15 @@ class Wave:
                 self.model, raw, frontier.hidden, cache.slots.state, at.slots, self._boundary_rule
             )
             hidden, decisions = boundary.hidden, boundary.decisions
-            if self.record is not None:
-                at = rows.on(self.record.device)
-                self.record.put(boundary, at.sequences, at.columns, at.loops)
         else:
             hidden = self.model.norm(raw)
+        if self.record is not None:
+            where = (frontier.sequences, frontier.columns, frontier.loops)
+            if boundary is not None and self._boundary_rule.watches:
+                self.record.put(boundary, *where)
+            else:
+                assert self._reader is not None
+                self.record.note(hidden, *where, self._reader)
         cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
         return decisions
 

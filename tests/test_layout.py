@@ -21,9 +21,11 @@ LEVELS = [
     {"sigma0.kernels"},
     {"sigma0.transfer", "sigma0.ops"},
     {"sigma0.settings", "sigma0.frontier", "sigma0.savings", "sigma0.outputs", "sigma0.parallel"},
+    {"sigma0.repetition"},
     {"sigma0.record", "sigma0.slots"},
     {"sigma0.cache", "sigma0.exits"},
     {"sigma0.verdict", "sigma0.canary", "sigma0.trajectory"},
+    {"sigma0.tokens"},
     {
         "sigma0.dropped",
         "sigma0.effort",

@@ -123,6 +123,8 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
                 stop=stop,
                 seed=config.seed,
                 verdict=True,
+                # as `model.generate`, which the other harness calls
+                on_collapse="ignore",
                 **_sampling(config),
             )
             seconds = time.monotonic() - began

@@ -150,6 +150,7 @@ def _looped(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, s
         stop=settings.stop,
         seed=seed,
         verdict=False,
+        on_collapse="ignore",
         **_drawing(settings),
     )
     depths = sum(token.depth for token in written.tokens[1:])

@@ -59,8 +59,12 @@ def free_runs(
     for index in range(n):
         item = draw(split, seed, index, questions=1).items[0]
         prompt = chat_messages([item])[:1] if index % 2 else item.prompt
-        early = generate(model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=exit_config)
-        full = generate(model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=ExitConfig(mode="full"))
+        early = generate(
+            model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=exit_config, on_collapse="ignore"
+        )
+        full = generate(
+            model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=ExitConfig(mode="full"), on_collapse="ignore"
+        )
         exits.append(early)
         same += [token.id for token in early.tokens] == [token.id for token in full.tokens]
         right += early.text.strip() == item.answer

@@ -73,7 +73,9 @@ class Bench:
 
     def run(self, way: Way, kind: str, amount: float, requests: int) -> None:
         """One way under one load, once."""
-        extra = {} if way.exit_config is None else {"sigma0": {"exit": asdict(way.exit_config)}}
+        # answers go on past their end, where they may well run in circles
+        own = {"on_collapse": "ignore"}
+        extra = {} if way.exit_config is None else {"sigma0": {"exit": asdict(way.exit_config), **own}}
         ask = Ask(way.url, way.model, self.prompts, self.max_tokens, extra)
         before = counts(way.url) if way.exit_config is not None else {}
         driven = closed_loop(ask, int(amount), requests) if kind == "closed" else open_loop(ask, amount, requests)

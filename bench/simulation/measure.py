@@ -104,7 +104,8 @@ def measure_inputs(
 
     for number, watch in enumerate(watches):
         mine = prompts[number::ROUNDS]
-        jobs = {name: [Job(ids, conditions.max_new_tokens, config) for ids in mine] for name, config in configs.items()}
+        new = conditions.max_new_tokens
+        jobs = {name: [Job(ids, new, config, on_collapse="ignore") for ids in mine] for name, config in configs.items()}
         # the first steps of a process are slow
         play(ready(), [(0.0, job) for job in jobs[SHORT][:2]], Stopwatch(model.device))
         for name, asked in jobs.items():

@@ -12,7 +12,7 @@ from sigma0.text import Token
 from sigma0.verdict import ReasonVerdict
 
 LadderDoor = Literal["converge", "abort", "top_rung", "accepted"]
-LadderStop = Literal["eos", "stop", "length", "budget"]
+LadderStop = Literal["eos", "stop", "length", "collapse", "budget"]
 
 
 @dataclass(frozen=True)

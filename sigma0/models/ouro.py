@@ -28,6 +28,7 @@ from sigma0.ops import BoundaryWeights
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.parallel import agreement, check_heads, shares
 from sigma0.pass_rows import PassRows
+from sigma0.record import PathReader
 from sigma0.settings import ExitConfig
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
@@ -338,14 +339,19 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        chosen = select_exits(rule, states, gates, self.lm_head, record is not None, agreement(self), verified)
+        # what the rule does not decide by can wait
+        watch = record is not None and rule.boundary(watch=False).watches
+        chosen = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it
             outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]
         logits = self.lm_head(chosen.hidden)
         if record is not None:
-            assert cache is not None and chosen.statistics is not None and chosen.fates is not None
-            record.put_prompt(chosen.statistics[:, :, -1], chosen.fates[:, :, -1], cache.length - 1)
+            assert cache is not None
+            if chosen.statistics is not None and chosen.fates is not None:
+                record.put_prompt(chosen.statistics[:, :, -1], chosen.fates[:, :, -1], cache.length - 1)
+            else:
+                record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.boundary(watch=True)))
             record.pending = logits[:, -1]
         return LoopedCausalLMOutput(
             loss=None if labels is None else self._loop_loss(outputs, labels, **kwargs),
