@@ -108,7 +108,7 @@ def _descriptor_bytes(process: int, shared: dict[tuple[int, int], int]) -> int:
 
 
 def _hidden_descriptor_bytes(process: int) -> int:
-    """Of a process that is not dumpable, which shows no ordinary user what its descriptors are: each may be a socket."""
+    """Of a process that is not dumpable, which shows ordinary users no descriptors: each may be a socket."""
     try:
         number = len(os.listdir(f"/proc/{process}/fdinfo"))
     except PermissionError:
