@@ -10,18 +10,21 @@ pair with the usual buffers, and no descriptor is under way between processes.
 | a mapping | its record, and a link to each process that it was inherited from: 4 KiB |
 | a file in what can be written to | its pages, and its records: 2 KiB |
 | an open pipe | 16 pages |
-| an open socket | twice `net.core.wmem_default`, since a message may begin below the limit and end above it |
+| an open socket | twice the usual buffer, since a message may begin below the limit and end above it |
 | any other descriptor | 32 KiB, for what is buffered of files in /proc |
 | a lock, a watched descriptor | 256 bytes |
 """
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
 
 from sigma0.reason.isolation import SCRATCH, SHARED_MEMORY
 
+# of a process, as its limit has it
+MOST_OPEN_FILES = 64
 _THREAD_BYTES = 64 * 1024
 _MAPPING_BYTES = 4 * 1024
 _FILE_BYTES = 2 * 1024
@@ -83,6 +86,8 @@ def _descriptor_bytes(process: int, shared: dict[tuple[int, int], int]) -> int:
     total = 0
     try:
         descriptors = os.listdir(f"/proc/{process}/fd")
+    except PermissionError:
+        return _hidden_descriptor_bytes(process)
     except OSError:
         # ended, or about to: its descriptors are closed
         return 0
@@ -102,10 +107,24 @@ def _descriptor_bytes(process: int, shared: dict[tuple[int, int], int]) -> int:
     return total
 
 
+def _hidden_descriptor_bytes(process: int) -> int:
+    """Of a process that is not dumpable, which shows ordinary users no descriptors: each may be a socket."""
+    try:
+        number = len(os.listdir(f"/proc/{process}/fdinfo"))
+    except PermissionError:
+        number = MOST_OPEN_FILES
+    except OSError:
+        # it ended meanwhile
+        number = 0
+    return number * _socket_bytes()
+
+
 @lru_cache(maxsize=1)
 def _socket_bytes() -> int:
-    with open("/proc/sys/net/core/wmem_default") as file:
-        return 2 * int(file.read())
+    # asked of a socket: /proc/sys/net/core is not there in every network namespace
+    one, other = socket.socketpair()
+    with one, other:
+        return 2 * one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def _entries(path: str) -> int:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sigma0.reason.accounting import MOST_OPEN_FILES
 from sigma0.reason.cgroups import ControlGroup, make_group
 from sigma0.reason.inside import RECORD_BYTES, SLOTS, SOURCE
 from sigma0.reason.isolation import (
@@ -29,7 +30,6 @@ from sigma0.reason.seccomp import filter_program
 from sigma0.reason.watching import Watched
 
 MOST_PROCESSES = 64
-_MOST_OPEN_FILES = 64
 _STACK_BYTES = 8 * 2**20
 _LONGEST_CPU_S = 2**31
 _LAUNCHER = "/run/inside.py"
@@ -216,7 +216,7 @@ def _limits(job: Job) -> dict[int, int]:
         # never before the wall clock, which may fail to end a run if this process is itself stopped
         resource.RLIMIT_CPU: min(math.ceil(job.timeout_s) * (os.cpu_count() or 1) + 1, _LONGEST_CPU_S),
         resource.RLIMIT_NPROC: MOST_PROCESSES,
-        resource.RLIMIT_NOFILE: _MOST_OPEN_FILES,
+        resource.RLIMIT_NOFILE: MOST_OPEN_FILES,
         resource.RLIMIT_FSIZE: scratch_bytes(job.memory_mb),
         resource.RLIMIT_STACK: _STACK_BYTES,
         resource.RLIMIT_SIGPENDING: 256,

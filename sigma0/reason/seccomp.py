@@ -176,9 +176,9 @@ def filter_program() -> bytes:
             made.add(_ALLOW, name)
         for name, comparisons in _allowed_with():
             made.add(_ALLOW, name, comparisons)
-        for names, error in ((_REFUSED, errno.EPERM), (_NOT_SUPPORTED, errno.ENOTSUP)):
+        for names, code in ((_REFUSED, errno.EPERM), (_NOT_SUPPORTED, errno.ENOTSUP)):
             for name in names.split():
-                made.add(_FAIL_WITH | error, name)
+                made.add(_FAIL_WITH | code, name)
         return made.export()
     finally:
         made.release()

@@ -63,7 +63,9 @@ print(json.dumps([attempt(os.memfd_create, "x"), attempt(mmap.mmap, -1, 2**20), 
 
 
 SOCKET_BOMB = """
-import os, socket, time
+import ctypes, os, socket, time
+# a process that is not dumpable hides its descriptors from other processes of its user
+assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
 for _ in range(60):
     if os.fork() == 0:
         break
