@@ -10,9 +10,7 @@ from sigma0.serve.logprobs import chat_logprobs, completion_logprobs
 from sigma0.serve.messages import JobDone, TokenTold
 from sigma0.serve.planning import Plan
 
-_TOKEN = (
-    "id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up", "would_have_met",
-)  # fmt: skip
+_TOKEN = ("id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up")
 # name of a list in a response, and of the token's attribute that it lists
 _LISTS = {
     "depths": "depth",
@@ -136,7 +134,7 @@ class Teller:
         so_far.tokens += len(tokens)
         told = {
             "index": index,
-            "tokens": [{name: getattr(token, name) for name in _TOKEN} for token in tokens],
+            "tokens": [_fields(token) for token in tokens],
             "passes": so_far.passes,
             "full_passes": so_far.tokens * self.total_loops,
             # a choice's own passes, which only its end knows, are the better figure there
@@ -203,3 +201,9 @@ class Teller:
         if done.tokens or not done.text:
             return len(done.tokens)
         return len(self.tokenizer(done.text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _fields(token: TokenTold) -> dict[str, Any]:
+    """What a chunk says of a token; `would_have_met` where it is known, which it never is under a rule."""
+    asked = {} if token.would_have_met is None else {"would_have_met": token.would_have_met}
+    return {name: getattr(token, name) for name in _TOKEN} | asked

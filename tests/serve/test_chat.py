@@ -88,6 +88,17 @@ def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     assert len({each["id"] for each in found}) == 1 and "usage" not in last
 
 
+def test_full_depth_says_what_the_models_rule_would_have_said(plain):
+    asked = {"sigma0": {"exit": {"mode": "full"}}}
+    (whole,) = post(plain, **asked).json()["sigma0"]["choices"]
+    assert whole["door"] == "escalate" and whole["verdict"]["converged"] is None
+    assert set(whole["would_have_met"]) <= {True, False} and True in whole["would_have_met"]
+    shown = [each["sigma0"]["choices"][0]["tokens"] for each in chunks(plain, **asked)[1:-1]]
+    assert [token["would_have_met"] for tokens in shown for token in tokens] == whole["would_have_met"]
+    (ruled,) = post(plain).json()["sigma0"]["choices"]
+    assert set(ruled["would_have_met"]) == {None}
+
+
 def test_the_usage_comes_last_where_it_is_asked_for(plain):
     *rest, last = chunks(plain, stream_options={"include_usage": True})
     assert last["choices"] == [] and last["usage"] == post(plain).json()["usage"]
