@@ -51,6 +51,9 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+    ] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
@@ -105,7 +108,7 @@ def serve(
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend))
+        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend), check=check)
         name = Path(model).name if Path(model).is_dir() else model
         climbing = None
         if ladder is not None:

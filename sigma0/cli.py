@@ -72,6 +72,9 @@ def generate(
     tensor_parallel: Annotated[
         bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+    ] = True,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     ladder: Annotated[
@@ -140,7 +143,12 @@ def generate(
             return
         with together(tensor_parallel) as speaks:
             looped, tokenizer = load(
-                model, device=device, dtype=dtype, backend=cast(Backend, backend), tensor_parallel=tensor_parallel
+                model,
+                device=device,
+                dtype=dtype,
+                backend=cast(Backend, backend),
+                tensor_parallel=tensor_parallel,
+                check=check,
             )
             tokens = stream(
                 looped,

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import asdict, fields
+from functools import lru_cache, wraps
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 S = TypeVar("S", bound="Stored")
+# Which exit modes read which threshold.
+THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
 
 class Stored:
@@ -46,11 +48,30 @@ class Stored:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values; transformers calls this when it prints or saves a generation config."""
-        fields: Any = self
-        return asdict(fields)
+        instance: Any = self
+        return asdict(instance)
+
+
+def _one_line(settings: type[S]) -> type[S]:
+    """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
+    construct = settings.__init__
+
+    @wraps(construct)
+    def checked(self: S, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except ValidationError as error:
+            unknown = any(item["type"] == "unexpected_keyword_argument" for item in error.errors())
+            known = [field.name for field in fields(settings)] if unknown else []  # type: ignore[arg-type]
+            way = f"; there are {', '.join(known)}" if known else ""
+            raise ValueError(f"{settings.stored_as}: {explain(error)}{way}") from error
+
+    settings.__init__ = checked  # type: ignore[assignment]
+    return settings
 
 
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+@_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
@@ -83,6 +104,19 @@ class ExitConfig(Stored):
     after_exit: AfterExit = "finish"
     redraft: bool = True
     accel_scale: Literal["states", "steps"] = "states"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_read(cls, given: Any) -> Any:
+        """Refuses a threshold that the mode does not read, unless all fields are given, as when settings are copied."""
+        values = getattr(given, "kwargs", given)
+        if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
+            return given
+        mode = values.get("mode", "qexit")
+        for name, modes in THRESHOLDS.items():
+            if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
+                raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+        return given
 
     @field_validator("q", "theta")
     @classmethod
@@ -135,6 +169,7 @@ class ExitConfig(Stored):
         return self.depth
 
 
+@_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
     """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = [
     {"sigma0.kernels"},
     {"sigma0.transfer", "sigma0.ops"},
+    {"sigma0.finite", "sigma0.limits"},
     {"sigma0.settings", "sigma0.frontier", "sigma0.savings", "sigma0.outputs", "sigma0.parallel"},
     {"sigma0.record", "sigma0.slots"},
     {"sigma0.cache", "sigma0.exits"},
