@@ -76,6 +76,7 @@ LEVELS = [
     {"sigma0.reason.policies"},
     {"sigma0.reason.effort", "sigma0.reason.memory"},
     {"sigma0.reason.verify_loop"},
+    {"sigma0.reason.bare"},
     {"sigma0.reason.trees", "sigma0.reason.reports", "sigma0.reason.actions"},
     {"sigma0.reason.patches", "sigma0.reason.escalation"},
     {"sigma0.reason.workspace"},

@@ -17,6 +17,7 @@ REPAIRED_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 ROPE_TYPES_THAT_CHANGE_WITH_LENGTH = ("dynamic", "longrope")
 # Far above any looped model that was published (64), and low enough that one forward ends.
 MAX_LOOPS = 4096
+PROMPTS = ("instructions", "bare")
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -48,6 +49,8 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         total_ut_steps: T, times that the block of `num_hidden_layers` layers is applied to a token.
         early_exit_threshold: q of the published exit rule; 1.0 runs every loop.
         early_exit_step: Loop to read every token at, counted from 0; None leaves it to the threshold.
+        sigma0_prompts: `instructions` for a model that follows them; `bare` for one that only continues questions of
+            the kind that it was trained on, so that `sigma0 solve` puts no words of its own around them.
 
     Raises:
         ValueError: For sizes that are no sizes, names that nobody knows, sliding windows, and RoPE variants whose
@@ -93,6 +96,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
     total_ut_steps: int = 4
     early_exit_threshold: float | int = 1.0
     early_exit_step: int | None = None
+    sigma0_prompts: str = "instructions"
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fills defaults and repairs the published special ids."""
@@ -157,6 +161,11 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         theta = (self.rope_parameters or {}).get("rope_theta", self.default_theta)
         if not isinstance(theta, float | int) or not 0 < theta < math.inf:
             raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}")
+
+    def validate_prompts(self) -> None:
+        """A way of asking that there is."""
+        if self.sigma0_prompts not in PROMPTS:
+            raise ValueError(f"sigma0_prompts must be {' or '.join(PROMPTS)}, got {self.sigma0_prompts!r}")
 
     def validate_block(self) -> None:
         """A known activation, a norm that divides by something, and a pad that has an embedding."""
