@@ -19,6 +19,8 @@ from sigma0.serve.messages import Busy, JobDone, Service, TokenTold
 from sigma0.serve.metrics import Metrics
 from sigma0.serve.planning import Plan
 from sigma0.serve.responses import Teller
+from sigma0.serve.telemetry import RequestTelemetry
+from sigma0.telemetry import TelemetryLog
 
 logger = logging.getLogger(__name__)
 # seconds beyond those of the request in which a client is to read what was written
@@ -39,6 +41,7 @@ class Answerer:
     Attributes:
         draining: Whether nothing more is taken.
         open: Requests that are being answered.
+        telemetry: Takes a line for each choice; None: nothing is kept of them.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Answerer:
         self._service, self._settings, self._laddering, self._metrics = service, settings, laddering, metrics
         self.draining = False
         self.open = 0
+        self.telemetry: TelemetryLog | None = None
 
     def check_room(self) -> None:
         """Refuses a request where no more are taken.
@@ -111,7 +115,17 @@ class Answerer:
         self._metrics.requests.labels(plan.kind, str(status)).inc()
 
     async def _start(self, plan: Plan, request_id: str) -> RunningJobs:
-        running = RunningJobs(self._settings.request_timeout, self._metrics.watch(), self._over)
+        observe, over = self._metrics.watch(), self._over
+        if self.telemetry is not None:
+            loops = int(self._service.model.num_loops)
+            telemetry = RequestTelemetry(self.telemetry, plan, request_id, self._service.name, loops)
+            observe = telemetry.watch(observe)
+
+            def over() -> None:
+                telemetry.close(running.failure)
+                self._over()
+
+        running = RunningJobs(self._settings.request_timeout, observe, over)
         self.open += 1
         try:
             for choice in plan.choices:

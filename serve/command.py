@@ -21,6 +21,7 @@ from sigma0.ops import Backend
 from sigma0.rendering import one_line_errors
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.service import EngineService
+from sigma0.telemetry import KEPT_FILES, TelemetryLog
 
 
 class _Environment(BaseSettings):
@@ -54,6 +55,11 @@ def serve(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
     ] = True,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
+    ] = None,
+    telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
+    telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
@@ -72,6 +78,9 @@ def serve(
             raise ValueError("--budget and --policy need --ladder")
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
+        if telemetry is not None and ray:
+            raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
+        rotated_at = parse_bytes(telemetry_max_bytes, "--telemetry-max-bytes")
         if ray:
             from sigma0.serve.ray_command import serve_on_ray
             from sigma0.serve.ray_settings import RaySettings
@@ -104,6 +113,7 @@ def serve(
             raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
         settings = ServerSettings(api_key=key, max_new_tokens=max_new_tokens, request_timeout=request_timeout)
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
+        log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)
         listener = open_socket(host, port)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         console = Console(stderr=True, highlight=False)
@@ -120,10 +130,16 @@ def serve(
         if key is None and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
         console.print(f"{name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C")
-        run(service, settings, climbing, listener)
+        run(service, settings, climbing, listener, log)
 
 
-def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, listener: socket.socket) -> None:
+def run(
+    service: EngineService,
+    settings: Any,
+    ladder: FidelityLadder | None,
+    listener: socket.socket,
+    telemetry: TelemetryLog | None = None,
+) -> None:
     """Serves until a signal comes; then takes no more and finishes what was begun."""
     import uvicorn
 
@@ -132,7 +148,7 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
 
     # the access log has paths; what happens in a request is logged by its number alone
     config = uvicorn.Config(
-        create_app(service, settings, ladder),
+        create_app(service, settings, ladder, telemetry),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -145,6 +161,8 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
         uvicorn.Server(config).run(sockets=[listener])
     finally:
         service.close()
+        if telemetry is not None:
+            telemetry.close()
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -101,6 +101,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+_EXIT = TypeAdapter(ExitConfig)
+
+
 class Sigma0Options(_Closed):
     """What this server can beyond OpenAI's protocol.
 
@@ -122,7 +125,8 @@ class Sigma0Options(_Closed):
     @classmethod
     def _is_an_exit_setting(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
-            ExitConfig.parse(value)
+            # not its constructor, which tells in one line what is wanted by field here
+            _EXIT.validate_python(value)
             # counts of loops are held in 64 bits further in
             if any(isinstance(each, int | float) and abs(each) > _MAX_SETTING for each in value.values()):
                 raise ValueError(f"holds a number over {_MAX_SETTING}")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, cast
 
 import typer
@@ -21,6 +23,7 @@ from sigma0.serve.command import serve
 from sigma0.serve.size_command import size
 from sigma0.settings import ExitConfig
 from sigma0.solve_command import solve
+from sigma0.telemetry import TelemetryLog, of_generation
 from sigma0.text import Messages, stream
 from sigma0.trail_command import trail
 
@@ -91,6 +94,9 @@ def generate(
     trail_file: Annotated[
         Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
     ] = None,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
@@ -109,6 +115,8 @@ def generate(
             raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
+        if telemetry is not None and (ladder is not None or tensor_parallel):
+            raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         if tensor_parallel and (ladder is not None or prompt == "-"):
@@ -141,6 +149,7 @@ def generate(
             settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
+        log = None if telemetry is None else TelemetryLog(telemetry)
         with together(tensor_parallel) as speaks:
             looped, tokenizer = load(
                 model,
@@ -150,11 +159,13 @@ def generate(
                 tensor_parallel=tensor_parallel,
                 check=check,
             )
+            config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
+            began = monotonic()
             tokens = stream(
                 looped,
                 tokenizer,
                 said,
-                exit_config=exit_settings(options, looped.resolve_exit_config(None)),
+                exit_config=config,
                 max_new_tokens=max_new_tokens,
                 stop=stop or (),
                 seed=seed,
@@ -164,11 +175,13 @@ def generate(
             )
             if speaks and not as_json:
                 print_stream(tokens, looped.num_loops, text, svg, verdict)
-                return
             for _ in tokens:
                 pass
-            if speaks:
+            if speaks and as_json:
                 typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
+            if log is not None:
+                log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))
+                log.close()
 
 
 app.command()(calibrate)

@@ -93,7 +93,7 @@ LEVELS = [
     {"sigma0.reason.lemma"},
     {"sigma0.reason"},
     {"sigma0"},
-    {"sigma0.doctor", "sigma0.prompts"},
+    {"sigma0.doctor", "sigma0.prompts", "sigma0.telemetry"},
     {"sigma0.learn_then_test"},
     {"sigma0.calibration"},
     {"sigma0.latency", "sigma0.risk", "sigma0.ladder_calibration"},

@@ -40,7 +40,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
                     part = file.get_slice(name)
                     tensors[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
         except SafetensorError as error:
-            raise ValueError(f"{path.name} is no whole safetensors file: {error}") from error
+            raise ValueError(f"{str(path)!r} could not be loaded: no whole safetensors file: {error}") from error
     return tensors
 
 

@@ -122,7 +122,7 @@ def test_tensors_that_do_not_fit_are_named(folder):
         AutoModelForCausalLM.from_pretrained(folder)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors' could not be loaded: no whole safetensors file"):
         sigma0.load(str(folder), device="cpu")
 
 
