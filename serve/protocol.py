@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from sigma0.effort import Effort
 from sigma0.ladder import Budget

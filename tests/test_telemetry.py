@@ -51,7 +51,7 @@ def test_lines_come_back_as_they_were(tmp_path):
 def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(LINE.model_dump_json() + "\n" + LINE.model_dump_json()[:-1] + ',"mood":"fine"}\n')
-    with pytest.raises(ValueError, match="line 2 of .*mood: Extra inputs are not permitted"):
+    with pytest.raises(ValueError, match=r"line 2 of .*mood: Extra inputs are not permitted"):
         list(read_telemetry(path))
 
 
@@ -69,7 +69,7 @@ def test_a_file_is_rotated_and_few_are_kept(tmp_path):
 
 @pytest.mark.parametrize("name", ["no/such/folder/log.jsonl", "."])
 def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path, name):
-    with pytest.raises(ValueError, match="--telemetry '.*' cannot be written: .*; name a file in a folder"):
+    with pytest.raises(ValueError, match=r"--telemetry '.*' cannot be written: .*; name a file in a folder"):
         TelemetryLog(tmp_path / name)
     for command in (["generate", "Mary went"], ["serve", "pocket", "--port", "0"]):
         result = CliRunner().invoke(app, [*command, "--telemetry", str(tmp_path / name)])
