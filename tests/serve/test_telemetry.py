@@ -114,6 +114,6 @@ def test_a_full_disk_costs_no_answer(pocket, tmp_path):
         log = server.app.state.answerer.telemetry
         log._file.close()
         # every write to it fails
-        log._file._open = lambda: open("/dev/full", "w")
+        log._file._open = lambda: open("/dev/full", "w")  # noqa: SIM115
         for _ in range(3):
             assert post(server).status_code == 200
