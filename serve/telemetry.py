@@ -115,5 +115,6 @@ class RequestTelemetry:
             return Route(kind="engine", rungs=dict(by_rung), why=tuple(why))
         if choice.routed and done is not None and done.door_text is not None:
             why[done.door_text] = None
-        kind = "routed" if choice.routed else "ladder"
-        return Route(kind=kind, unit=choice.task.unit, rungs=dict(by_rung), why=tuple(why))
+        return Route(
+            kind="routed" if choice.routed else "ladder", unit=choice.task.unit, rungs=dict(by_rung), why=tuple(why)
+        )

@@ -235,12 +235,14 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             )
         generation_config.use_cache = True
         total = max_cache_length + 1
-        if total > getattr(self.config, "max_position_embeddings", total):  # type: ignore[attr-defined]
+        if total > getattr(self.config, "max_position_embeddings", total):
             mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-            padded = mask is not None and mask.dim() == 2
-            width = mask.shape[1] if padded else total - 1 if positions is None else positions.shape[-1]
-            # pads have no position
-            check_context(self, int(mask.sum(-1).max()) if padded else width, total - width)
+            if mask is not None and mask.dim() == 2:
+                # pads have no position
+                check_context(self, int(mask.sum(-1).max()), total - mask.shape[1])
+            else:
+                width = total - 1 if positions is None else positions.shape[-1]
+                check_context(self, width, total - width)
         cache = model_kwargs.get("past_key_values")
         planes = model_kwargs["exit_config"].stops_at(self.num_loops) or self.num_loops
         check_memory(self, total, batch_size, planes, getattr(cache, "bytes_allocated", 0))

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 S = TypeVar("S", bound="Stored")
+C = TypeVar("C")
 # Which exit modes read which threshold.
 THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
@@ -52,21 +53,21 @@ class Stored:
         return asdict(instance)
 
 
-def _one_line(settings: type[S]) -> type[S]:
+def _one_line(settings: type[C]) -> type[C]:
     """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
-    construct = settings.__init__
+    kind: Any = settings
+    construct = kind.__init__
 
     @wraps(construct)
-    def checked(self: S, *args: Any, **kwargs: Any) -> None:
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             construct(self, *args, **kwargs)
         except ValidationError as error:
             unknown = any(item["type"] == "unexpected_keyword_argument" for item in error.errors())
-            known = [field.name for field in fields(settings)] if unknown else []  # type: ignore[arg-type]
-            way = f"; there are {', '.join(known)}" if known else ""
-            raise ValueError(f"{settings.stored_as}: {explain(error)}{way}") from error
+            way = f"; there are {', '.join(field.name for field in fields(kind))}" if unknown else ""
+            raise ValueError(f"{kind.stored_as}: {explain(error)}{way}") from error
 
-    settings.__init__ = checked  # type: ignore[assignment]
+    kind.__init__ = checked
     return settings
 
 

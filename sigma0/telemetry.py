@@ -267,7 +267,7 @@ class TelemetryLog:
         Args:
             make: Makes the line; called in the writing thread.
         """
-        self._entry.handle(logging.LogRecord("sigma0.telemetry", logging.INFO, "", 0, make, None, None))  # type: ignore[arg-type]
+        self._entry.handle(logging.LogRecord("sigma0.telemetry", logging.INFO, "", 0, make, None, None))
 
     def close(self) -> None:
         """Writes what waits, and closes the file."""
