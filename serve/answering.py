@@ -19,7 +19,9 @@ from sigma0.serve.messages import Busy, JobDone, Service, TokenTold
 from sigma0.serve.metrics import Metrics
 from sigma0.serve.planning import Plan
 from sigma0.serve.responses import Teller
+from sigma0.serve.telemetry import RequestTelemetry
 from sigma0.serve.turns import Backlog, Turns
+from sigma0.telemetry import TelemetryLog
 
 logger = logging.getLogger(__name__)
 # seconds beyond those of the request in which a client is to read what was written
@@ -40,6 +42,7 @@ class Answerer:
     Attributes:
         draining: Whether nothing more is taken; it is `sigma0.serve.limits.BodyLimit` that refuses then.
         open: Requests that are being answered.
+        telemetry: Takes a line for each choice; None: nothing is kept of them.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Answerer:
         self.open = 0
         # as many as the largest request has, which is so let in whenever nothing else waits
         self._backlog = Backlog(settings.max_n * settings.max_prompts)
+        self.telemetry: TelemetryLog | None = None
 
     @contextmanager
     def room(self) -> Iterator[None]:
@@ -103,7 +107,17 @@ class Answerer:
         self._metrics.requests.labels(plan.kind, str(status)).inc()
 
     async def _start(self, plan: Plan, request_id: str) -> RunningJobs:
-        running = RunningJobs(self._settings.request_timeout, self._metrics.watch(), self._over)
+        observe, over = self._metrics.watch(), self._over
+        if self.telemetry is not None:
+            loops = int(self._service.model.num_loops)
+            telemetry = RequestTelemetry(self.telemetry, plan, request_id, self._service.name, loops)
+            observe = telemetry.watch(observe)
+
+            def over() -> None:
+                telemetry.close(running.failure)
+                self._over()
+
+        running = RunningJobs(self._settings.request_timeout, observe, over)
         self.open += 1
         turns = Turns(self._service, self._settings.max_at_once, self._backlog)
         try:

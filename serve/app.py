@@ -25,6 +25,7 @@ from sigma0.serve.metrics import Metrics
 from sigma0.serve.planning import Plan, Planner
 from sigma0.serve.pools import BoundedPool
 from sigma0.serve.protocol import ChatRequest, CompletionRequest
+from sigma0.telemetry import TelemetryLog
 
 _FAILURES = told(400, 401, 404, 408, 413, 429, 500, 503, 504)
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -36,13 +37,19 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadder | None = None) -> FastAPI:
+def create_app(
+    service: Service,
+    settings: ServerSettings,
+    ladder: FidelityLadder | None = None,
+    telemetry: TelemetryLog | None = None,
+) -> FastAPI:
     """The server's app, for uvicorn or any other ASGI server.
 
     Args:
         service: The engine; it is drained when the app shuts down.
         settings: Limits, and the key that clients must know.
         ladder: Answers requests with `sigma0.ladder`, and with `SIGMA0_ROUTING=1` those whose verdict says escalate.
+        telemetry: Takes a line for each choice of a request; whoever made it closes it.
 
     Returns:
         The app. `sigma0.serve.app.drain` ends it gently ahead of its shutdown.
@@ -51,6 +58,7 @@ def create_app(service: Service, settings: ServerSettings, ladder: FidelityLadde
     laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops), service.name)
     planner = Planner(service, settings, laddering)
     answerer = Answerer(service, settings, laddering, metrics)
+    answerer.telemetry = telemetry
     # two threads: of the large ones one at a time is let in, so that one is there for all others
     planning, ending = BoundedPool("planning", 2, settings.max_planning), Ending()
 

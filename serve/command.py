@@ -22,6 +22,7 @@ from sigma0.rendering import one_line_errors
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.service import EngineService
 from sigma0.settings import parse_on_collapse
+from sigma0.telemetry import KEPT_FILES, TelemetryLog
 
 
 class _Environment(BaseSettings):
@@ -62,6 +63,14 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+    ] = True,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
+    ] = None,
+    telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
+    telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
@@ -86,6 +95,9 @@ def serve(
         collapse = parse_on_collapse(on_collapse)
         key = SecretStr(api_key) if api_key else _Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
+        if telemetry is not None and ray:
+            raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
+        rotated_at = parse_bytes(telemetry_max_bytes, "--telemetry-max-bytes")
         if ray:
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
@@ -129,11 +141,12 @@ def serve(
             on_collapse=collapse,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
+        log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)
         listener = open_socket(host, port)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend))
+        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend), check=check)
         name = Path(model).name if Path(model).is_dir() else model
         climbing = None
         if ladder is not None:
@@ -145,10 +158,16 @@ def serve(
         if key is None and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
         console.print(f"{name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C")
-        run(service, settings, climbing, listener)
+        run(service, settings, climbing, listener, log)
 
 
-def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, listener: socket.socket) -> None:
+def run(
+    service: EngineService,
+    settings: Any,
+    ladder: FidelityLadder | None,
+    listener: socket.socket,
+    telemetry: TelemetryLog | None = None,
+) -> None:
     """Serves until a signal comes; then takes no more, and finishes what was begun within `settings.drain_timeout`.
 
     Where something had to be cut off, the process ends with 1.
@@ -156,7 +175,7 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
     from sigma0.serve.app import create_app
     from sigma0.serve.connections import Server
 
-    server = Server(create_app(service, settings, ladder), service, settings)
+    server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()
     # what was loaded stays: a collection that a large request sets off need not look at it
     gc.collect()
@@ -166,6 +185,8 @@ def run(service: EngineService, settings: Any, ladder: FidelityLadder | None, li
     finally:
         gc.unfreeze()
         service.close()
+        if telemetry is not None:
+            telemetry.close()
     if server.cut_off:
         typer.echo(
             f"{server.cut_off} request(s) cut off after {settings.drain_timeout:g} s: see --drain-timeout", err=True

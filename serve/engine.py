@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.finite import NOT_FINITE
 from sigma0.frontier import Ints
 from sigma0.parallel import processes_of
 from sigma0.serve.checking import check_job, context_of
@@ -230,7 +231,7 @@ class Engine:
         self._flight.settle(passed.stopped)
         if logits is None:
             return []
-        likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.isfinite().any(-1).double()]))
+        likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
         events: list[Event] = []
         settled: list[Read] = []
         for slot in np.unique(rows.texts[read]).tolist():
@@ -277,7 +278,7 @@ class Engine:
     ) -> list[Read]:
         """The tokens of one request that a pass settles, one at most."""
         if not likeliest[1, own].all():
-            raise FloatingPointError("the model's logits are no numbers")
+            raise FloatingPointError(NOT_FINITE)
         rows = passed.rows
         if not isinstance(running, Verified):
             (place,) = own.tolist()

@@ -25,6 +25,9 @@ class RunningJobs:
         seconds: For all of them together.
         observe: Is told every event.
         over: Is called once, when all are over or cancelled.
+
+    Attributes:
+        failure: What ended them ahead of their ends; None where nothing did.
     """
 
     def __init__(self, seconds: float, observe: Observer, over: Callable[[], None]) -> None:
@@ -35,6 +38,7 @@ class RunningJobs:
         self._sources: list[AsyncIterator[Event]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
+        self.failure: Exception | None = None
 
     @property
     def left(self) -> float:
@@ -70,9 +74,13 @@ class RunningJobs:
         """
         left = len(self._tasks)
         while left:
-            index, event = await asyncio.wait_for(self._queue.get(), self.left)
-            if isinstance(event, Exception):
-                raise event
+            try:
+                index, event = await asyncio.wait_for(self._queue.get(), self.left)
+                if isinstance(event, Exception):
+                    raise event
+            except Exception as error:
+                self.failure = error
+                raise
             self._observe(index, event)
             left -= isinstance(event, JobDone)
             yield index, event

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator
 
 from sigma0.effort import Effort
 from sigma0.ladder import Budget
@@ -50,6 +50,9 @@ Stop = Annotated[FilledText, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=1, lt=2**31), _WHOLE]
 
 
+_EXIT = TypeAdapter(ExitConfig)
+
+
 class Sigma0Options(Closed):
     """What this server can beyond OpenAI's protocol.
 
@@ -75,7 +78,8 @@ class Sigma0Options(Closed):
     @classmethod
     def _is_an_exit_setting(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
-            ExitConfig.parse(value)
+            # not its constructor, which tells in one line what is wanted by field here
+            _EXIT.validate_python(value)
             # counts of loops are held in 64 bits further in
             if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, cast
 
 import typer
@@ -21,6 +23,7 @@ from sigma0.serve.command import serve
 from sigma0.serve.size_command import size
 from sigma0.settings import ExitConfig, parse_on_collapse
 from sigma0.solve_command import solve
+from sigma0.telemetry import TelemetryLog, of_generation
 from sigma0.text import Messages, stream
 from sigma0.trail_command import trail
 
@@ -78,6 +81,9 @@ def generate(
     tensor_parallel: Annotated[
         bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+    ] = True,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     ladder: Annotated[
@@ -93,6 +99,9 @@ def generate(
     ] = None,
     trail_file: Annotated[
         Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
+    ] = None,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,6 +121,8 @@ def generate(
             raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
+        if telemetry is not None and (ladder is not None or tensor_parallel):
+            raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         if tensor_parallel and (ladder is not None or prompt == "-"):
@@ -147,15 +158,23 @@ def generate(
             settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
+        log = None if telemetry is None else TelemetryLog(telemetry)
         with together(tensor_parallel) as speaks:
             looped, tokenizer = load(
-                model, device=device, dtype=dtype, backend=cast(Backend, backend), tensor_parallel=tensor_parallel
+                model,
+                device=device,
+                dtype=dtype,
+                backend=cast(Backend, backend),
+                tensor_parallel=tensor_parallel,
+                check=check,
             )
+            config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
+            began = monotonic()
             tokens = stream(
                 looped,
                 tokenizer,
                 said,
-                exit_config=exit_settings(options, looped.resolve_exit_config(None)),
+                exit_config=config,
                 max_new_tokens=max_new_tokens,
                 stop=stop or (),
                 seed=seed,
@@ -167,11 +186,13 @@ def generate(
             )
             if speaks and not as_json:
                 print_stream(tokens, looped.num_loops, text, svg, verdict)
-                return
             for _ in tokens:
                 pass
-            if speaks:
+            if speaks and as_json:
                 typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
+            if log is not None:
+                log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))
+                log.close()
 
 
 app.command()(calibrate)

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
+from sigma0.finite import check_chosen, flag_broken
 from sigma0.frontier import Ints, SkippedTokens
 from sigma0.ops import CollapseRule
 from sigma0.repetition import CollapseStop, Repetition
@@ -249,13 +250,14 @@ class DirectLoop(TokenLoop):
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
         """Chooses a token for each exit, writes it down and asks the criteria."""
-        chosen = self.wave.ops.agree(self._choose(exits))
+        chosen = self.wave.ops.agree(flag_broken(self._choose(exits), exits.logits))
         lengths = self.lengths[exits.sequences]
         self._make_room(int(lengths.max()) + 1)
         at = to_device(np.stack([exits.sequences, lengths]), self.device)
         self.ids[at[0], at[1]] = chosen
         self.lengths[exits.sequences] += 1
         token_ids = to_host(chosen).tolist()
+        check_chosen(token_ids)
         for sequence, token_id in zip(exits.sequences.tolist(), token_ids, strict=True):
             self.repetition[sequence].append(token_id)
         self.note(exits.sequences, exits.logits)
@@ -295,6 +297,9 @@ class DirectLoop(TokenLoop):
         if self.generators is None:
             chosen = scores.argmax(dim=-1)
         else:
+            # nothing can be drawn from numbers that are none: such rows are flagged by whoever asked
+            broken = ~logits.amax(dim=-1, keepdim=True).isfinite()
+            scores = scores.masked_fill(broken, 0.0)
             draws = [
                 torch.multinomial(row, 1, generator=self.generators[sequence])
                 for sequence, row in zip(exits.sequences.tolist(), torch.softmax(scores, dim=-1), strict=True)

@@ -1,12 +1,10 @@
 """Exit settings out of single options that somebody gave, over those of the checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sigma0.settings import ExitConfig
-
-# Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
+from sigma0.settings import THRESHOLDS, ExitConfig
 
 
 def exit_settings(
@@ -27,10 +25,11 @@ def exit_settings(
         return default
     if "mode" not in given:
         if default is None:
-            ExitConfig(**{name: value for name, value in given.items() if name != "depth"})
+            # of the mode that decides which of them are read, nothing is known yet
+            replace(ExitConfig(), **{name: value for name, value in given.items() if name != "depth"})
             return None
         given = {**default.to_dict(), **given}
-    config = ExitConfig(**given)
+    config = replace(ExitConfig(), **given)
     for name, option in THRESHOLDS.items():
         if options.get(name) is not None and config.mode not in option:
             told = written.format(name)

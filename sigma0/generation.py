@@ -17,7 +17,9 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from sigma0.cache import DepthCache
 from sigma0.decoding import DirectLoop, Emission, TokenLoop, rows_are_independent
 from sigma0.exits import ExitRule
+from sigma0.finite import check_logits
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
+from sigma0.limits import check_context, check_ids, check_memory
 from sigma0.ops import Backend, Operations, operations
 from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.parallel import agreement, processes_of
@@ -180,6 +182,7 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             if exits is not None:
                 found.append(exits)
         logits, depths, met, diverged = _in_batch_order(found, batch)
+        check_logits(logits)
         if cache.trace is not None:
             cache.trace.append((depths, met, diverged))
         if cache.record is not None:
@@ -222,6 +225,15 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
         prepared.output_statistics = bool(told)
         return prepared, model_kwargs
 
+    def _prepare_model_inputs(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
+        """Refuses ids that the model does not know, ahead of everything that would stumble over them."""
+        inputs, name, model_kwargs = super()._prepare_model_inputs(*args, **kwargs)
+        if name == "input_ids":
+            check_ids(inputs, self.config.vocab_size)
+            # new tokens are int64, and so is the text with them
+            inputs = inputs.long()
+        return inputs, name, model_kwargs
+
     def _prepare_cache_for_generation(
         self,
         generation_config: GenerationConfig,
@@ -237,7 +249,18 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
                 "out, and a DepthCache is used"
             )
         generation_config.use_cache = True
+        total = max_cache_length + 1
+        if total > getattr(self.config, "max_position_embeddings", total):
+            mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+            if mask is not None and mask.dim() == 2:
+                # pads have no position
+                check_context(self, int(mask.sum(-1).max()), total - mask.shape[1])
+            else:
+                width = total - 1 if positions is None else positions.shape[-1]
+                check_context(self, width, total - width)
         cache = model_kwargs.get("past_key_values")
+        planes = model_kwargs["exit_config"].stops_at(self.num_loops) or self.num_loops
+        check_memory(self, total, batch_size, planes, getattr(cache, "bytes_allocated", 0))
         if cache is None:
             cache = self.new_cache(max_cache_length)
             model_kwargs["past_key_values"] = cache

@@ -6,14 +6,18 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from sigma0.finite import check_weights
 from sigma0.generation import DepthGenerationMixin
+from sigma0.models.stored import check_dtypes, read_headers
 from sigma0.ops import Backend, operations
 from sigma0.parallel import join_processes
+from sigma0.settings import explain
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -95,6 +99,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     tensor_parallel: bool = False,
+    check: bool = True,
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
@@ -105,15 +110,16 @@ def load(
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
         tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
             the same calls (`sigma0.parallel`).
+        check: Refuse weights that are NaN or infinite: one pass over them, a small part of the time of reading them.
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
 
     Raises:
-        ValueError: If there is no such model, it is not looped, its tensors do not fit, or device, dtype
-            or backend is bad.
+        ValueError: If there is no such model, it is not looped, its tensors do not fit or are no numbers, or device,
+            dtype or backend is bad.
     """
-    return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel)
+    return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
 
 
 def load_causal(
@@ -122,9 +128,10 @@ def load_causal(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
+    check: bool = True,
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
-    return _load(name, device, dtype, backend, looped_only=False)
+    return _load(name, device, dtype, backend, looped_only=False, check=check)
 
 
 def _load(
@@ -134,6 +141,7 @@ def _load(
     backend: Backend,
     looped_only: bool,
     tensor_parallel: bool = False,
+    check: bool = True,
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -145,7 +153,8 @@ def _load(
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
-        if looped_only and not issubclass(model_class, DepthGenerationMixin):
+        looped = issubclass(model_class, DepthGenerationMixin)
+        if looped_only and not looped:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -154,12 +163,52 @@ def _load(
             trust_remote_code=False,
             use_safetensors=True,
             distributed_config=spread,
+            # ours look for themselves, once the weights are where they belong
+            **({"check_weights": False} if looped else {}),
         )
         tokenizer = load_tokenizer(source)
-    except (OSError, HFValidationError, StrictDataclassError, SafetensorError) as error:
-        told = str(error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error)
-        raise ValueError(f"{name!r} could not be loaded: {told.strip().splitlines()[0]}") from error
+    except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
+        in_config = isinstance(error, StrictDataclassError)
+        told = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
+        where = " (in its config.json)" if in_config else ""
+        raise ValueError(f"{name!r} could not be loaded: {told}{where}") from error
     tokenizer.padding_side = "left"
-    if isinstance(model, DepthGenerationMixin):
+    model = model.to(target).eval()
+    if looped:
         model.backend = backend
-    return model.to(target).eval(), tokenizer
+        _check_tokenizer(name, tokenizer, model.config.vocab_size)
+        _check_settings(model)
+        if not Path(source).is_dir():
+            # of a folder they were looked at before anything was built
+            check_dtypes(read_headers(checkpoint_folder(name)))
+    if check:
+        check_weights(model)
+    return model, tokenizer
+
+
+def _check_settings(model: Any) -> None:
+    """Refuses a `generation_config.json` whose settings of ours no generation could use.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    try:
+        model.resolve_exit_config(None).stops_at(model.num_loops)
+        _ = model.fate_config, model.door_policy
+    except ValueError as error:
+        told = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"generation_config.json: {told}") from error
+
+
+def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:
+    """Refuses a tokenizer that writes ids for which the model has no embedding.
+
+    Raises:
+        ValueError: Naming both sizes.
+    """
+    most = max(tokenizer.get_vocab().values(), default=-1)
+    if most >= vocabulary:
+        raise ValueError(
+            f"the tokenizer of {name!r} has ids up to {most}, but its config.json has vocab_size = {vocabulary}: use "
+            "the tokenizer.json that belongs to these weights"
+        )

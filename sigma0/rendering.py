@@ -25,10 +25,10 @@ PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns bad input into one line on stderr and exit code 2."""
+    """Turns bad input, and a model that computes no numbers, into one line on stderr and exit code 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error

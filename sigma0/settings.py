@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, fields
+from functools import lru_cache, wraps
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,6 +15,9 @@ AfterExit = Literal["finish", "verify", "drop"]
 # What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
 OnCollapse = Literal["stop", "tighten", "ignore"]
 S = TypeVar("S", bound="Stored")
+C = TypeVar("C")
+# Which exit modes read which threshold.
+THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
@@ -59,11 +62,30 @@ class Stored:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values; transformers calls this when it prints or saves a generation config."""
-        fields: Any = self
-        return asdict(fields)
+        instance: Any = self
+        return asdict(instance)
+
+
+def _one_line(settings: type[C]) -> type[C]:
+    """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
+    kind: Any = settings
+    construct = kind.__init__
+
+    @wraps(construct)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except ValidationError as error:
+            unknown = any(item["type"] == "unexpected_keyword_argument" for item in error.errors())
+            way = f"; there are {', '.join(field.name for field in fields(kind))}" if unknown else ""
+            raise ValueError(f"{kind.stored_as}: {explain(error)}{way}") from error
+
+    kind.__init__ = checked
+    return settings
 
 
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+@_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
@@ -96,6 +118,19 @@ class ExitConfig(Stored):
     after_exit: AfterExit = "finish"
     redraft: bool = True
     accel_scale: Literal["states", "steps"] = "states"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_read(cls, given: Any) -> Any:
+        """Refuses a threshold that the mode does not read, unless all fields are given, as when settings are copied."""
+        values = getattr(given, "kwargs", given)
+        if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
+            return given
+        mode = values.get("mode", "qexit")
+        for name, modes in THRESHOLDS.items():
+            if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
+                raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+        return given
 
     @field_validator("q", "theta")
     @classmethod
@@ -148,6 +183,7 @@ class ExitConfig(Stored):
         return self.depth
 
 
+@_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
     """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.

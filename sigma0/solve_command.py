@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sigma0.extras import needs_extra
 from sigma0.reason.agent import AgentSettings, RepoAgent
+from sigma0.reason.bare import BareQuestion
 from sigma0.reason.chat import ChatFailed, ChatModel
 from sigma0.reason.critique import Critique
 from sigma0.reason.desk import Desk, Limits
@@ -22,7 +23,7 @@ from sigma0.reason.sandbox import Sandbox
 from sigma0.reason.trail import Heading, Outcome, Strategy, Trail
 from sigma0.reason.verify_loop import VerifyLoop
 from sigma0.rendering import one_line_errors, printable, quiet_transformers
-from sigma0.solve_models import as_ladder, open_chats
+from sigma0.solve_models import as_ladder, follows_instructions, open_chats
 from sigma0.solve_progress import SolveProgress, lemma_line
 
 _LIBRARIES = ("sigma0-lm", "torch", "transformers")
@@ -210,8 +211,9 @@ def _progressive(order: Order, desk: Desk) -> Solved:
     settings: dict[str, Any] = {"temperature": own if order.temperature is None else order.temperature}
     if order.max_tokens is not None:
         settings["max_tokens"] = order.max_tokens
+    kind = Critique if follows_instructions(order.chats) else BareQuestion
     loop = VerifyLoop(
-        Critique(order.problem), desk, chat, manager=manager, memory=order.memory, problem=order.problem, **settings
+        kind(order.problem), desk, chat, manager=manager, memory=order.memory, problem=order.problem, **settings
     )
     if order.resume:
         loop.resume()

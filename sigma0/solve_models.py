@@ -35,6 +35,16 @@ def open_chats(model: str, ladder: str | None, base_url: str | None, device: str
     return [_chat(name, device, dtype) for name in names]
 
 
+def follows_instructions(chats: list[ChatModel]) -> bool:
+    """Whether the model that is asked first takes a problem with words around it.
+
+    A checkpoint says so itself (`sigma0_prompts` in its `config.json`); of a server nothing else is known.
+    """
+    lowest = chats[0]
+    config = lowest.model.config if isinstance(lowest, LocalChat) else None
+    return getattr(config, "sigma0_prompts", "instructions") != "bare"
+
+
 def as_ladder(chats: list[ChatModel]) -> tuple[ChatModel, bool]:
     """Several chat models as one ladder; one model stays as it is.
 

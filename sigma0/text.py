@@ -20,6 +20,7 @@ from sigma0.decoding import Emission, TokenLoop
 from sigma0.exits import ExitRule, exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
+from sigma0.limits import check_context as check_context
 from sigma0.ops import FATES, READINGS, STATISTICS
 from sigma0.repetition import CollapseStop
 from sigma0.savings import savings
@@ -349,6 +350,8 @@ def encode(tokenizer: Any, prompt: str | Messages, special_tokens: bool = False)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
     encoded: Tensor = ids
+    if not encoded.numel():
+        raise ValueError(f"the prompt has no tokens: {prompt!r:.60}")
     return encoded
 
 
@@ -474,17 +477,3 @@ def generate(
         return written
     told = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
     return replace(written, above=ladder.take_over(prompt, written, **told))
-
-
-def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:
-    """Refuses a text that the model's positions cannot hold.
-
-    Raises:
-        ValueError: Naming the lengths and the limit.
-    """
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and prompt_tokens + max_new_tokens > limit:
-        raise ValueError(
-            f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones exceed the model's context of {limit}; "
-            "shorten the prompt or lower max_new_tokens"
-        )

@@ -39,6 +39,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from sigma0.decoding import Emission, TokenLoop, narrowed
+from sigma0.finite import check_chosen, check_logits, flag_broken
 from sigma0.stateless import StateGuard
 from sigma0.transfer import to_device, to_host
 from sigma0.wave import Exits, Readings
@@ -161,9 +162,11 @@ class VerifiedLoop(TokenLoop):
     def _rows(self, logits: Tensor) -> list[Row]:
         """The rows of logits `[N, V]`; greedy, their ids come to the host in one read."""
         if not self._plain:
+            check_logits(logits)
             return [Row(row, None) for row in logits]
-        likeliest = to_host(self.wave.ops.agree(logits.argmax(-1)))
-        return [Row(row, token_id) for row, token_id in zip(logits, likeliest.tolist(), strict=True)]
+        likeliest = to_host(self.wave.ops.agree(flag_broken(logits.argmax(-1), logits))).tolist()
+        check_chosen(likeliest)
+        return [Row(row, token_id) for row, token_id in zip(logits, likeliest, strict=True)]
 
     def _judge_all(self, readings: Readings, rows: list[Row]) -> set[int]:
         """Judges proposals; returns the sequences whose followers were dropped."""

@@ -1,5 +1,7 @@
 """The exit rules loop by loop, against the plain-Python decisions of the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,7 +38,8 @@ def trajectory(seed: int, total: int):
     min_loops=st.integers(1, 9),
 )
 def test_rows_decide_as_the_definition_says(mode, scale, seed, total, threshold, patience, min_loops):
-    config = ExitConfig(
+    config = replace(
+        ExitConfig(),
         mode=mode,
         q=threshold,
         eps=threshold,
@@ -95,7 +98,8 @@ def test_accel_with_four_loops_and_patience_two_stops_only_at_the_end():
 def test_a_row_decides_by_itself(mode):
     """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
     states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
-    rule = ExitRule(ExitConfig(mode=mode, q=0.7, eps=0.4), 5).boundary(watch=True)
+    threshold = {"q": 0.7} if mode == "qexit" else {"eps": 0.4}
+    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).boundary(watch=True)
 
     def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
         state, told = BoundaryState.empty(12, WIDTH, torch.float32, "cpu"), []

@@ -1,13 +1,14 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
 
 from sigma0 import ExitConfig
 from sigma0.serve.limits import ServerSettings
-from sigma0.settings import explain
+from sigma0.settings import FateConfig, explain
 
 
 @pytest.mark.parametrize(
@@ -16,10 +17,10 @@ from sigma0.settings import explain
         ({"q": 0.0}, r"q: must lie in \(0, 1\], got 0.0"),
         ({"q": 1.01}, "got 1.01"),
         ({"q": float("nan")}, "got nan"),
-        ({"theta": -1}, r"theta: must lie in \(0, 1\], got -1.0"),
-        ({"eps": 0}, "eps: must be a finite number above 0, got 0.0"),
-        ({"eps": float("inf")}, "got inf"),
-        ({"patience": 0}, "patience: must be at least 1, got 0"),
+        ({"mode": "margin", "theta": -1}, r"theta: must lie in \(0, 1\], got -1.0"),
+        ({"mode": "converge", "eps": 0}, "eps: must be a finite number above 0, got 0.0"),
+        ({"mode": "accel", "eps": float("inf")}, "got inf"),
+        ({"mode": "accel", "patience": 0}, "patience: must be at least 1, got 0"),
         ({"min_loops": 0}, "min_loops: must be at least 1, got 0"),
         ({"mode": "fixed"}, "needs depth=k"),
         ({"mode": "fixed", "depth": 0}, "depth: must be at least 1, got 0"),
@@ -28,16 +29,43 @@ from sigma0.settings import explain
         ({"q": "much"}, "q: .* got 'much'$"),
         ({"q": "much" * 20}, "q: .*number$"),
         ({"after_exit": "later"}, "after_exit: Input should be"),
-        ({"threshold": 0.5}, "threshold: Unexpected keyword argument"),
+        ({"threshold": 0.5}, "threshold: Unexpected keyword argument; there are mode"),
     ],
 )
 def test_bad_values_are_named(wrong, message):
-    with pytest.raises(ValidationError) as caught:
-        ExitConfig.parse(wrong)
-    assert isinstance(caught.value, ValueError)
-    assert "\n" not in explain(caught.value)
+    for construct in (ExitConfig.parse, lambda fields: ExitConfig(**fields)):
+        with pytest.raises(ValueError, match=message) as caught:
+            construct(wrong)
+        assert "\n" not in str(caught.value) and str(caught.value).startswith("exit_config: ")
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"tetha: Unexpected keyword argument; there are mode, q, eps, patience"):
+        ExitConfig(mode="margin", tetha=0.5)
+    with pytest.raises(ValueError, match=r"^fate_config: grow: Unexpected keyword argument; there are growth, spiral$"):
+        FateConfig(grow=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"mode": "margin", "q": 0.5}, "q has no effect with exit mode 'margin', only with qexit"),
+        ({"theta": 0.9}, "theta has no effect with exit mode 'qexit', only with margin"),
+        ({"mode": "converge", "patience": 3}, "patience has no effect with exit mode 'converge', only with accel"),
+        ({"mode": "full", "eps": 0.1}, "eps has no effect with exit mode 'full', only with converge or accel"),
+    ],
+)
+def test_a_threshold_that_the_mode_does_not_read_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        raise ValueError(explain(caught.value))
+        ExitConfig(**wrong)
+    with pytest.raises(ValueError, match=message):
+        TypeAdapter(ExitConfig).validate_python(wrong)
+
+
+def test_copied_settings_keep_what_another_mode_would_read():
+    config = replace(ExitConfig(q=0.7), mode="margin")
+    assert (config.mode, config.q) == ("margin", 0.7)
+    assert ExitConfig.parse(config.to_dict()) == config
 
 
 class Told(BaseModel):
@@ -83,7 +111,7 @@ def test_configs_are_frozen():
 
 @given(
     st.builds(
-        ExitConfig,
+        partial(replace, ExitConfig()),
         mode=st.sampled_from(["full", "qexit", "converge", "accel", "margin"]),
         q=st.floats(0.01, 1.0),
         eps=st.floats(1e-4, 10),

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from sigma0.bench.conditions import device_name, weights_sha256
 from sigma0.bench.harness.arguments import open_model
@@ -58,6 +58,19 @@ class Sigma0LM(LM):  # type: ignore[misc]
         self._log = DepthLog(depth_log)
         self._tallies: dict[str, DepthTally] = {}
         self._tasks: dict[str, DepthTally] = {}
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> "Sigma0LM":
+        """As lm-eval's own, but what `--model_args` says of the device wins over `--device`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> "Sigma0LM":
+        """Likewise."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        return cls(**{**given, **arg_dict})
 
     @property
     def tokenizer_name(self) -> str:

@@ -188,6 +188,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCa
     vectors of unit size to the residual, in which an embedding of the usual size would be lost.
     """
     config = OuroConfig(
+        # it knows questions of its world, and no words about them
+        sigma0_prompts="bare",
         vocab_size=len(tokenizer),
         hidden_size=recipe.width,
         intermediate_size=recipe.intermediate,

@@ -24,8 +24,9 @@ from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
 from sigma0.ladder.triggers import Signs, Trigger
 from sigma0.models.ouro import PROMPT_CHUNK
 from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages, Token, check_context, encode
+from sigma0.text import Generation, Messages, check_context, encode
 from sigma0.text import generate as generate_text
+from sigma0.tokens import Token
 from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token
 
 WARM_START = "A first draft of the answer, which may be wrong, is:\n\n{draft}\n\nGive the right answer."

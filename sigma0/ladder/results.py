@@ -8,7 +8,7 @@ from sigma0.grounding import Grounding
 from sigma0.ladder.budget import RungCost, Spending, total_bytes
 from sigma0.ladder.trail import Trail, Unit
 from sigma0.ops import Fate
-from sigma0.text import Token
+from sigma0.tokens import Token
 from sigma0.verdict import ReasonVerdict
 
 LadderDoor = Literal["converge", "abort", "top_rung", "accepted"]

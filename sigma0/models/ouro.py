@@ -5,6 +5,7 @@ model's last norm runs after every loop, and the next loop starts from its outpu
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ from transformers.utils.output_capturing import capture_outputs
 from sigma0.cache import DepthCache
 from sigma0.completion import admit_skipped, complete
 from sigma0.exits import exit_probabilities, select_exits
+from sigma0.finite import check_weights as check_finite
 from sigma0.generation import DepthGenerationMixin, check_cache
+from sigma0.limits import check_ids
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.rotary_table import RotaryTable
+from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
 from sigma0.ops import BoundaryWeights
 from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.parallel import agreement, check_heads, shares
@@ -57,15 +61,26 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, *args: Any, output_loading_info: bool = False, check_weights: bool = True, **kwargs: Any
+    ) -> Any:
         """As transformers' own, but with safetensors only, and a missing or unexpected tensor is an error.
 
+        Args:
+            *args: For transformers.
+            output_loading_info: For transformers.
+            check_weights: Refuse weights that are NaN or infinite, for one pass over them.
+            **kwargs: For transformers.
+
         Raises:
-            ValueError: Naming the tensors that do not fit.
+            ValueError: Naming the tensors that do not fit or are no numbers, or the field of the config.
         """
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
         kwargs["use_safetensors"] = True
+        folder = _folder(*args, **kwargs)
+        if folder is not None:
+            _check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"))
         checked = ["missing_keys", "unexpected_keys"]
         if not kwargs.get("ignore_mismatched_sizes"):
             # transformers' own error names no tensor, so it is held back and ours is raised
@@ -76,7 +91,24 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if wrong:
             told = "; ".join(f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items())
             raise ValueError(f"the checkpoint does not fit {cls.__name__}: {told}")
+        if check_weights:
+            check_finite(model)
         return (model, info) if output_loading_info else model
+
+
+def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path | None:
+    """The folder that `from_pretrained` is asked for; None for a hub id, whose files may not have come yet."""
+    folder = Path(name, subfolder) if isinstance(name, str | Path) else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _check_files(folder: Path, config: Any) -> None:
+    """Refuses a folder whose files contradict each other, before any memory is taken."""
+    tensors = read_headers(folder)
+    check_dtypes(tensors)
+    if isinstance(config, OuroConfig):
+        check_shapes(config, tensors)
+    check_generation_config(folder)
 
 
 class OuroModel(OuroPreTrainedModel):
@@ -309,6 +341,11 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         if inputs is None:
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         cache = past_key_values
+        if inputs_embeds is None:
+            # looking waits for a GPU: once for a prompt is nothing, once for a token or a training step is not
+            check_ids(inputs, self.config.vocab_size, look=inputs.device.type == "cpu" or not (self.training or cache))
+            # embeddings take no narrower ones
+            inputs = input_ids = inputs.long()
         if cache is not None:
             check_cache(cache)
             cache.open(loops, inputs.shape[0])

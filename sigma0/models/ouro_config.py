@@ -1,9 +1,13 @@
 """Configuration of the Ouro family (arXiv 2510.25741), as its published checkpoints name their fields."""
 
+import math
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -11,6 +15,19 @@ logger = logging.get_logger(__name__)
 # The published configs name <|endoftext|> for every special token; their tokenizer says otherwise.
 REPAIRED_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 ROPE_TYPES_THAT_CHANGE_WITH_LENGTH = ("dynamic", "longrope")
+# Far above any looped model that was published (64), and low enough that one forward ends.
+MAX_LOOPS = 4096
+PROMPTS = ("instructions", "bare")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 
 
 def repaired_tokens(bos: Any, eos: Any, pad: Any) -> dict[str, int] | None:
@@ -32,10 +49,13 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         total_ut_steps: T, times that the block of `num_hidden_layers` layers is applied to a token.
         early_exit_threshold: q of the published exit rule; 1.0 runs every loop.
         early_exit_step: Loop to read every token at, counted from 0; None leaves it to the threshold.
+        sigma0_prompts: `instructions` for a model that follows them; `bare` for one that only continues questions of
+            the kind that it was trained on, so that `sigma0 solve` puts no words of its own around them.
 
     Raises:
-        ValueError: For sliding windows and for RoPE variants whose frequencies change with length: K/V of one token
-            are written at different times, so they must not depend on how long the text has become.
+        ValueError: For sizes that are no sizes, names that nobody knows, sliding windows, and RoPE variants whose
+            frequencies change with length: K/V of one token are written at different times, so they must not depend
+            on how long the text has become.
     """
 
     model_type = "ouro"
@@ -76,13 +96,16 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
     total_ut_steps: int = 4
     early_exit_threshold: float | int = 1.0
     early_exit_step: int | None = None
+    sigma0_prompts: str = "instructions"
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fills defaults and repairs the published special ids."""
         kwargs.pop("auto_map", None)
+        _check_dtype(kwargs.get("torch_dtype") or self.dtype)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.head_dim is None:
+        # zero heads are refused once everything is known
+        if self.head_dim is None and self.num_attention_heads:
             self.head_dim = self.hidden_size // self.num_attention_heads
         repaired = repaired_tokens(self.bos_token_id, self.eos_token_id, self.pad_token_id)
         if repaired is not None:
@@ -99,9 +122,11 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
 
     def validate_loops(self) -> None:
-        """At least one loop, and an exit that lies within them."""
+        """At least one loop, no more than can be run, and an exit that lies within them."""
         if self.total_ut_steps < 1:
             raise ValueError(f"total_ut_steps must be at least 1, got {self.total_ut_steps}")
+        if self.total_ut_steps > MAX_LOOPS:
+            raise ValueError(f"total_ut_steps must be at most {MAX_LOOPS}, got {self.total_ut_steps}")
         if not 0.0 < self.early_exit_threshold <= 1.0:
             raise ValueError(f"early_exit_threshold must lie in (0, 1], got {self.early_exit_threshold}")
         if self.early_exit_step is not None and not 0 <= self.early_exit_step < self.total_ut_steps:
@@ -110,7 +135,10 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
             )
 
     def validate_attention(self) -> None:
-        """Full attention with fixed rotary frequencies only."""
+        """Sizes above 0, heads that divide, and full attention with fixed rotary frequencies only."""
+        for name in SIZES:
+            if (value := getattr(self, name)) is None or value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         assert self.num_key_value_heads is not None
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -128,3 +156,36 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
                 f"rope_type '{rope_type}' changes its frequencies as the text grows, so K/V written earlier no longer "
                 "fit; use default, linear, yarn or llama3"
             )
+        if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
+            raise ValueError(f"rope_type {rope_type!r} is not known; use default, linear, yarn or llama3")
+        theta = (self.rope_parameters or {}).get("rope_theta", self.default_theta)
+        if not isinstance(theta, float | int) or not 0 < theta < math.inf:
+            raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}")
+
+    def validate_prompts(self) -> None:
+        """A way of asking that there is."""
+        if self.sigma0_prompts not in PROMPTS:
+            raise ValueError(f"sigma0_prompts must be {' or '.join(PROMPTS)}, got {self.sigma0_prompts!r}")
+
+    def validate_block(self) -> None:
+        """A known activation, a norm that divides by something, and a pad that has an embedding."""
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is no activation that transformers knows, such as silu")
+        if not 0 <= self.rms_norm_eps < math.inf:
+            raise ValueError(f"rms_norm_eps must be a finite number of at least 0, got {self.rms_norm_eps}")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id must lie in 0 to vocab_size - 1 = {self.vocab_size - 1}, got {self.pad_token_id}"
+            )
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Refuses a stored dtype that torch does not have, or that no layer runs in.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if (known is not None and isinstance(known, torch.dtype) and known.is_floating_point) or dtype in (None, "auto"):
+        return
+    raise ValueError(f"dtype={dtype!r} in config.json is no floating-point dtype, such as float32 or bfloat16")

@@ -64,6 +64,7 @@ def error_of(answer, status):
         ({"sigma0": {"depth": 3}}, "sigma0.depth", "not permitted"),
         ({"sigma0": {"exit": {"mode": "qexit", "q": 2}}}, "sigma0.exit.q", "must lie in (0, 1]"),
         ({"sigma0": {"exit": {"mode": "fixed", "depth": 7}}}, "sigma0.exit", "exceeds the model's 6 loops"),
+        ({"sigma0": {"exit": {"mode": "margin", "q": 0.5}}}, "sigma0.exit", "q has no effect with exit mode 'margin'"),
         ({"sigma0": {"exit": {"mod": "full"}}}, "sigma0.exit.mod", "nexpected keyword"),
         ({"sigma0": {"budget": {"calls": -1}}}, "sigma0.budget.calls", "greater than"),
         ({"sigma0": {"budget": {"calls": 1}}}, "sigma0.budget", "needs sigma0.ladder"),
@@ -72,7 +73,7 @@ def error_of(answer, status):
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "this server has no ladder; start it with one"),
         ({"sigma0": {"sources": "a text"}}, "sigma0.sources", "list"),
         ({"sigma0": []}, "sigma0", "dictionary"),
-        ({"sigma0": {"exit": {"patience": 10**30}}}, "sigma0.exit", "a number over"),
+        ({"sigma0": {"exit": {"mode": "accel", "patience": 10**30}}}, "sigma0.exit", "a number over"),
     ],
 )
 def test_bad_fields_are_named(plain, body, param, told):

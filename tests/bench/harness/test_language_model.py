@@ -198,3 +198,11 @@ def test_messages_go_through_the_chat_template(full):
     known = full.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert full._encode(prompt) == known
     assert full.chat_template(True) and full.chat_template(False) is None
+
+
+def test_the_device_of_the_model_s_arguments_wins():
+    named = Sigma0LM.create_from_arg_string("model=pocket,device=cpu", {"device": "cuda:0", "batch_size": 2})
+    assert (named.device.type, named.batch_size) == ("cpu", 2)
+    assert Sigma0LM.create_from_arg_obj({"model": "pocket"}, {"device": "cpu", "batch_size": None}).batch_size == 1
+    with pytest.raises(ValueError, match="device 'nowhere' cannot be used"):
+        Sigma0LM.create_from_arg_obj({"model": "pocket"}, {"device": "nowhere"})

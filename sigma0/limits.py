@@ -1,0 +1,107 @@
+"""What a request may ask of a model: ids that it knows, positions that it has, and K/V that fit into memory."""
+
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+
+def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Refuses a text that the model's positions cannot hold.
+
+    Raises:
+        ValueError: Naming the lengths and the limit.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and prompt_tokens + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones exceed the model's context of {limit}; "
+            "shorten the prompt or lower max_new_tokens"
+        )
+
+
+def check_ids(input_ids: Tensor, vocabulary: int, look: bool = True) -> None:
+    """Refuses what is no batch of token ids.
+
+    Args:
+        input_ids: To be `[B, S]` whole numbers.
+        vocabulary: Ids that the model knows.
+        look: Whether the ids themselves are looked at, which waits for their device.
+
+    Raises:
+        ValueError: Naming the shape, the dtype or the id.
+    """
+    if input_ids.dim() != 2:
+        way = "pass ids[None]" if input_ids.dim() == 1 else "a batch has one row of ids for each sequence"
+        raise ValueError(f"input_ids must be [batch, length], got shape {tuple(input_ids.shape)}: {way}")
+    if not input_ids.numel():
+        raise ValueError(f"the prompt is empty: input_ids have shape {tuple(input_ids.shape)}")
+    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
+        raise ValueError(f"input_ids must be whole numbers such as int64, got {input_ids.dtype}")
+    if not look or input_ids.is_meta:
+        return
+    least, most = torch.stack(torch.aminmax(input_ids)).tolist()
+    if least < 0 or most >= vocabulary:
+        # on CUDA such an id would end the whole process
+        raise ValueError(
+            f"input_ids hold {most if most >= vocabulary else least}, outside of the model's vocabulary of "
+            f"{vocabulary}: the tokenizer does not fit the model"
+        )
+
+
+def kv_bytes(model: Any, columns: int, batch: int, planes: int) -> int:
+    """Bytes of the keys and values of a cache.
+
+    Args:
+        model: A looped model; its weights are not looked at but for their dtype.
+        columns: Tokens of each sequence.
+        batch: Sequences.
+        planes: Loops that K/V are kept for.
+    """
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * model.num_block_layers * planes * heads * width * model.dtype.itemsize * columns * batch)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a new tensor may take on a device; None where nobody knows."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return None
+
+
+def check_memory(model: Any, columns: int, batch: int, planes: int, held: int = 0) -> None:
+    """Refuses K/V that do not fit into what is free, before any of them is reserved.
+
+    Args:
+        model: A looped model.
+        columns: Tokens of each sequence, prompt and new ones.
+        batch: Sequences.
+        planes: Loops that K/V are kept for.
+        held: Bytes that the cache has already.
+
+    Raises:
+        ValueError: Naming the size and what is free.
+    """
+    needed, free = kv_bytes(model, columns, batch, planes), free_memory(model.device)
+    if free is not None and needed - held > free:
+        raise ValueError(
+            f"the K/V of {batch} x {columns} tokens would take {_amount(needed)} ({planes} loops, "
+            f"{_amount(kv_bytes(model, 1, 1, planes))} a token), and {_amount(free)} are free on {model.device}: lower "
+            "max_new_tokens (--max-new-tokens), or the batch"
+        )
+
+
+def _amount(size: int) -> str:
+    """Bytes in the largest unit that they fill."""
+    number = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    return f"{number:.4g} TB"

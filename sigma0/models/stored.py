@@ -1,0 +1,113 @@
+"""What a checkpoint's files say of themselves, read from their headers before anything is built from them."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from sigma0.models.ouro_config import OuroConfig
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a safetensors file.
+
+    Attributes:
+        dtype: As safetensors names it.
+        shape: Its sizes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors in a folder's safetensors files by name; their data are not read.
+
+    Raises:
+        ValueError: For a file that is cut off or is none.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    part = file.get_slice(name)
+                    tensors[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
+        except SafetensorError as error:
+            raise ValueError(f"{str(path)!r} could not be loaded: no whole safetensors file: {error}") from error
+    return tensors
+
+
+def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
+    """Refuses weights that are no floats: torch would take whole numbers for them in silence.
+
+    Raises:
+        ValueError: Naming the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            raise ValueError(
+                f"{name} is stored as {tensor.dtype}, which is no floating-point dtype: quantized weights are not "
+                "supported, so get or make a checkpoint in float32, bfloat16 or float16"
+            )
+
+
+def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> None:
+    """Holds the sizes of a config against the tensors, so that a wrong one is named before memory is taken for it.
+
+    Tensors that are missing are left to transformers, which names them.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    assert config.head_dim is not None and config.num_key_value_heads is not None
+    named = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    layer = "layers.0.self_attn"
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    for field, size, name, axis in (
+        ("vocab_size", config.vocab_size, "embed_tokens.weight", 0),
+        ("hidden_size", config.hidden_size, "embed_tokens.weight", 1),
+        ("num_attention_heads * head_dim", queries, f"{layer}.q_proj.weight", 0),
+        ("num_key_value_heads * head_dim", keys, f"{layer}.k_proj.weight", 0),
+        ("intermediate_size", config.intermediate_size, "layers.0.mlp.gate_proj.weight", 0),
+    ):
+        tensor = named.get(name)
+        if tensor is not None and len(tensor.shape) == 2 and tensor.shape[axis] != size:
+            raise ValueError(
+                f"config.json has {field} = {size}, but {name} has shape {list(tensor.shape)}: use the config.json "
+                "that belongs to these weights"
+            )
+    layers = {int(match[1]) for name in named if (match := re.match(r"layers\.(\d+)\.", name))}
+    if layers and config.num_hidden_layers > max(layers) + 1:
+        raise ValueError(
+            f"config.json has num_hidden_layers = {config.num_hidden_layers}, but the weights are missing from "
+            f"layers.{max(layers) + 1} on: use the config.json that belongs to them"
+        )
+
+
+def check_generation_config(folder: Path) -> None:
+    """Refuses a `generation_config.json` that transformers would ignore in silence, or whose special ids are no ids.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"generation_config.json is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError("generation_config.json holds no JSON object")
+    for name in SPECIAL_IDS:
+        value = values.get(name)
+        ids = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(each) is int for each in ids):
+            raise ValueError(f"generation_config.json has {name} = {value!r}, which is no token id: write its number")

@@ -1,0 +1,135 @@
+"""Absurd checkpoints end in one line that names the field, before memory is taken for them."""
+
+import json
+import re
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.cli import app
+from sigma0.loading import CHECKPOINTS
+
+HUGE = 10**9
+
+
+@pytest.fixture
+def folder(tmp_path):
+    target = tmp_path / "copy"
+    shutil.copytree(CHECKPOINTS / "pocket", target)
+    return target
+
+
+def write(folder, file, **values):
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    "field, value, told",
+    [
+        ("total_ut_steps", HUGE, "total_ut_steps must be at most 4096, got 1000000000"),
+        ("total_ut_steps", -1, "total_ut_steps must be at least 1, got -1"),
+        ("total_ut_steps", True, "'total_ut_steps' expected int, got bool"),
+        ("hidden_act", "nosuch", "hidden_act='nosuch' is no activation"),
+        ("eos_token_id", "</s>", "'eos_token_id' with value '</s>'"),
+        ("pad_token_id", 5000, "pad_token_id must lie in 0 to vocab_size - 1 = 595, got 5000"),
+        ("dtype", "foo", "dtype='foo' in config.json is no floating-point dtype"),
+        ("dtype", "int8", "dtype='int8' in config.json is no floating-point dtype"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps must be a finite number of at least 0, got -1.0"),
+        ("rope_parameters", {"rope_type": "foo", "rope_theta": 1e4}, "rope_type 'foo' is not known"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0.0}, "rope_theta must be a finite number above 0"),
+        ("num_attention_heads", 3, "num_attention_heads=3 is no multiple of num_key_value_heads=4"),
+        ("num_attention_heads", 0, "num_attention_heads must be at least 1, got 0"),
+        ("num_key_value_heads", 0, "num_key_value_heads must be at least 1, got 0"),
+        ("head_dim", -4, "head_dim must be at least 1, got -4"),
+        ("head_dim", 33, "even rotary dimension"),
+        ("vocab_size", -4, "vocab_size must be at least 1, got -4"),
+        ("intermediate_size", 0, "intermediate_size must be at least 1, got 0"),
+        ("max_position_embeddings", 0, "max_position_embeddings must be at least 1, got 0"),
+        ("vocab_size", 500, "vocab_size = 500, but embed_tokens.weight has shape [596, 128]"),
+        ("vocab_size", 10**12, "vocab_size = 1000000000000, but embed_tokens.weight has shape [596, 128]"),
+        ("hidden_size", HUGE, "hidden_size = 1000000000, but embed_tokens.weight has shape [596, 128]"),
+        ("num_attention_heads", 8, "num_attention_heads * head_dim = 256, but layers.0.self_attn.q_proj.weight"),
+        ("intermediate_size", 7, "intermediate_size = 7, but layers.0.mlp.gate_proj.weight has shape [256, 128]"),
+        ("num_hidden_layers", HUGE, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
+    ],
+)
+def test_an_absurd_config_is_one_line(folder, field, value, told):
+    write(folder, "config.json", **{field: value})
+    began = time.process_time()
+    result = CliRunner().invoke(app, ["generate", "Mary went", "--model", str(folder)])
+    assert time.process_time() - began < 10, "a second on a quiet machine; hours where it is really tried"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and told in result.stderr
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        sigma0.load(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        ({"eos_token_id": "</s>"}, "generation_config.json has eos_token_id = '</s>', which is no token id"),
+        ({"eos_token_id": [2, True]}, "which is no token id"),
+        ({"exit_config": {"mode": "nosuch"}}, "generation_config.json: exit_config: mode: Input should be 'full'"),
+        ({"exit_config": {"tetha": 0.5}}, "generation_config.json: exit_config: tetha: Unexpected keyword argument"),
+        ({"exit_config": {"mode": "fixed", "depth": 99}}, "depth=99 exceeds the model's 6 loops"),
+        ({"door_policy": {"tau_c": 7}}, "generation_config.json: tau_c: Input should be less than or equal to 1"),
+        ({"fate_config": {"spiral": 0}}, "generation_config.json: fate_config: spiral: must lie in"),
+    ],
+)
+def test_bad_settings_of_a_checkpoint_are_named_at_load(folder, values, told):
+    write(folder, "generation_config.json", **values)
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        sigma0.load(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_generation_config_that_cannot_be_read_is_not_ignored(folder):
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json is no JSON"):
+        sigma0.load(str(folder), device="cpu")
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds no JSON object"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_config_nested_beyond_reason_is_one_line(folder):
+    (folder / "config.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    with pytest.raises(ValueError, match="could not be loaded"):
+        sigma0.load(str(folder), device="cpu")
+
+
+def change(folder, **tensors):
+    """Replaces tensors of the file by name; None takes one out."""
+    held = load_file(folder / "model.safetensors") | {name.replace("__", "."): value for name, value in tensors.items()}
+    kept = {name: tensor for name, tensor in held.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_tensors_that_do_not_fit_are_named(folder):
+    change(folder, model__norm__weight=None, model__bogus=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"missing: model\.norm\.weight; unexpected: model\.bogus"):
+        sigma0.load(str(folder), device="cpu")
+    change(folder, model__bogus=torch.zeros(3, dtype=torch.int8))
+    with pytest.raises(ValueError, match=r"model\.bogus is stored as I8"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"model\.safetensors' could not be loaded: no whole safetensors file"):
+        sigma0.load(str(folder), device="cpu")
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder):
+    held = load_file(folder / "model.safetensors")
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    change(folder, **{name: held[name][:500].clone() for name in names})
+    write(folder, "config.json", vocab_size=500)
+    with pytest.raises(ValueError, match=r"has ids up to 595, but its config.json has vocab_size = 500"):
+        sigma0.load(str(folder), device="cpu")
