@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sigma0.frontier import Bools, Ints
 from sigma0.ops import DIVERGED, MET, BoundaryRule, BoundaryState, alone, leads_reference, observe
-from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode, FateConfig
+from sigma0.settings import BREAK_AFTER, RULE_DEFAULTS, ExitConfig, ExitMode, FateConfig
 
 Reason = Literal[
     "threshold_met",
@@ -58,7 +58,7 @@ class ExitRule:
     """An `ExitConfig` for a model of T loops.
 
     Args:
-        config: The rule and its thresholds.
+        config: The rule and its thresholds; the library's where they are not set.
         total_loops: T, the loops at full depth.
         inner_break: Whether a loop that diverges stops its token.
         fates: What diverges.
@@ -68,6 +68,7 @@ class ExitRule:
         last_loop: The loop that no token goes beyond.
         min_loops: The first loop that a token may stop at.
         needs_logits: Whether the head is read at every loop.
+        threshold: Its q, theta or eps; 1.0 for `full` and `fixed`, which read none.
         break_after: Loops running that diverge and stop a token; 0 never.
 
     Raises:
@@ -77,7 +78,9 @@ class ExitRule:
     def __init__(
         self, config: ExitConfig, total_loops: int, inner_break: bool = False, fates: FateConfig | None = None
     ) -> None:
+        config = config.filled()
         self.config = config
+        self.threshold = 1.0 if config.threshold is None else config.threshold
         self.fates = fates or FateConfig()
         self.break_after = BREAK_AFTER if inner_break else 0
         self.total_loops = total_loops
@@ -93,18 +96,14 @@ class ExitRule:
             watch: Whether the trajectory's statistics are wanted too.
         """
         config = self.config
-        mode, threshold = "none", 1.0
-        if config.mode == "qexit":
-            mode, threshold = "qexit", config.q
-        elif config.mode in ("converge", "accel"):
-            mode, threshold = config.mode, config.eps
-            if mode == "accel" and config.accel_scale == "steps":
-                mode = "accel-steps"
+        mode = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
+        if mode == "accel" and config.accel_scale == "steps":
+            mode = "accel-steps"
         return BoundaryRule(
             mode,
-            threshold,
+            1.0 if mode == "none" else self.threshold,
             self.last_loop,
-            patience=config.patience,
+            patience=config.patience or RULE_DEFAULTS["accel"]["patience"],
             min_loops=self.min_loops,
             watch=watch,
             growth=self.fates.growth,
@@ -194,7 +193,7 @@ def select_exits(
                 boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
                 here = boundary.decisions == MET
                 if rule.needs_logits:
-                    here = leads_reference(head(hidden), rule.config.theta)
+                    here = leads_reference(head(hidden), rule.threshold)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
             broken = (boundary.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
             depths = torch.where((here | broken) & ~(met | diverged), loop, depths)

@@ -16,6 +16,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.cache import DepthCache
 from sigma0.decoding import DirectLoop, Emission, TokenLoop, rows_are_independent
+from sigma0.exit_thresholds import ExitThresholds, fill_in
 from sigma0.exits import ExitRule
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.ops import Backend, Operations, operations
@@ -35,8 +36,9 @@ CONTINUOUS_BATCHING = (
 
 
 # what sigma0 keeps in a checkpoint's generation_config.json
-STORED: dict[str, type[ExitConfig] | type[FateConfig] | type[DoorPolicy]] = {
+STORED: dict[str, type[ExitConfig] | type[ExitThresholds] | type[FateConfig] | type[DoorPolicy]] = {
     "exit_config": ExitConfig,
+    "exit_thresholds": ExitThresholds,
     "fate_config": FateConfig,
     "door_policy": DoorPolicy,
 }
@@ -67,13 +69,20 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             exit_config: What the caller asked for; None falls back to `generation_config.exit_config`, then to the
                 checkpoint's own `early_exit_step` or `early_exit_threshold`.
 
+        Returns:
+            The settings with a value for everything that the rule reads: the caller's, else those that the model was
+            calibrated with, else the library's (which is said once).
+
         Raises:
             ValueError: For unknown keys or bad values.
         """
         if exit_config is None:
             exit_config = getattr(self.generation_config, "exit_config", None)
         if exit_config is not None:
-            return ExitConfig.parse(exit_config)
+            config = ExitConfig.parse(exit_config)
+            if not config.unset():
+                return config
+            return fill_in(config, self.exit_thresholds, getattr(self.config, "name_or_path", ""))
         step = getattr(self.config, "early_exit_step", None)
         if step is not None:
             return ExitConfig(mode="fixed", depth=step + 1)
@@ -102,7 +111,14 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
 
     def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
         """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
-        return ExitRule(exit_config, self.num_loops, switches().inner_break, self.fate_config)
+        config = self.resolve_exit_config(exit_config)
+        return ExitRule(config, self.num_loops, switches().inner_break, self.fate_config)
+
+    @property
+    def exit_thresholds(self) -> ExitThresholds:
+        """The calibrated thresholds: `generation_config.exit_thresholds`, or none."""
+        stored = getattr(self.generation_config, "exit_thresholds", None)
+        return ExitThresholds() if stored is None else ExitThresholds.parse(stored)
 
     @property
     def fate_config(self) -> FateConfig:

@@ -21,7 +21,7 @@ LEVELS = [
     {"sigma0.kernels"},
     {"sigma0.transfer", "sigma0.ops"},
     {"sigma0.settings", "sigma0.frontier", "sigma0.savings", "sigma0.outputs", "sigma0.parallel"},
-    {"sigma0.record", "sigma0.slots"},
+    {"sigma0.exit_thresholds", "sigma0.record", "sigma0.slots"},
     {"sigma0.cache", "sigma0.exits"},
     {"sigma0.verdict", "sigma0.canary", "sigma0.trajectory"},
     {
@@ -33,7 +33,7 @@ LEVELS = [
         "sigma0.extras",
         "sigma0.forced",
     },
-    {"sigma0.pass_rows"},
+    {"sigma0.forced_grid", "sigma0.pass_rows"},
     {"sigma0.completion"},
     {"sigma0.wave"},
     {"sigma0.decoding"},
