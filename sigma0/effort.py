@@ -30,7 +30,6 @@ def exit_for(effort: Effort, own: ExitConfig, total_loops: int) -> ExitConfig:
         own: The model's setting, as `resolve_exit_config` has it.
         total_loops: T.
     """
-    own = own.filled()
     fixed = own.mode in ("full", "fixed")
     if effort == "high":
         if fixed:
@@ -41,6 +40,7 @@ def exit_for(effort: Effort, own: ExitConfig, total_loops: int) -> ExitConfig:
         return own
     if fixed:
         return replace(own, mode="fixed", depth=math.ceil(share * (own.stops_at(total_loops) or total_loops)))
+    own = own.filled()
     eager: dict[str, float | None] = {"q": own.q, "theta": own.theta, "eps": own.eps}
     factors = {"q": share, "theta": share, "eps": 1 / share}
     # as decimals: 0.6 * 0.75 is to be told as 0.45

@@ -1,7 +1,7 @@
 """New tokens of given texts read at all loops, and where each setting of whole grids of exit settings would stop.
 
-A grid is ordered from patient to eager, so that no token's exit depth grows along it. Where two settings stop a token at
-the same loop, so does every setting between them: between two settings only those tokens are looked at that they part.
+A grid is ordered from patient to eager, so that no token's exit depth grows along it. Where two settings stop a token
+at the same loop, so does every setting between them: only the other tokens are looked at there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

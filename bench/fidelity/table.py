@@ -129,7 +129,9 @@ def markdown(
 
 def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:
     """The rows of a run at calibrated thresholds, the one that saves most passes first, and the oracles."""
-    promised = [row for row in rows if row.promise is not None and row.passes_saved is not None]
+    # of a rule that was calibrated anew between two starts the last is shown
+    latest = {(row.mode, row.after_exit): row for row in rows if row.promise is not None}
+    promised = [row for row in latest.values() if row.passes_saved is not None]
     oracles = [row for row in rows if row.mode in ("oracle", "settled")]
     best: dict[str, float] = {}
     for row in promised:

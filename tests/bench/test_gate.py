@@ -78,7 +78,7 @@ def test_rules_refuse_what_makes_no_sense(pocket, split, target, named):
 def test_the_report_adds_up(pocket):
     steps = []
     report = measure_gate(*pocket, "pocket", n=8, rules_n=3, on_step=steps.append)
-    assert steps == sorted(steps) and steps[-1] == 2 * 8 + len(GRID)
+    assert steps == sorted(steps) and steps[-1] == 2 * 8 + len(GRIDS)
     kinds = report.by_kind
     assert kinds["key"].tokens == kinds["end"].tokens == 8
     answers = kinds["key"].tokens + kinds["answer"].tokens + kinds["end"].tokens
