@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 import sigma0
 from sigma0.exit_thresholds import CalibratedThreshold, ExitThresholds
@@ -107,7 +108,7 @@ def test_a_rule_without_a_model_has_the_librarys():
     ],
 )
 def test_bad_records_are_named(wrong, message):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValidationError) as caught:
         ExitThresholds.parse(wrong)
     assert message in explain(caught.value)
 
