@@ -147,8 +147,8 @@ def short_table(rows: Sequence[FidelityRow]) -> str:
     first = rows[0]
     without = sorted({row.mode for row in rows} & set(GRID) - {row.mode for row in rows if row.promise is not None})
     missing = (
-        f" {first.model} has no calibrated threshold for {', '.join(without)}: `sigma0 calibrate {first.model} --exit "
-        "all --prompts FILE` looks for them."
+        f" Not measured at one: {', '.join(without)} (`sigma0 calibrate {first.model} --exit all --prompts FILE` finds "
+        "and stores them, and the next run measures them)."
         if without
         else ""
     )

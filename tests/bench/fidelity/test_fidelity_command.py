@@ -203,7 +203,7 @@ def test_the_short_table_shows_every_rule_at_its_calibrated_threshold(ledger):
     assert [row.promise for row in rows if row.settings in ({"q": 0.5}, {"q": 0.9})] == [None] * 4
     table = short_table(rows)
     assert f"| qexit (q {known.q}) | finish | {100 * known.agreement:g} % |" in table
-    assert "no calibrated threshold" not in table and "keeps 98%" not in table
+    assert "Not measured" not in table and "keeps 98%" not in table
     oracle = next(row for row in rows if row.mode == "oracle")
     assert oracle_share(oracle, rows) == 1.0 and oracle_share(oracle, rows[:1]) is None
 
@@ -211,7 +211,7 @@ def test_the_short_table_shows_every_rule_at_its_calibrated_threshold(ledger):
 def test_a_rule_without_a_calibrated_threshold_is_named_with_the_way_to_one(ledger):
     rows = [row.model_copy(update={"promise": None, "model": "other"}) for row in rows_of(ledger)]
     table = short_table(rows)
-    assert "other has no calibrated threshold for qexit: `sigma0 calibrate other --exit all --prompts FILE`" in table
+    assert "Not measured at one: qexit (`sigma0 calibrate other --exit all --prompts FILE`" in table
     assert [row.mode for row in calibrated(rows)] == ["oracle"]
 
 
