@@ -28,7 +28,7 @@ _SEED = 0
 
 def _probabilities() -> tuple[float, ...]:
     """From nearly 1 down to 0.1, evenly in the logit: the patient ones first."""
-    return tuple(float(f"{1 / (1 + np.exp(-logit)):.6g}") for logit in np.arange(12, -2.25, -0.1))
+    return tuple(float(f"{1 / (1 + np.exp(-logit)):.6g}") for logit in np.arange(11, -2.25, -0.1))
 
 
 def _steps() -> tuple[float, ...]:
