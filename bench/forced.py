@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 import sigma0.forced
-from sigma0.bench.pocket.data import encode
+from sigma0.bench.pocket.data import Encoded, encode
 from sigma0.bench.pocket.items import Item
 from sigma0.estimates import Estimate, bootstrap
 from sigma0.exits import ExitRule
@@ -66,10 +66,8 @@ def read_forced(
     on_item: Callable[[int], None] = lambda done: None,
 ) -> Tokens:
     """Read items at every loop, every other one as chat; each rule decides where it would have stopped."""
-    rows = [encode(tokenizer, [item], number % 2 == 1) for number, item in enumerate(items)]
-    found = sigma0.forced.read_forced(
-        model, rules, [ForcedText(tuple(row.ids), sum(row.answer)) for row in rows], on_item
-    )
+    rows = _encoded(tokenizer, items)
+    found = sigma0.forced.read_forced(model, rules, forced_texts(tokenizer, items), on_item)
     kinds = [
         kind for row, item in zip(rows, items, strict=True) for kind in _kinds(tokenizer, row.ids, row.answer, item)
     ]
@@ -81,6 +79,15 @@ def read_forced(
         exits=found.exits,
         same={name: found.same_at(depths).astype(np.int64) for name, depths in found.exits.items()},
     )
+
+
+def forced_texts(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> list[ForcedText]:
+    """Items with their known answers, every other one as chat."""
+    return [ForcedText(tuple(row.ids), sum(row.answer)) for row in _encoded(tokenizer, items)]
+
+
+def _encoded(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> list[Encoded]:
+    return [encode(tokenizer, [item], number % 2 == 1) for number, item in enumerate(items)]
 
 
 def agreement(tokens: Tokens, rule: str) -> Estimate:

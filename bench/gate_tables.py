@@ -39,8 +39,8 @@ def _abstention(report: GateReport) -> Table:
 
 def _rules(report: GateReport) -> Table:
     title = (
-        f"Rules, each at its cheapest threshold with 98 % agreement on the calibration split; {report.rules_items} "
-        f"questions: agreement with full depth under teacher forcing, and free runs (finish), in %"
+        f"Rules, each at its cheapest threshold with 98 % agreement on answers of the calibration split; "
+        f"{report.rules_items} questions: agreement with full depth under teacher forcing, and free runs (finish), in %"
     )
     table = _table(title, "", "at", "all tokens", "answer tokens", "same", "passes", "rows")
     for mode, row in report.rules.items():

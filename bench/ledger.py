@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sigma0.bench.lines import alone, append, cut
 from sigma0.bench.rows import Conditions, Figure, row_key
-from sigma0.bench.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, SpeedRow
+from sigma0.bench.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, Promise, SpeedRow
 from sigma0.bench.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
 from sigma0.bench.rows_tasks import HumanEvalRow, StrategyQARow
 from sigma0.settings import explain
@@ -28,6 +28,7 @@ __all__ = [
     "HumanEvalRow",
     "LadderRow",
     "Percentiles",
+    "Promise",
     "Row",
     "ServeRow",
     "SimulationRow",

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown
+from sigma0.bench.fidelity.grid import GRID
+from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
 from sigma0.bench.ledger import (
@@ -37,7 +38,6 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and pictures; by default beside the ledger.")
     ] = None,
-    least: Annotated[float, typer.Option(min=0, max=1, help="Agreement that the short table keeps.")] = 0.98,
 ) -> None:
     """Write the whole tables and the pictures of the latest run of each model; print the short tables."""
     with one_line_errors(), needs_extra("bench"):
@@ -58,7 +58,7 @@ def report(
             for row in run:
                 if isinstance(row, DepthRow):
                     draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
-            typer.echo(short_table(trade_off, least) + "\n")
+            typer.echo(short_table(trade_off) + "\n")
         tables = [speed_table(run) for run in latest_speed_runs(rows)]
         if tables:
             (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{table}\n" for table in tables))
@@ -142,12 +142,18 @@ def whole_table(rows: Sequence[FidelityRow]) -> str:
     return f"# {rows[0].model}\n\n{conditions_text(rows[0])}\n\n{markdown(rows, rows, intervals=True)}\n"
 
 
-def short_table(rows: Sequence[FidelityRow], least: float) -> str:
-    """The cheapest row of each rule that keeps an agreement, as Markdown."""
-    chosen = cheapest(rows, least)
-    left_out = sorted({row.mode for row in rows} - {row.mode for row in chosen} - {"full", "random"})
-    text = (
-        f"{conditions_text(rows[0])} Thresholds are chosen on these very prompts: the cheapest on the grid whose "
-        f"agreement is at least {least:.0%}.\n\n{markdown(chosen, rows, columns=SHORT_COLUMNS)}"
+def short_table(rows: Sequence[FidelityRow]) -> str:
+    """Each rule at its calibrated threshold, and the oracles, as Markdown."""
+    first = rows[0]
+    without = sorted({row.mode for row in rows} & set(GRID) - {row.mode for row in rows if row.promise is not None})
+    missing = (
+        f" Not measured at one: {', '.join(without)} (`sigma0 calibrate {first.model} --exit all --prompts FILE` finds "
+        "and stores them, and the next run measures them)."
+        if without
+        else ""
     )
-    return f"{text}\n\nNo threshold of {', '.join(left_out)} keeps {least:.0%}." if left_out else text
+    table = markdown(calibrated(rows), rows, columns=SHORT_COLUMNS)
+    return (
+        f'{conditions_text(first)} Thresholds were calibrated beforehand, on other prompts; "promised" is the share of '
+        f"new tokens that each is to keep.{missing}\n\n{table}"
+    )

@@ -6,6 +6,28 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from sigma0.bench.rows import Conditions, Figure, row_key
+from sigma0.exit_thresholds import CalibratedThreshold
+
+
+class Promise(BaseModel):
+    """What a threshold was calibrated to keep (`sigma0 calibrate`).
+
+    Attributes:
+        agreement: Least share of new tokens with full depth's argmax.
+        confidence: With which it is kept.
+        prompts: Prompts that it was chosen on, none of which is measured here.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    agreement: float
+    confidence: float
+    prompts: int
+
+    @classmethod
+    def of(cls, record: CalibratedThreshold) -> "Promise":
+        """That of a model's record."""
+        return cls(agreement=record.agreement, confidence=record.confidence, prompts=record.prompts)
 
 
 class FidelityRow(Conditions):
@@ -17,6 +39,7 @@ class FidelityRow(Conditions):
         mode: The exit rule, or a baseline.
         after_exit: What became of the deeper loops.
         settings: Parameters of the mode.
+        promise: Of a calibrated threshold; None for the others.
         agreement: Share of teacher-forced tokens, prompts included, with full depth's argmax at the exit.
         agreement_on_answers: The same over the new tokens.
         kl: Mean KL(full || exit) over the same tokens, nats.
@@ -43,6 +66,7 @@ class FidelityRow(Conditions):
     mode: str
     after_exit: Literal["finish", "drop", "verify"]
     settings: dict[str, float | int | str]
+    promise: Promise | None = None
     agreement: Figure
     agreement_on_answers: Figure
     kl: Figure

@@ -1,28 +1,23 @@
-"""The exit rules side by side: each at the cheapest threshold that keeps a stated agreement with full depth."""
+"""The exit rules side by side: each at the cheapest threshold that keeps a stated agreement with full depth.
+
+The threshold is chosen on answers of the calibration split and judged on those of another one. Prompts have no part in
+it: they run at full depth whatever the rule.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.forced import Tokens, agreement, read_forced
+from sigma0.bench.forced import Tokens, agreement, forced_texts, read_forced
 from sigma0.bench.pocket.free import FreeRuns, free_runs
 from sigma0.bench.pocket.items import check_split
 from sigma0.bench.pocket.world import draw
+from sigma0.calibration import GRIDS
 from sigma0.estimates import Estimate
+from sigma0.forced_grid import GridReadings, read_grids
 from sigma0.models import OuroForCausalLM
 from sigma0.settings import ExitConfig
-
-# Thresholds tried for each rule.
-_HIGH = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999)
-_LOW = (0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-GRID: dict[str, tuple[ExitConfig, ...]] = {
-    "qexit": tuple(ExitConfig(mode="qexit", q=q) for q in _HIGH),
-    "margin": tuple(ExitConfig(mode="margin", theta=theta) for theta in _HIGH),
-    "converge": tuple(ExitConfig(mode="converge", eps=eps) for eps in _LOW),
-    "accel": tuple(ExitConfig(mode="accel", eps=eps, patience=1) for eps in _LOW),
-}
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,11 @@ def compare_rules(
         n: Questions in each.
         split: Where it is measured: "train" or "test".
         seed: Seed of the stories.
-        target: The least agreement, on all tokens and on answer tokens.
+        target: The least agreement on answer tokens.
         on_rule: Told how many of the rules are done.
 
     Returns:
-        A row for each mode; None where no threshold on the grid reaches the target.
+        A row for each rule of `GRIDS`; None where none of its thresholds reaches the target.
 
     Raises:
         ValueError: On the calibration split, or a target outside (0, 1].
@@ -73,19 +68,22 @@ def compare_rules(
     check_measured_split(split)
     if not 0 < target <= 1:
         raise ValueError(f"target {target!r} is not in (0, 1]")
-    configs = {f"{mode} {place}": config for mode, grid in GRID.items() for place, config in enumerate(grid)}
-    rules = {name: model.exit_rule(config) for name, config in configs.items()}
-    tuning = read_forced(
-        model, tokenizer, rules, [draw("calibration", seed, k, questions=1).items[0] for k in range(n)]
-    )
-    held_out = read_forced(model, tokenizer, rules, [draw(split, seed, k, questions=1).items[0] for k in range(n)])
+    tuning = [draw("calibration", seed, k, questions=1).items[0] for k in range(n)]
+    grids = {mode: [model.exit_rule(config) for config in grid] for mode, grid in GRIDS.items()}
+    readings = read_grids(model, grids, forced_texts(tokenizer, tuning))
+    chosen = {}
+    for mode, grid in GRIDS.items():
+        place = _cheapest(readings, mode, target)
+        if place is not None:
+            chosen[mode] = grid[place]
+    items = [draw(split, seed, k, questions=1).items[0] for k in range(n)]
+    held_out = read_forced(model, tokenizer, {mode: model.exit_rule(rule) for mode, rule in chosen.items()}, items)
     rows: dict[str, RuleRow | None] = {}
-    for done, mode in enumerate(GRID, start=1):
-        name = _cheapest(tuning, [name for name in rules if name.startswith(f"{mode} ")], target)
+    for done, mode in enumerate(GRIDS, start=1):
         rows[mode] = None
-        if name is not None:
-            free = free_runs(model, tokenizer, n, split, seed, configs[name])
-            rows[mode] = _row(held_out, name, configs[name], free)
+        if mode in chosen:
+            free = free_runs(model, tokenizer, n, split, seed, chosen[mode])
+            rows[mode] = _row(held_out, mode, chosen[mode], free)
         on_rule(done)
     return rows
 
@@ -96,10 +94,11 @@ def check_measured_split(split: str) -> None:
         raise ValueError("split 'calibration' chooses the thresholds; measure on 'test' or 'train'")
 
 
-def _cheapest(tokens: Tokens, names: list[str], target: float) -> str | None:
-    answers = tokens.is_answer
-    good = [name for name in names if min(tokens.same[name].mean(), tokens.same[name][answers].mean()) >= target]
-    return min(good, key=lambda name: float(np.mean(tokens.exits[name][answers])), default=None)
+def _cheapest(readings: GridReadings, mode: str, target: float) -> int | None:
+    """The place of the cheapest setting of a grid that keeps the target, None without one."""
+    exits = readings.exits[mode]
+    good = [place for place, depths in enumerate(exits) if readings.same_at(depths).mean() >= target]
+    return min(good, key=lambda place: float(exits[place].mean()), default=None)
 
 
 def _row(tokens: Tokens, name: str, config: ExitConfig, free: FreeRuns) -> RuleRow:

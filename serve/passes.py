@@ -143,7 +143,7 @@ class Passes:
 
 def _theta(ruled: Ruled | None) -> float:
     assert ruled is not None
-    return ruled.rule.config.theta if ruled.rule.needs_logits else np.nan
+    return ruled.rule.threshold if ruled.rule.needs_logits else np.nan
 
 
 def _passed(rows: Rows, leaders: Ints, codes: Ints, fates: Ints, held: Bools, ruled: Sequence[Ruled | None]) -> Passed:

@@ -151,7 +151,7 @@ class Teller:
         if rule is None:
             return None
         if rule.needs_logits:
-            return True if margin >= rule.config.theta and running.rule.last_loop >= rule.min_loops else None
+            return True if margin >= rule.threshold and running.rule.last_loop >= rule.min_loops else None
         return bool(self._met[running.entry.slot, running.prompt - 1 + number])
 
     def done(self, running: Running) -> JobDone:

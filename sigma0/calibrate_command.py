@@ -34,7 +34,11 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
     exit: Annotated[
         str | None,
-        typer.Option("--exit", help="Exit rule: qexit (default), margin, converge or accel; for a risk, the model's."),
+        typer.Option(
+            "--exit",
+            help="Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
+            "risk, the model's.",
+        ),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
@@ -58,8 +62,15 @@ def calibrate(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.calibration import check_mode, prompts_needed
-        from sigma0.calibration_report import copy_checkpoint, print_found, refusal, settings_of, write_calibration
+        from sigma0.calibration import prompts_needed
+        from sigma0.calibration_report import (
+            copy_checkpoint,
+            found_json,
+            print_found,
+            refusal,
+            settings_of,
+            write_calibration,
+        )
 
         if rate is not None and ladder is None:
             raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
@@ -73,7 +84,9 @@ def calibrate(
         else:
             if threshold is not None:
                 raise ValueError(f"--threshold belongs to --objective risk; {objective} finds the threshold itself")
-            mode = check_mode(exit or "qexit")
+            rules = rules_of(exit or "qexit")
+            if objective == "latency" and len(rules) > 1:
+                raise ValueError("--objective latency takes one rule: --exit qexit, margin, converge or accel")
             prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
@@ -82,12 +95,13 @@ def calibrate(
         if objective == "risk":
             found = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
         else:
-            found = _find(looped, ids, objective, mode, agreement, confidence, max_new_tokens, as_json)
+            found = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(found.to_dict() if objective == "risk" else asdict(found), indent=1))
+            typer.echo(json.dumps(found_json(found), indent=1))
         else:
             print_found(found)
-        if found.chosen is None:
+        settings = settings_of(found, looped.exit_thresholds)
+        if not settings:
             typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
             raise typer.Exit(1)
         if folder is None:
@@ -95,7 +109,7 @@ def calibrate(
         else:
             if out is not None:
                 copy_checkpoint(checkpoint_folder(model), folder)
-            write_calibration(looped, settings_of(found), folder)
+            write_calibration(looped, settings, folder)
             told = f"stored in {folder / 'generation_config.json'}"
     typer.echo(told, err=as_json)
 
@@ -106,14 +120,26 @@ def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | Non
     Raises:
         ValueError: For a threshold without a rule, or one that the rule cannot have.
     """
-    from sigma0.calibration import THRESHOLD, check_mode
+    from sigma0.calibration import GRIDS, THRESHOLD, check_mode
 
     if exit is None:
         if threshold is not None:
             raise ValueError("--threshold needs --exit: the rule that it belongs to")
         return None
-    mode = check_mode(exit)
-    return ExitConfig.parse({"mode": mode} if threshold is None else {"mode": mode, THRESHOLD[mode]: threshold})
+    first = GRIDS[check_mode(exit)][0]
+    rule = {"mode": first.mode, **({"accel_scale": "steps"} if exit == "accel-steps" else {})}
+    return ExitConfig.parse(rule if threshold is None else {**rule, THRESHOLD[exit]: threshold})
+
+
+def rules_of(exit: str) -> tuple[str, ...]:
+    """The rules to calibrate, by the name of one or `all`.
+
+    Raises:
+        ValueError: For a name that is neither.
+    """
+    from sigma0.calibration import GRIDS, check_mode
+
+    return tuple(GRIDS) if exit == "all" else (check_mode(exit),)
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:
@@ -135,20 +161,20 @@ def _find(
     looped: Any,
     ids: list[tuple[int, ...]],
     objective: Objective,
-    mode: Any,
+    rules: tuple[str, ...],
     agreement: float,
     confidence: float,
     max_new_tokens: int,
     quiet: bool,
 ) -> Any:
-    from sigma0.calibration import calibrate as keep_promise
+    from sigma0.calibration import calibrate_rules, prompts_done
     from sigma0.latency import calibrate_latency, latency_runs
 
     if objective == "latency":
-        with progress_bar("runs", latency_runs(len(ids), mode), hidden=quiet) as advance:
-            return calibrate_latency(looped, ids, mode, max_new_tokens, advance)
-    with progress_bar("prompts", len(ids), hidden=quiet) as advance:
-        return keep_promise(looped, ids, mode, agreement, confidence, max_new_tokens, advance)
+        with progress_bar("runs", latency_runs(len(ids), rules[0]), hidden=quiet) as advance:
+            return calibrate_latency(looped, ids, rules[0], max_new_tokens, advance)
+    with progress_bar("prompts", prompts_done(len(ids), len(rules)), hidden=quiet) as advance:
+        return calibrate_rules(looped, ids, rules, agreement, confidence, max_new_tokens, advance)
 
 
 def _find_doors(

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from sigma0.estimates import Estimate, ratio
-from sigma0.forced import ForcedText, read_forced
+from sigma0.forced import ForcedText
+from sigma0.forced_grid import GridReadings, read_grids
 from sigma0.learn_then_test import p_value, passing, units_needed
-from sigma0.settings import ExitConfig, ExitMode
+from sigma0.settings import ExitConfig
 
 CHECK_SHARE = 0.2
 _BATCH = 25
@@ -27,22 +28,26 @@ _SEED = 0
 
 def _probabilities() -> tuple[float, ...]:
     """From nearly 1 down to 0.1, evenly in the logit: the patient ones first."""
-    return tuple(float(f"{1 / (1 + np.exp(-logit)):.6g}") for logit in np.arange(12, -2.25, -0.25))
+    return tuple(float(f"{1 / (1 + np.exp(-logit)):.6g}") for logit in np.arange(11, -2.25, -0.1))
 
 
 def _steps() -> tuple[float, ...]:
-    """From 0.005 up to 1, evenly in the logarithm."""
-    return tuple(float(f"{eps:.4g}") for eps in np.geomspace(0.005, 1.0, 40))
+    """From 0.005 up to 4, beyond which no ratio of normed states goes; each 2.3 % above the one before."""
+    return tuple(float(f"{eps:.4g}") for eps in np.geomspace(0.005, 4.0, 300))
 
 
-# For each rule, settings from the most patient to the most eager: the order of the tests.
-GRIDS: dict[ExitMode, tuple[ExitConfig, ...]] = {
+# For each rule, settings from the most patient to the most eager: the order of the tests. A fine grid costs prompts
+# nothing, since each test is made at the full level. `accel` holds on one loop, or it could hardly save any.
+GRIDS: dict[str, tuple[ExitConfig, ...]] = {
     "qexit": tuple(ExitConfig(mode="qexit", q=q) for q in _probabilities()),
     "margin": tuple(ExitConfig(mode="margin", theta=theta) for theta in _probabilities()),
     "converge": tuple(ExitConfig(mode="converge", eps=eps) for eps in _steps()),
-    "accel": tuple(ExitConfig(mode="accel", eps=eps, patience=1) for eps in _steps()),
+    "accel": tuple(ExitConfig(mode="accel", eps=eps, patience=1, accel_scale="states") for eps in _steps()),
+    "accel-steps": tuple(
+        ExitConfig(mode="accel", eps=eps, patience=1, accel_scale="steps") for eps in _steps() if eps <= 1.02
+    ),
 }
-THRESHOLD: dict[ExitMode, str] = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}
+THRESHOLD: dict[str, str] = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps", "accel-steps": "eps"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Calibration:
     """What `calibrate` found.
 
     Attributes:
-        mode: The exit rule.
+        mode: The exit rule, one of `GRIDS`.
         agreement: The agreement asked for.
         confidence: With which it was to be kept.
         prompts: Calibration prompts.
@@ -101,7 +106,7 @@ class Calibration:
         check: What it does on other prompts, or None.
     """
 
-    mode: ExitMode
+    mode: str
     agreement: float
     confidence: float
     prompts: int
@@ -114,7 +119,7 @@ class Calibration:
 def calibrate(
     model: Any,
     prompts: Sequence[tuple[int, ...]],
-    mode: ExitMode = "qexit",
+    mode: str = "qexit",
     agreement: float = 0.99,
     confidence: float = 0.95,
     max_new_tokens: int = 64,
@@ -125,7 +130,7 @@ def calibrate(
     Args:
         model: A looped model.
         prompts: Ids of at least 5 prompts; every fifth, after shuffling, is set apart for the check.
-        mode: An exit rule with a threshold.
+        mode: One of `GRIDS`: an exit rule with a threshold.
         agreement: Share of new tokens that must keep full depth's argmax, in (0, 1).
         confidence: In (0, 1).
         max_new_tokens: New tokens of each prompt at most.
@@ -134,48 +139,105 @@ def calibrate(
     Raises:
         ValueError: For a mode without a threshold, too few prompts, two that are the same, or a share out of range.
     """
-    check_mode(mode)
-    needed = prompts_needed(agreement, confidence)
+    return calibrate_rules(model, prompts, [mode], agreement, confidence, max_new_tokens, on_prompt)[0]
+
+
+def calibrate_rules(
+    model: Any,
+    prompts: Sequence[tuple[int, ...]],
+    modes: Sequence[str] = tuple(GRIDS),
+    agreement: float = 0.99,
+    confidence: float = 0.95,
+    max_new_tokens: int = 64,
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> list[Calibration]:
+    """As `calibrate`, for several rules on the same prompts; with the confidence asked for, all keep their promise.
+
+    Each of k rules is tested at a confidence of 1 - (1 - confidence) / k, so whichever of them is used afterwards, it
+    may be picked by what was found here.
+
+    Args:
+        model: As in `calibrate`, as are the others.
+        prompts: Their ids.
+        modes: Some of `GRIDS`.
+        agreement: To keep.
+        confidence: Of all promises at once.
+        max_new_tokens: Of each prompt.
+        on_prompt: Told how many prompts are done; there are `prompts_done(len(prompts), len(modes))`.
+    """
+    for mode in modes:
+        check_mode(mode)
+    each_confidence = joint_confidence(confidence, len(modes))
+    needed = prompts_needed(agreement, each_confidence)
     if len(prompts) < needed[0]:
+        each = "" if len(modes) == 1 else f" for each of {len(modes)} rules"
         raise ValueError(
-            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}: it "
-            f"takes {needed[0]} without one error, {needed[1]} at half of the allowed errors (a fifth is set apart for "
-            "the check); give more prompts, or ask for a lower agreement or confidence"
+            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}{each}: "
+            f"it takes {needed[0]} without one error, {needed[1]} at half of the allowed errors (a fifth is set apart "
+            "for the check); give more prompts, or ask for a lower agreement or confidence"
         )
     check_distinct(prompts)
-    risk = 1 - agreement
     order = list(range(len(prompts)))
     Random(_SEED).shuffle(order)
-    held_out = max(1, round(CHECK_SHARE * len(prompts)))
+    held_out = _held_out(len(prompts))
     apart, fitting = [prompts[k] for k in order[:held_out]], [prompts[k] for k in order[held_out:]]
-    losses, depths = _losses(model, continue_in_full(model, fitting, max_new_tokens, on_prompt), GRIDS[mode])
+    texts = continue_in_full(model, fitting, max_new_tokens, on_prompt)
+    # One at a time, as the runs at the exits: in a narrow dtype a batch may differ in near ties.
+    checked = [text for prompt in apart for text in continue_in_full(model, [prompt], max_new_tokens)]
+    grids = {mode: [model.exit_rule(config) for config in GRIDS[mode]] for mode in modes}
+    readings = read_grids(model, grids, texts)
+    calibrations = []
+    for place, mode in enumerate(modes):
+        kept, tested = _tested(readings, len(texts), mode, 1 - agreement, each_confidence)
+        chosen = GRIDS[mode][kept - 1] if kept else None
+        done = len(fitting) + place * len(apart)
+        check = None if chosen is None else _check(model, apart, checked, chosen, max_new_tokens, done, on_prompt)
+        calibrations.append(Calibration(mode, agreement, confidence, len(fitting), needed, tested, chosen, check))
+    return calibrations
+
+
+def _tested(
+    readings: GridReadings, texts: int, mode: str, risk: float, confidence: float
+) -> tuple[int, tuple[Tested, ...]]:
+    """How many settings of a rule's grid keep the risk, and these with the first that does not."""
+    losses, depths = _losses(readings, mode)
     kept = passing(losses, risk, confidence)
     shown = losses[:, : kept + 1]
-    tested = tuple(
+    return kept, tuple(
         Tested(
             threshold=getattr(config, THRESHOLD[mode]),
             agreement=1 - float(loss),
-            p_value=p_value(float(loss), len(fitting), risk),
+            p_value=p_value(float(loss), texts, risk),
             mean_depth=depth,
             passed=place < kept,
         )
         for place, (config, loss, depth) in enumerate(zip(GRIDS[mode], shown.mean(0), depths, strict=False))
     )
-    chosen = GRIDS[mode][kept - 1] if kept else None
-    checked = None if chosen is None else _check(model, apart, chosen, max_new_tokens, len(fitting), on_prompt)
-    return Calibration(mode, agreement, confidence, len(fitting), needed, tested, chosen, checked)
 
 
-def check_mode(mode: str) -> ExitMode:
-    """The exit rule of a name, if it has a threshold.
+def joint_confidence(confidence: float, rules: int) -> float:
+    """The confidence of each of some promises that all hold at once with the confidence asked for (Bonferroni)."""
+    return 1 - (1 - confidence) / rules
+
+
+def prompts_done(prompts: int, rules: int = 1) -> int:
+    """How many prompts `calibrate_rules` counts: those of the check once more for each rule after the first."""
+    return prompts + (rules - 1) * _held_out(prompts)
+
+
+def check_mode(mode: str) -> str:
+    """A rule's name, if it has a threshold.
 
     Raises:
         ValueError: If it has none.
     """
-    for known in GRIDS:
-        if mode == known:
-            return known
+    if mode in GRIDS:
+        return mode
     raise ValueError(f"exit rule {mode!r} has no threshold to calibrate; one of {', '.join(GRIDS)}")
+
+
+def _held_out(prompts: int) -> int:
+    return max(1, round(CHECK_SHARE * prompts))
 
 
 def prompts_needed(agreement: float, confidence: float) -> tuple[int, int]:
@@ -211,7 +273,7 @@ def check_distinct(prompts: Sequence[tuple[int, ...]]) -> None:
 def _with_check(fitting: int) -> int:
     """The fewest prompts that leave so many once the check has got its share."""
     count = fitting
-    while count - max(1, round(CHECK_SHARE * count)) < fitting:
+    while count - _held_out(count) < fitting:
         count += 1
     return count
 
@@ -281,33 +343,27 @@ def _continue(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: in
     return [tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)]
 
 
-def _losses(
-    model: Any, texts: Sequence[ForcedText], configs: Sequence[ExitConfig]
-) -> tuple[NDArray[np.float64], list[float]]:
-    """Loss of each text at each setting `[texts, settings]`, and the mean depth of each setting."""
-    rules = {str(place): model.exit_rule(config) for place, config in enumerate(configs)}
-    readings = read_forced(model, rules, texts)
-    new = np.bincount(readings.text[readings.is_new], minlength=len(texts))
-    losses = np.empty((len(texts), len(configs)))
-    depths = []
-    for place, exits in enumerate(readings.exits.values()):
-        wrong = readings.is_new & ~readings.same_at(exits)
-        losses[:, place] = np.bincount(readings.text[wrong], minlength=len(texts)) / new
-        depths.append(float(exits[readings.is_new].mean()))
-    return losses, depths
+def _losses(readings: GridReadings, grid: str) -> tuple[NDArray[np.float64], list[float]]:
+    """Loss of each text at each setting of a grid `[texts, settings]`, and the mean depth of each setting."""
+    new = np.bincount(readings.text)
+    losses = np.empty((len(new), len(readings.exits[grid])))
+    for place, exits in enumerate(readings.exits[grid]):
+        wrong = ~readings.same_at(exits)
+        losses[:, place] = np.bincount(readings.text, wrong, minlength=len(new)) / new
+    return losses, [float(depth) for depth in readings.exits[grid].mean(1)]
 
 
 def _check(
     model: Any,
     prompts: Sequence[tuple[int, ...]],
+    texts: Sequence[ForcedText],
     config: ExitConfig,
     max_new_tokens: int,
     done: int,
     on_prompt: Callable[[int], None],
 ) -> Check:
-    # One at a time, as the runs at the exits: in a narrow dtype a batch may differ in near ties.
-    texts = [text for prompt in prompts for text in continue_in_full(model, [prompt], max_new_tokens)]
-    agreed = 1 - _losses(model, texts, [config])[0][:, 0]
+    readings = read_grids(model, {"chosen": [model.exit_rule(config)]}, texts)
+    agreed = 1 - _losses(readings, "chosen")[0][:, 0]
     same, depths, passes, rows, later = [], [], [], [], []
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
         run = continue_alone(model, prompt, config, max_new_tokens)

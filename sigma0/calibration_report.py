@@ -1,6 +1,8 @@
 """What `sigma0 calibrate` prints and writes."""
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ from rich.table import Table
 
 from sigma0.calibration import THRESHOLD, Calibration
 from sigma0.estimates import Estimate
+from sigma0.exit_thresholds import CalibratedThreshold, ExitThresholds
 from sigma0.latency import LatencyCalibration
 from sigma0.risk import DoorCalibration
+from sigma0.settings import RULE_DEFAULTS
 
 # Rows of the table around the choice; the whole list is in the JSON.
 _SHOWN = 12
@@ -35,7 +39,7 @@ def print_calibration(found: Calibration) -> None:
         )
     console.print(table)
     if found.chosen is None or found.check is None:
-        console.print(refusal(found))
+        console.print(_refusal(found))
         return
     check = found.check
     console.print(f"chosen          {found.mode}, {name} = {getattr(found.chosen, name):g}")
@@ -46,8 +50,52 @@ def print_calibration(found: Calibration) -> None:
     console.print(f"rows_saved      {_percent(check.rows_saved)}")
 
 
-def refusal(found: Calibration | DoorCalibration) -> str:
+def print_rules(found: Sequence[Calibration]) -> None:
+    """Prints the choice for each of several rules and its check, and which one the model will use."""
+    console = Console(highlight=False, soft_wrap=True)
+    first = found[0]
+    title = f"every rule on {first.prompts} prompts: agreement >= {first.agreement:g}"
+    table = Table(title=f"{title}, all at once with confidence {first.confidence:g}", title_justify="left")
+    columns = ("rule", "threshold", "agreement", "same text", "mean depth", "passes_saved", "rows_saved")
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:2] else "right")
+    for rule in found:
+        if rule.chosen is None or rule.check is None:
+            table.add_row(rule.mode, "none keeps it")
+            continue
+        check = rule.check
+        depth = "-" if check.mean_depth is None else f"{check.mean_depth.value:.2f}"
+        threshold = f"{THRESHOLD[rule.mode]} = {rule.chosen.threshold:g}"
+        shares = (check.agreement, check.same, None, check.passes_saved, check.rows_saved)
+        cells = [depth if share is None else f"{share.value:.2%}" for share in shares]
+        table.add_row(rule.mode, threshold, *cells)
+    console.print(table)
+    best = cheapest_rule(found)
+    if best is None:
+        console.print(refusal(found))
+    else:
+        console.print(f"default         {best.mode}: the fewest passes on the prompts that the choice was made on")
+
+
+def cheapest_rule(found: Sequence[Calibration]) -> Calibration | None:
+    """Of the rules with a threshold, the one whose new tokens stop at the least mean depth where it was chosen."""
+    kept = [rule for rule in found if rule.chosen is not None]
+    return min(kept, key=chosen_depth, default=None)
+
+
+def chosen_depth(found: Calibration) -> float:
+    """Mean exit depth of the new tokens at the threshold that was chosen."""
+    return next(row.mean_depth for row in reversed(found.tested) if row.passed)
+
+
+def refusal(found: Sequence[Calibration] | DoorCalibration) -> str:
     """Why no setting was chosen, and the way out."""
+    if isinstance(found, Sequence):
+        return "\n".join(_refusal(rule) for rule in found)
+    return _refusal(found)
+
+
+def _refusal(found: Calibration | DoorCalibration) -> str:
     if isinstance(found, DoorCalibration):
         _, opened, wrong = found.best
         return (
@@ -58,11 +106,11 @@ def refusal(found: Calibration | DoorCalibration) -> str:
     first = found.tested[0]
     fewest, half = found.needed
     return (
-        f"no threshold keeps agreement >= {found.agreement:g} with confidence {found.confidence:g}: the most patient "
-        f"one, {THRESHOLD[found.mode]} = {first.threshold:g}, has a mean agreement of {first.agreement:.3%} over "
-        f"{found.prompts} prompts (p = {first.p_value:.2g}). The promise takes {fewest} prompts without one error, "
-        f"{half} at half of the allowed errors, those of the check included: give more prompts, or ask for a lower "
-        "agreement or confidence"
+        f"no threshold of {found.mode} keeps agreement >= {found.agreement:g} with confidence {found.confidence:g}: "
+        f"the most patient one, {THRESHOLD[found.mode]} = {first.threshold:g}, has a mean agreement of "
+        f"{first.agreement:.3%} over {found.prompts} prompts (p = {first.p_value:.2g}). The promise takes {fewest} "
+        f"prompts without one error, {half} at half of the allowed errors, those of the check included: give more "
+        "prompts, or ask for a lower agreement or confidence"
     )
 
 
@@ -110,31 +158,70 @@ def print_doors(found: DoorCalibration) -> None:
     console.print(f"of right ones   {_share(check.opened_of_right)} let through")
 
 
-def print_found(found: Calibration | LatencyCalibration | DoorCalibration) -> None:
+def records_of(found: Sequence[Calibration]) -> dict[str, CalibratedThreshold]:
+    """What is stored of each rule that has a threshold, by the name that `ExitThresholds` has for it."""
+    return {
+        rule.mode.replace("-", "_"): CalibratedThreshold(
+            agreement=rule.agreement,
+            confidence=rule.confidence,
+            prompts=rule.prompts,
+            mean_depth=round(chosen_depth(rule), 4),
+            **{field: getattr(rule.chosen, field) for field in RULE_DEFAULTS[rule.chosen.mode]},
+        )
+        for rule in found
+        if rule.chosen is not None
+    }
+
+
+Found = Sequence[Calibration] | LatencyCalibration | DoorCalibration
+
+
+def print_found(found: Found) -> None:
     """Prints any of the three."""
     if isinstance(found, DoorCalibration):
         print_doors(found)
-    elif isinstance(found, Calibration):
-        print_calibration(found)
-    else:
+    elif isinstance(found, LatencyCalibration):
         print_latency(found)
+    elif len(found) == 1:
+        print_calibration(found[0])
+    else:
+        print_rules(found)
 
 
-def settings_of(found: Calibration | LatencyCalibration | DoorCalibration) -> dict[str, dict[str, Any]]:
-    """What is stored of it, by its name in `generation_config.json`.
+def found_json(found: Found) -> dict[str, Any] | list[dict[str, Any]]:
+    """The whole of it for JSON; several rules as a list."""
+    if isinstance(found, DoorCalibration):
+        return found.to_dict()
+    if isinstance(found, LatencyCalibration):
+        return asdict(found)
+    each = [asdict(rule) for rule in found]
+    return each[0] if len(each) == 1 else each
 
-    Raises:
-        ValueError: Where nothing was chosen.
+
+def settings_of(found: Found, known: ExitThresholds | None = None) -> dict[str, dict[str, Any]]:
+    """What is stored of it, by its name in `generation_config.json`; nothing where nothing was chosen.
+
+    Of several rules the cheapest becomes the model's own.
+
+    Args:
+        found: What was found.
+        known: The thresholds that the model has; those of other rules are kept.
     """
-    if found.chosen is None:
-        raise ValueError("nothing was chosen")
-    if not isinstance(found, DoorCalibration):
+    if isinstance(found, DoorCalibration):
+        if found.chosen is None:
+            return {}
+        return {
+            "exit_config": found.exit_config.to_dict(),
+            "fate_config": found.fates.to_dict(),
+            "door_policy": found.chosen.to_dict(),
+        }
+    if isinstance(found, LatencyCalibration):
         return {"exit_config": found.chosen.to_dict()}
-    return {
-        "exit_config": found.exit_config.to_dict(),
-        "fate_config": found.fates.to_dict(),
-        "door_policy": found.chosen.to_dict(),
-    }
+    best = cheapest_rule(found)
+    if best is None or best.chosen is None:
+        return {}
+    thresholds = (known or ExitThresholds()).updated(records_of(found))
+    return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict()}
 
 
 def write_calibration(model: Any, settings: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -27,7 +27,7 @@ def exit_for(effort: Effort, own: ExitConfig, total_loops: int) -> ExitConfig:
 
     Args:
         effort: How long tokens should loop.
-        own: The model's setting.
+        own: The model's setting, as `resolve_exit_config` has it.
         total_loops: T.
     """
     fixed = own.mode in ("full", "fixed")
@@ -40,5 +40,9 @@ def exit_for(effort: Effort, own: ExitConfig, total_loops: int) -> ExitConfig:
         return own
     if fixed:
         return replace(own, mode="fixed", depth=math.ceil(share * (own.stops_at(total_loops) or total_loops)))
+    own = own.filled()
+    eager: dict[str, float | None] = {"q": own.q, "theta": own.theta, "eps": own.eps}
+    factors = {"q": share, "theta": share, "eps": 1 / share}
     # as decimals: 0.6 * 0.75 is to be told as 0.45
-    return replace(own, q=round(own.q * share, 6), theta=round(own.theta * share, 6), eps=round(own.eps / share, 6))
+    changed = {name: round(value * factors[name], 6) for name, value in eager.items() if value is not None}
+    return replace(own, **changed)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from sigma0.ops import (
     leads_reference,
     observe,
 )
-from sigma0.settings import BREAK_AFTER, ExitConfig, ExitMode, FateConfig
+from sigma0.settings import BREAK_AFTER, RULE_DEFAULTS, ExitConfig, ExitMode, FateConfig
 
 Reason = Literal[
     "threshold_met",
@@ -72,7 +72,7 @@ class ExitRule:
     """An `ExitConfig` for a model of T loops.
 
     Args:
-        config: The rule and its thresholds.
+        config: The rule and its thresholds; the library's where they are not set.
         total_loops: T, the loops at full depth.
         inner_break: Whether a loop that diverges stops its token.
         fates: What diverges.
@@ -82,6 +82,8 @@ class ExitRule:
         last_loop: The loop that no token goes beyond.
         min_loops: The first loop that a token may stop at.
         needs_logits: Whether the head is read at every loop.
+        threshold: Its q, theta or eps; 1.0 for `full` and `fixed`, which read none.
+        patience: Loops running on which `accel` must hold.
         break_after: Loops running that diverge and stop a token; 0 never.
 
     Raises:
@@ -91,7 +93,9 @@ class ExitRule:
     def __init__(
         self, config: ExitConfig, total_loops: int, inner_break: bool = False, fates: FateConfig | None = None
     ) -> None:
+        config = config.filled()
         self.config = config
+        self.threshold = 1.0 if config.threshold is None else config.threshold
         self.fates = fates or FateConfig()
         self.break_after = BREAK_AFTER if inner_break else 0
         self.total_loops = total_loops
@@ -99,6 +103,7 @@ class ExitRule:
         self.last_loop = total_loops if self.fixed_depth is None else self.fixed_depth
         self.min_loops = min(config.min_loops, total_loops)
         self.needs_logits = config.mode == "margin"
+        self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
 
     def boundary(self, watch: bool) -> BoundaryRule:
         """What the end of a loop decides by itself; under `margin` the logits decide instead.
@@ -107,18 +112,14 @@ class ExitRule:
             watch: Whether the trajectory's statistics are wanted too.
         """
         config = self.config
-        mode, threshold = "none", 1.0
-        if config.mode == "qexit":
-            mode, threshold = "qexit", config.q
-        elif config.mode in ("converge", "accel"):
-            mode, threshold = config.mode, config.eps
-            if mode == "accel" and config.accel_scale == "steps":
-                mode = "accel-steps"
+        mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
+        if mode == "accel" and config.accel_scale == "steps":
+            mode = "accel-steps"
         return BoundaryRule(
             mode,
-            threshold,
+            1.0 if mode == "none" else self.threshold,
             self.last_loop,
-            patience=config.patience,
+            patience=self.patience,
             min_loops=self.min_loops,
             watch=watch,
             growth=self.fates.growth,
@@ -141,18 +142,18 @@ class ExitRule:
         Returns:
             None where that is not known: under `margin`, where a loop before may have met it.
         """
-        config, late = self.config, slice(self.min_loops - 1, None)
-        if config.mode == "margin":
-            return True if margin is not None and margin >= config.theta and len(loops) >= self.min_loops else None
-        if config.mode == "qexit":
+        mode, late = self.config.mode, slice(self.min_loops - 1, None)
+        if mode == "margin":
+            return True if margin is not None and margin >= self.threshold and len(loops) >= self.min_loops else None
+        if mode == "qexit":
             mass, survival = np.float32(0.0), np.float32(1.0)
             cumulative = np.zeros(len(loops), dtype=np.float32)
             for loop, hazard in enumerate(loops[:, HAZARD]):
                 mass, survival = mass + hazard * survival, survival * (np.float32(1.0) - hazard)
                 cumulative[loop] = mass
-            return config.q < 1 and bool((cumulative[late] >= config.q).any())
-        if config.mode == "converge":
-            close = loops[:, CHANGE] < config.eps
+            return self.threshold < 1 and bool((cumulative[late] >= self.threshold).any())
+        if mode == "converge":
+            close = loops[:, CHANGE] < self.threshold
             close[:1] = False
             return bool(close[late].any())
         return self._would_settle(loops, late)
@@ -163,14 +164,14 @@ class ExitRule:
         if self.config.accel_scale == "steps":
             # |D_t| and |D_{t-1}| over |h_{t-1}| are change and change / gain
             both = change + np.divide(change, gain, out=np.zeros_like(change), where=gain > 0)
-            holds = bend < self.config.eps * both
+            holds = bend < self.threshold * both
         else:
-            holds = (bend < self.config.eps) & (gain <= SHRINK)
+            holds = (bend < self.threshold) & (gain <= SHRINK)
         holds[:2] = False
         running, streaks = 0, []
         for here in holds.tolist():
             running = running + 1 if here else 0
-            streaks.append(running >= self.config.patience)
+            streaks.append(running >= self.patience)
         return any(streaks[late])
 
     def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
@@ -253,7 +254,7 @@ def select_exits(
                 boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
                 here = boundary.decisions == MET
                 if rule.needs_logits:
-                    here = leads_reference(head(hidden), rule.config.theta)
+                    here = leads_reference(head(hidden), rule.threshold)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
             broken = (boundary.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
             depths = torch.where((here | broken) & ~(met | diverged), loop, depths)

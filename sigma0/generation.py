@@ -16,7 +16,6 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.cache import DepthCache
 from sigma0.decoding import DirectLoop, Emission, TokenLoop, rows_are_independent
-from sigma0.exits import ExitRule
 from sigma0.finite import check_logits
 from sigma0.frontier import Ints, PassCounts, SkippedTokens
 from sigma0.limits import check_context, check_ids, check_memory
@@ -25,8 +24,8 @@ from sigma0.outputs import DepthGenerateOutput, LoopedCausalLMOutput
 from sigma0.parallel import agreement, processes_of
 from sigma0.record import RunRecord
 from sigma0.results import EndRecorder, lockstep_output, wave_output
-from sigma0.settings import ExitConfig, FateConfig, switches
-from sigma0.verdict import DoorPolicy
+from sigma0.settings import ExitConfig
+from sigma0.stored_settings import STORED, StoredSettings
 from sigma0.verify import VerifiedLoop
 from sigma0.wave import Exits, Wave
 
@@ -36,15 +35,7 @@ CONTINUOUS_BATCHING = (
 )
 
 
-# what sigma0 keeps in a checkpoint's generation_config.json
-STORED: dict[str, type[ExitConfig] | type[FateConfig] | type[DoorPolicy]] = {
-    "exit_config": ExitConfig,
-    "fate_config": FateConfig,
-    "door_policy": DoorPolicy,
-}
-
-
-class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
+class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
     The model provides what `sigma0.pass_rows.LoopedModel` asks for (`operations` comes from here), `num_loops` and
@@ -62,37 +53,6 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
     direct_loop: type[DirectLoop] = DirectLoop
     verified_loop: type[VerifiedLoop] = VerifiedLoop
 
-    def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
-        """The exit settings in force.
-
-        Args:
-            exit_config: What the caller asked for; None falls back to `generation_config.exit_config`, then to the
-                checkpoint's own `early_exit_step` or `early_exit_threshold`.
-
-        Raises:
-            ValueError: For unknown keys or bad values.
-        """
-        if exit_config is None:
-            exit_config = getattr(self.generation_config, "exit_config", None)
-        if exit_config is not None:
-            return ExitConfig.parse(exit_config)
-        step = getattr(self.config, "early_exit_step", None)
-        if step is not None:
-            return ExitConfig(mode="fixed", depth=step + 1)
-        return ExitConfig(mode="qexit", q=self.config.early_exit_threshold)
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers' own; our settings in `generation_config` are stored as JSON and survive the next load."""
-        stored = {
-            name: kind for name, kind in STORED.items() if getattr(self.generation_config, name, None) is not None
-        }
-        for name, kind in stored.items():
-            setattr(self.generation_config, name, kind.parse(getattr(self.generation_config, name)).to_dict())
-        if stored:
-            # while this flag is set, transformers drops what it does not know when it loads the file
-            self.generation_config._from_model_config = False
-        super().save_pretrained(*args, **kwargs)
-
     @property
     def operations(self: Any) -> Operations:
         """What runs a pass.
@@ -101,37 +61,6 @@ class DepthGenerationMixin(GenerationMixin):  # type: ignore[misc]
             ValueError: If `backend` is unknown or cannot run on the model's device.
         """
         return replace(operations(self.backend, self.device), agree=agreement(self))
-
-    def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
-        """The rule that `exit_config` names, for this model's loops and fates and under the environment's switches."""
-        return ExitRule(exit_config, self.num_loops, switches().inner_break, self.fate_config)
-
-    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
-        """The checkpoint's own rule, where `exit_config` stops every token without asking any.
-
-        All that it looks at is known there for free, so that it can be said whether it would have been met.
-
-        Returns:
-            None under a rule, where the checkpoint has none, and where the inner break or `verify` of a fixed loop
-            decide what is run.
-        """
-        own, asked = self.resolve_exit_config(None), self.exit_rule(exit_config)
-        checked = exit_config.mode == "fixed" and exit_config.after_exit == "verify"
-        if asked.fixed_depth is None or asked.break_after or checked or own.mode in ("full", "fixed"):
-            return None
-        return self.exit_rule(own)
-
-    @property
-    def fate_config(self) -> FateConfig:
-        """What counts as spiralling or diverging: `generation_config.fate_config`, or the defaults."""
-        stored = getattr(self.generation_config, "fate_config", None)
-        return FateConfig() if stored is None else FateConfig.parse(stored)
-
-    @property
-    def door_policy(self) -> DoorPolicy:
-        """What opens the converge door: `generation_config.door_policy`, or the defaults."""
-        stored = getattr(self.generation_config, "door_policy", None)
-        return DoorPolicy() if stored is None else DoorPolicy.parse(stored)
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens where that is known."""

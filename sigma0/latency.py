@@ -14,10 +14,10 @@ import numpy as np
 
 from sigma0.calibration import CHECK_SHARE, GRIDS, THRESHOLD, check_mode, continue_alone
 from sigma0.estimates import Estimate, ratio
-from sigma0.settings import ExitConfig, ExitMode
+from sigma0.settings import ExitConfig
 
 # Neighbours on the grid hardly differ in passes, and every setting is really run.
-_STRIDE = 4
+_STRIDES = {"qexit": 10, "margin": 10, "converge": 24, "accel": 24, "accel-steps": 24}
 _SEED = 0
 
 
@@ -53,7 +53,7 @@ class LatencyCalibration:
         checked_prompts: How many these are.
     """
 
-    mode: ExitMode
+    mode: str
     prompts: int
     tested: tuple[VerifiedRuns, ...]
     chosen: ExitConfig
@@ -61,10 +61,15 @@ class LatencyCalibration:
     checked_prompts: int
 
 
+def coarse_grid(mode: str) -> tuple[ExitConfig, ...]:
+    """The settings of a rule that are tried, the most patient first."""
+    return GRIDS[mode][:: _STRIDES[mode]]
+
+
 def calibrate_latency(
     model: Any,
     prompts: Sequence[tuple[int, ...]],
-    mode: ExitMode = "qexit",
+    mode: str = "qexit",
     max_new_tokens: int = 64,
     on_run: Callable[[int], None] = lambda done: None,
 ) -> LatencyCalibration:
@@ -89,7 +94,7 @@ def calibrate_latency(
     Random(_SEED).shuffle(order)
     held_out = max(1, round(CHECK_SHARE * len(prompts)))
     apart, fitting = [prompts[k] for k in order[:held_out]], [prompts[k] for k in order[held_out:]]
-    configs = [replace(config, after_exit="verify") for config in GRIDS[mode][::_STRIDE]]
+    configs = [replace(config, after_exit="verify") for config in coarse_grid(mode)]
     tested = []
     for place, config in enumerate(configs):
         tested.append(_run(model, fitting, config, max_new_tokens, _behind(place * len(fitting), on_run)))
@@ -98,10 +103,10 @@ def calibrate_latency(
     return LatencyCalibration(mode, len(fitting), tuple(tested), configs[best], check, len(apart))
 
 
-def latency_runs(prompts: int, mode: ExitMode) -> int:
+def latency_runs(prompts: int, mode: str) -> int:
     """How many runs `calibrate_latency` takes."""
     held_out = max(1, round(CHECK_SHARE * prompts))
-    return len(GRIDS[mode][::_STRIDE]) * (prompts - held_out) + held_out
+    return len(coarse_grid(mode)) * (prompts - held_out) + held_out
 
 
 def _behind(done: int, on_run: Callable[[int], None]) -> Callable[[int], None]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import lru_cache, wraps
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
@@ -14,6 +14,7 @@ ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 # What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
 OnCollapse = Literal["stop", "tighten", "ignore"]
+AccelScale = Literal["states", "steps"]
 S = TypeVar("S", bound="Stored")
 C = TypeVar("C")
 # Which exit modes read which threshold.
@@ -29,6 +30,15 @@ def parse_on_collapse(value: Any) -> OnCollapse:
     if value not in get_args(OnCollapse):
         raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:_LONGEST]!r}")
     return cast(OnCollapse, value)
+
+
+# The fields that each adaptive rule reads, its threshold first, and the library's values for them.
+RULE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qexit": {"q": 0.5},
+    "margin": {"theta": 0.9},
+    "converge": {"eps": 0.05},
+    "accel": {"eps": 0.05, "patience": 2, "accel_scale": "states"},
+}
 
 
 class Stored:
@@ -90,6 +100,9 @@ def _one_line(settings: type[C]) -> type[C]:
 class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
 
+    A field of the rule that is None takes the value that the model was calibrated with (`sigma0.exit_thresholds`), else
+    that of `RULE_DEFAULTS`; the model's `resolve_exit_config` fills it in.
+
     Attributes:
         mode: The exit rule; formulas stand in `sigma0.exits`.
         q: `qexit` stops at the first loop whose cumulative exit probability is at least `q`, in (0, 1].
@@ -109,15 +122,15 @@ class ExitConfig(Stored):
     stored_as: ClassVar[str] = "exit_config"
 
     mode: ExitMode = "qexit"
-    q: float = 0.5
-    eps: float = 0.05
-    patience: int = 2
-    theta: float = 0.9
+    q: float | None = None
+    eps: float | None = None
+    patience: int | None = None
+    theta: float | None = None
     depth: int | None = None
     min_loops: int = 1
     after_exit: AfterExit = "finish"
     redraft: bool = True
-    accel_scale: Literal["states", "steps"] = "states"
+    accel_scale: AccelScale | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -134,15 +147,15 @@ class ExitConfig(Stored):
 
     @field_validator("q", "theta")
     @classmethod
-    def _is_probability(cls, value: float) -> float:
-        if not 0.0 < value <= 1.0:
+    def _is_probability(cls, value: float | None) -> float | None:
+        if value is not None and not 0.0 < value <= 1.0:
             raise ValueError(f"must lie in (0, 1], got {value}")
         return value
 
     @field_validator("eps")
     @classmethod
-    def _is_positive(cls, value: float) -> float:
-        if not 0.0 < value < float("inf"):
+    def _is_positive(cls, value: float | None) -> float | None:
+        if value is not None and not 0.0 < value < float("inf"):
             raise ValueError(f"must be a finite number above 0, got {value}")
         return value
 
@@ -160,6 +173,26 @@ class ExitConfig(Stored):
         if self.mode != "fixed" and self.depth is not None:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
         return self
+
+    @property
+    def threshold(self) -> float | None:
+        """The q, theta or eps of the rule; None where it is not set, or for `full` and `fixed`."""
+        fields = RULE_DEFAULTS.get(self.mode)
+        return None if fields is None else getattr(self, next(iter(fields)))
+
+    def unset(self) -> list[str]:
+        """The fields that the rule reads and that are not set."""
+        return [name for name in RULE_DEFAULTS.get(self.mode, ()) if getattr(self, name) is None]
+
+    def filled(self, values: Mapping[str, Any] | None = None) -> "ExitConfig":
+        """These settings with a value for each field that the rule reads; what is set stays.
+
+        Args:
+            values: Of those that are not set; by default the library's.
+        """
+        known = RULE_DEFAULTS.get(self.mode, {}) if values is None else values
+        missing = {name: known[name] for name in self.unset()}
+        return replace(self, **missing) if missing else self
 
     def stops_at(self, total_loops: int) -> int | None:
         """The loop at which every token stops, if that is known beforehand.

@@ -229,7 +229,7 @@ class Wave:
             decisions = decisions.index_select(0, self._index(leaders))
         if len(leaders) and self.rule.needs_logits:
             logits = self._head(np.concatenate([leaders, read]))
-            leads = self.ops.leads(logits[: len(leaders)], self.rule.config.theta)
+            leads = self.ops.leads(logits[: len(leaders)], self.rule.threshold)
             if self.rule.min_loops > 1:
                 assert self.cache.frontier is not None
                 late = self.cache.frontier.loops[leaders] >= self.rule.min_loops

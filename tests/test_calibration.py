@@ -9,8 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.calibration import GRIDS, calibrate, continue_in_full, prompts_needed
+from sigma0.calibration import GRIDS, calibrate, calibrate_rules, continue_in_full, prompts_needed
 from sigma0.cli import app
+from sigma0.forced import read_forced
+from sigma0.forced_grid import read_grids
 from sigma0.learn_then_test import p_value
 from sigma0.loading import checkpoint_folder
 from sigma0.settings import ExitConfig
@@ -68,7 +70,7 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
         assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
     texts = continue_in_full(model, [prompts[k] for k in _order()[12:]], 6)
     for row in (found.tested[0], found.tested[len(kept) // 2], found.tested[-1]):
-        config = next(each for each in GRIDS[mode] if row.threshold in (each.q, each.theta, each.eps))
+        config = next(each for each in GRIDS[mode] if row.threshold == each.threshold)
         agreed, depths = [], []
         for text in texts:
             with torch.no_grad():
@@ -79,8 +81,7 @@ def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
             depths += output.exit_depths[0, new].tolist()
         assert row.agreement == pytest.approx(np.mean(agreed)) and row.mean_depth == pytest.approx(np.mean(depths))
     threshold = kept[-1].threshold
-    name = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}[mode]
-    assert found.chosen is not None and getattr(found.chosen, name) == threshold
+    assert found.chosen is not None and found.chosen.threshold == threshold
     # The check once more, with the forward's own exits and the stock loop's free runs.
     order = _order()
     shares, passes, most, same = [], 0, 0, []
@@ -125,10 +126,41 @@ def test_a_prompt_given_twice_is_refused(model, prompts):
         calibrate(model, [*prompts, prompts[2]], agreement=0.6, confidence=0.9)
 
 
-def test_grids_run_from_patient_to_eager():
+def test_grids_run_from_patient_to_eager_in_small_steps():
     for mode, grid in GRIDS.items():
-        values = [config.q if mode == "qexit" else config.theta if mode == "margin" else -config.eps for config in grid]
-        assert values == sorted(values, reverse=True) and len(set(values)) == len(values)
+        if mode in ("qexit", "margin"):
+            values = np.array([config.threshold for config in grid])
+            place = np.log(values / (1 - values))
+            assert place[0] > 10 and place[-1] < -2 and (np.diff(place) > -0.2).all() and (np.diff(place) < 0).all()
+        else:
+            place = np.log([config.threshold for config in grid])
+            assert place[0] < np.log(0.01) and place[-1] >= 0
+            assert (np.diff(place) < 0.025).all() and (np.diff(place) > 0).all()
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
+    texts = continue_in_full(model, prompts[:12], 6)
+    rules = [model.exit_rule(config) for config in GRIDS[mode]]
+    readings = read_grids(model, {mode: rules}, texts)
+    one_by_one = read_forced(model, {str(place): rule for place, rule in enumerate(rules)}, texts)
+    new = one_by_one.is_new
+    assert readings.text.tolist() == one_by_one.text[new].tolist()
+    assert readings.same.tolist() == one_by_one.same[:, new].tolist()
+    expected = np.stack([depths[new] for depths in one_by_one.exits.values()])
+    assert readings.exits[mode].tolist() == expected.tolist()
+    assert len({depths.tobytes() for depths in expected}) > 3, "the grid hardly parts these tokens"
+
+
+def test_all_rules_at_once_share_the_error_that_is_allowed(model, prompts):
+    found = calibrate_rules(model, prompts, agreement=0.5, confidence=0.9, max_new_tokens=6)
+    assert [rule.mode for rule in found] == list(GRIDS)
+    for rule in found:
+        assert all(row.passed == (row.p_value <= 0.1 / len(GRIDS)) for row in rule.tested)
+        assert rule.confidence == 0.9 and rule.needed == prompts_needed(0.5, 1 - 0.1 / len(GRIDS))
+    margin = calibrate(model, prompts, "margin", agreement=0.5, confidence=1 - 0.1 / len(GRIDS), max_new_tokens=6)
+    alone = next(rule for rule in found if rule.mode == "margin")
+    assert (alone.tested, alone.chosen, alone.check) == (margin.tested, margin.chosen, margin.check)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +200,33 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     ).read_bytes()
 
 
+def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")
+    result = run("pocket", *asked, "--max-new-tokens", "12", "--out", folder, "--json")
+    assert result.exit_code == 0, result.output
+    found = {rule["mode"]: rule for rule in json.loads(result.stdout)}
+    assert list(found) == list(GRIDS)
+    model, _ = sigma0.load(str(folder), device="cpu")
+    known = model.exit_thresholds.configs()
+    assert {name.replace("_", "-") for name in known} == {mode for mode, rule in found.items() if rule["chosen"]}
+    depths = {}
+    for mode, rule in found.items():
+        if rule["chosen"]:
+            record = getattr(model.exit_thresholds, mode.replace("-", "_"))
+            assert known[mode.replace("-", "_")].to_dict() == rule["chosen"]
+            assert (record.agreement, record.confidence, record.prompts) == (0.85, 0.95, rule["prompts"])
+            depths[mode] = [row["mean_depth"] for row in rule["tested"] if row["passed"]][-1]
+    assert model.resolve_exit_config(None).to_dict() == found[min(depths, key=depths.get)]["chosen"]
+    # One rule anew leaves the records of the others as they are.
+    again = run(folder, *("--agreement", "0.8", "--exit", "converge"), *asked[4:], "--max-new-tokens", "12")
+    assert again.exit_code == 0, again.output
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.exit_thresholds.converge.agreement == 0.8
+    assert model.exit_thresholds.margin.agreement == 0.85
+    assert model.resolve_exit_config(None).mode == "converge"
+
+
 def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
     folder = tmp_path / "calibrated"
     wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
@@ -176,7 +235,10 @@ def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
         patch.setitem(GRIDS, "converge", (ExitConfig(mode="converge", eps=100.0),))
         result = run("pocket", *wrong, "--out", folder)
     assert result.exit_code == 1, result.output
-    assert "no threshold keeps agreement >= 0.9" in result.stdout and "prompts without one error" in result.stdout
+    assert (
+        "no threshold of converge keeps agreement >= 0.9" in result.stdout
+        and "prompts without one error" in result.stdout
+    )
     assert list(folder.iterdir()) == []
     few = run("pocket", "--prompts", questions, "--agreement", "0.99")
     assert few.exit_code == 2 and "60 prompts cannot promise" in few.output

@@ -9,9 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.calibration import GRIDS
 from sigma0.cli import app
-from sigma0.latency import calibrate_latency, latency_runs
+from sigma0.latency import calibrate_latency, coarse_grid, latency_runs
 from tests.reference import settled_model, tiny_model
 
 
@@ -31,7 +30,7 @@ def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     seen = []
     found = calibrate_latency(model, prompts, mode, max_new_tokens=7, on_run=seen.append)
     assert seen[-1] == latency_runs(10, mode) == len(seen) and seen == sorted(seen)
-    assert len(found.tested) == len(GRIDS[mode][::4]) and (found.prompts, found.checked_prompts) == (8, 2)
+    assert len(found.tested) == len(coarse_grid(mode)) and (found.prompts, found.checked_prompts) == (8, 2)
     values = [row.passes_per_token.value for row in found.tested]
     chosen = found.tested[values.index(min(values))]
     assert getattr(found.chosen, "q" if mode == "qexit" else "theta") == chosen.threshold

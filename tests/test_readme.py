@@ -85,7 +85,7 @@ def test_the_short_tables_are_those_of_the_ledger():
     runs = latest_runs(rows)
     assert set(runs) == set(shipped_models())
     for run in runs.values():
-        assert short_table([row for row in run if isinstance(row, FidelityRow)], 0.98) in README
+        assert short_table([row for row in run if isinstance(row, FidelityRow)]) in README
     for name, run in runs.items():
         table = whole_table([row for row in run if isinstance(row, FidelityRow)])
         assert (ROOT / "bench" / "results" / f"fidelity-{name}.md").read_text() == table
@@ -190,8 +190,8 @@ def test_the_ladder_tables_are_those_of_the_ledger():
     runs = [run for run in ladder_runs(rows).values() if run[0].unit == "token" and run[0].n >= 200]
     by_rule = {(run[0].exit_config["mode"], run[0].exit_config["q"]): run for run in runs}
     section = README.split("## Handing up to a larger model")[1].split("\n## ")[0]
-    shipped = json.loads((ROOT / "sigma0/checkpoints/pocket/generation_config.json").read_text())["exit_config"]
-    for rule in ((shipped["mode"], shipped["q"]), ("margin", 0.5)):
+    # the margin run was taken at theta 0.9 and its row carries the unused q of those days
+    for rule in (("qexit", 0.6), ("margin", 0.5)):
         assert ladder_table(by_rule[rule]) in section
         large = next(row for row in by_rule[rule] if row.family == "large only")
         settings = [row for row in by_rule[rule] if row.unit == "token" and "only" not in row.family]

@@ -62,7 +62,7 @@ def fidelity(
 
         chosen, source = _prompts(prompts, n)
         looped, tokenizer = load(model, device=device, dtype=dtype)
-        settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid))
+        settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid), looped.exit_thresholds)
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
         answers = [prompt.answer for prompt in chosen]
         conditions = describe(looped, model, source, ids, answers, max_new_tokens)

@@ -1,9 +1,10 @@
 """What is measured: exit rules on a grid of thresholds, and the baselines beside them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sigma0.bench.ledger import row_key
+from sigma0.bench.ledger import Promise, row_key
+from sigma0.exit_thresholds import ExitThresholds
 from sigma0.settings import AfterExit, ExitConfig, ExitMode
 
 # Thresholds of each rule, from eager to patient.
@@ -28,10 +29,12 @@ class Setting:
     Attributes:
         mode: One of `MODES`.
         config: The rule; for `random` the one whose exit depths are drawn from, for the oracles full depth.
+        promise: What the threshold was calibrated to keep, before and on other prompts; None on the grid.
     """
 
     mode: str
     config: ExitConfig
+    promise: Promise | None = None
 
     @property
     def parameters(self) -> dict[str, float | int | str]:
@@ -46,7 +49,11 @@ class Setting:
 
 
 def plan(
-    modes: Sequence[str], after: Sequence[AfterExit], total_loops: int, grid: Mapping[str, Sequence[float]]
+    modes: Sequence[str],
+    after: Sequence[AfterExit],
+    total_loops: int,
+    grid: Mapping[str, Sequence[float]],
+    calibrated: ExitThresholds | None = None,
 ) -> list[Setting]:
     """All settings to measure, full depth first.
 
@@ -56,6 +63,7 @@ def plan(
             is measured once.
         total_loops: T.
         grid: Thresholds to use in place of those in `GRID`.
+        calibrated: Those of the model, each measured in its place beside the grid of its rule.
 
     Raises:
         ValueError: For an unknown mode, an empty list or a threshold out of range.
@@ -77,7 +85,12 @@ def plan(
     found = [Setting("full", ExitConfig(mode="full"))]
     for mode in (name for name in MODES if name in modes and name != "full"):
         if mode in GRID:
-            found += [Setting(mode, rule(mode, value, each)) for each in after for value in thresholds[mode]]
+            known = _calibrated(mode, calibrated or ExitThresholds())
+            for each in after:
+                values = [value for value in thresholds[mode] if known is None or value != known.config.threshold]
+                found += [Setting(mode, rule(mode, value, each)) for value in values]
+                if known is not None:
+                    found.append(replace(known, config=replace(known.config, after_exit=each)))
         elif mode == "fixed":
             found += [Setting(mode, ExitConfig(mode="fixed", depth=depth)) for depth in range(1, total_loops)]
         elif mode == "random":
@@ -85,6 +98,15 @@ def plan(
         else:
             found.append(Setting(mode, ExitConfig(mode="full")))
     return found
+
+
+def _calibrated(mode: str, thresholds: ExitThresholds) -> Setting | None:
+    """A rule at its calibrated threshold; None where the model has none."""
+    name = mode.replace("-", "_")
+    record = getattr(thresholds, name)
+    if record is None:
+        return None
+    return Setting(mode, thresholds.configs()[name], Promise.of(record))
 
 
 def threshold(config: ExitConfig) -> dict[str, float | int | str]:

@@ -73,6 +73,7 @@ class Bench:
                 "mode": setting.mode,
                 "after_exit": setting.config.after_exit,
                 "settings": setting.parameters,
+                "promise": setting.promise,
                 **self._forced_figures(same, kl),
                 **self._free_figures(runs),
                 "prompt_rows": sum(run.prompt_rows for run in runs),

@@ -10,8 +10,9 @@ from sigma0.bench.ledger import FidelityRow, Figure
 COLUMNS = (
     "rule",
     "after",
-    "agreement",
-    "on answers",
+    "promised",
+    "new tokens",
+    "all tokens",
     "KL",
     "same text",
     "right",
@@ -20,10 +21,11 @@ COLUMNS = (
     "passes_saved",
     "rows_saved",
     "of oracle",
+    "head rows",
     "speed",
 )
 # What the short table leaves out.
-_LONG = ("KL", "right", "depth", "depth_saved")
+_LONG = ("all tokens", "KL", "depth", "depth_saved")
 SHORT_COLUMNS = tuple(column for column in COLUMNS if column not in _LONG)
 
 
@@ -40,8 +42,9 @@ def cells(row: FidelityRow, rows: Sequence[FidelityRow]) -> list[str]:
     return [
         label(row),
         row.after_exit,
-        percent(row.agreement),
+        "-" if row.promise is None else f"{100 * row.promise.agreement:g} %",
         percent(row.agreement_on_answers),
+        percent(row.agreement),
         f"{row.kl.value:.4f}",
         percent(row.exact_match),
         percent(row.accuracy),
@@ -50,6 +53,7 @@ def cells(row: FidelityRow, rows: Sequence[FidelityRow]) -> list[str]:
         percent(row.passes_saved),
         percent(row.rows_saved),
         share_text(oracle_share(row, rows)),
+        "-" if row.new_tokens <= row.n else f"{row.head_rows / (row.new_tokens - row.n):.2f}",
         "-" if row.speed_ratio is None else f"{row.speed_ratio.value:.2f}",
     ]
 
@@ -97,39 +101,40 @@ def markdown(
     Args:
         rows: What to show.
         of: All rows of the run, the oracle's among them.
-        intervals: Whether shares carry theirs.
+        intervals: Whether all shares carry theirs; that of the new tokens always does.
         columns: Some of `COLUMNS`, in their order.
     """
     head = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
     lines = []
     for row in rows:
-        texts = cells(row, of)
+        named = dict(zip(COLUMNS, cells(row, of), strict=True))
         if intervals:
-            texts[2], texts[3] = with_interval(row.agreement), with_interval(row.agreement_on_answers)
-            texts[5], texts[6] = with_interval(row.exact_match), with_interval(row.accuracy)
-            texts[8:11] = [with_interval(each) for each in (row.depth_saved, row.passes_saved, row.rows_saved)]
+            shares = {
+                "new tokens": row.agreement_on_answers,
+                "all tokens": row.agreement,
+                "same text": row.exact_match,
+                "right": row.accuracy,
+                "depth_saved": row.depth_saved,
+                "passes_saved": row.passes_saved,
+                "rows_saved": row.rows_saved,
+            }
+            named |= {column: with_interval(share) for column, share in shares.items()}
             if row.speed_ratio is not None:
-                texts[12] += f" ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
-        shown = [text for column, text in zip(COLUMNS, texts, strict=True) if column in columns]
-        lines.append(f"| {' | '.join(shown)} |")
+                named["speed"] += f" ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
+        else:
+            named["new tokens"] = with_interval(row.agreement_on_answers)
+        lines.append(f"| {' | '.join(named[column] for column in columns)} |")
     return "\n".join([*head, *lines])
 
 
-def cheapest(rows: Sequence[FidelityRow], least: float) -> list[FidelityRow]:
-    """For each rule and setting of after_exit, the row that saves most passes and keeps the least agreement.
-
-    Args:
-        rows: All rows of a run.
-        least: Agreement to keep, on all tokens and on the new ones. A rule that never does is left out.
-    """
-    best: dict[tuple[str, str], FidelityRow] = {}
-    for row in rows:
-        if row.mode in ("full", "random") or row.passes_saved is None:
-            continue
-        if min(row.agreement.value, row.agreement_on_answers.value) < least:
-            continue
-        key = (row.mode, row.after_exit)
-        known = best.get(key)
-        if known is None or known.passes_saved is None or row.passes_saved.value > known.passes_saved.value:
-            best[key] = row
-    return list(best.values())
+def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:
+    """The rows of a run at calibrated thresholds, the one that saves most passes first, and the oracles."""
+    # of a rule that was calibrated anew between two starts the last is shown
+    latest = {(row.mode, row.after_exit): row for row in rows if row.promise is not None}
+    promised = [row for row in latest.values() if row.passes_saved is not None]
+    oracles = [row for row in rows if row.mode in ("oracle", "settled")]
+    best: dict[str, float] = {}
+    for row in promised:
+        if row.passes_saved is not None:
+            best[row.mode] = max(best.get(row.mode, row.passes_saved.value), row.passes_saved.value)
+    return [*sorted(promised, key=lambda row: -best[row.mode]), *oracles]

@@ -113,7 +113,7 @@ def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
         own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
     except ValidationError as error:
         raise ValueError(f"no exit setting: {explain(error)}") from error
-    assert own is not None
+    own = loaded.model.resolve_exit_config(own)
     own.stops_at(loaded.model.num_loops)
     return Opened(name, loaded, own, effort)
 

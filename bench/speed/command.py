@@ -63,7 +63,7 @@ def speed(
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
             told = described(trace, told)
-        rule = config or (looped.resolve_exit_config(None) if model else ExitConfig())
+        rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
         plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds)
         conditions = _conditions(looped, model, shape, source, ids, new_tokens)

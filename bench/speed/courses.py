@@ -41,7 +41,7 @@ def recorded(name: str, config: ExitConfig | None) -> tuple[Trace, str]:
         The course, for the number of loops of that model, and where it comes from.
     """
     model, tokenizer = load(name, device="cpu", dtype="float32")
-    rule = model.resolve_exit_config(None) if config is None else config
+    rule = model.resolve_exit_config(config)
     prompts = encode_prompts(model, tokenizer, list(micro_world(PROMPTS)), NEW_TOKENS)
     ends = model.generation_config.eos_token_id
     texts = [

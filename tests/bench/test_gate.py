@@ -13,7 +13,8 @@ from sigma0.bench.__main__ import app
 from sigma0.bench.doubt import LONGEST_ANSWER, read_doubts
 from sigma0.bench.gate import measure_gate
 from sigma0.bench.pocket.world import draw
-from sigma0.bench.rules import GRID, compare_rules
+from sigma0.bench.rules import compare_rules
+from sigma0.calibration import GRIDS
 from sigma0.estimates import bootstrap
 from sigma0.settings import ExitConfig
 
@@ -58,10 +59,10 @@ def test_doubts_are_those_of_single_generations(pocket):
 def test_each_rule_keeps_its_promise_on_the_split_that_chose_it(pocket):
     model, tokenizer = pocket
     rows = compare_rules(model, tokenizer, 6, "test", 0, target=0.5)
-    assert set(rows) == set(GRID)
+    assert set(rows) == set(GRIDS)
     for mode, row in rows.items():
         if row is not None:
-            assert row.rule["mode"] == mode and ExitConfig(**row.rule) in GRID[mode]
+            assert ExitConfig(**row.rule) in GRIDS[mode]
             assert 1 <= row.depth <= model.num_loops and row.free.n == 6
     lax, strict = rows["margin"], compare_rules(model, tokenizer, 6, "test", 0, target=1.0)["margin"]
     assert lax is not None
@@ -77,7 +78,7 @@ def test_rules_refuse_what_makes_no_sense(pocket, split, target, named):
 def test_the_report_adds_up(pocket):
     steps = []
     report = measure_gate(*pocket, "pocket", n=8, rules_n=3, on_step=steps.append)
-    assert steps == sorted(steps) and steps[-1] == 2 * 8 + len(GRID)
+    assert steps == sorted(steps) and steps[-1] == 2 * 8 + len(GRIDS)
     kinds = report.by_kind
     assert kinds["key"].tokens == kinds["end"].tokens == 8
     answers = kinds["key"].tokens + kinds["answer"].tokens + kinds["end"].tokens

@@ -5,10 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import sigma0
 from sigma0.bench.__main__ import app
 from sigma0.bench.fidelity.grid import GRID, MODES, plan
-from sigma0.bench.fidelity.table import SHORT_COLUMNS, cheapest, markdown, oracle_share
-from sigma0.bench.ledger import DepthRow, FidelityRow, read_rows
+from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share
+from sigma0.bench.ledger import DepthRow, FidelityRow, Promise, read_rows
+from sigma0.bench.report import short_table
+from sigma0.exit_thresholds import ExitThresholds
+from sigma0.settings import ExitConfig
 
 QUICK = ("--modes", "qexit,fixed,oracle", "--grid", '{"qexit": [0.5, 0.9]}', "--n", "3", "--max-new-tokens", "6")
 
@@ -33,8 +37,9 @@ def test_a_run_leaves_one_row_for_each_setting(ledger):
     rows = rows_of(ledger)
     assert [(row.mode, row.after_exit) for row in rows] == [
         ("full", "finish"),
-        *[("qexit", "finish")] * 2,
-        *[("qexit", "drop")] * 2,
+        # two of the grid and the calibrated one
+        *[("qexit", "finish")] * 3,
+        *[("qexit", "drop")] * 3,
         *[("fixed", "finish")] * 5,
         ("oracle", "finish"),
     ]
@@ -93,7 +98,7 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
     )
     assert result.exit_code == 0, result.output
     rows = rows_of(out)
-    assert [row.mode for row in rows] == ["full", "margin", "margin"]
+    assert [row.mode for row in rows] == ["full", "margin", "margin", "margin", "margin"]
     assert {row.n for row in rows} == {3} and all(row.accuracy is None for row in rows)
 
 
@@ -129,8 +134,6 @@ def test_bad_input_is_told_in_one_line(tmp_path, arguments, message):
 def test_a_checkpoint_without_a_gate_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    import sigma0
-
     model, tokenizer = sigma0.load("pocket", device="cpu")
     folder = tmp_path / "gateless"
     model.save_pretrained(folder)
@@ -142,11 +145,10 @@ def test_a_checkpoint_without_a_gate_is_refused(tmp_path):
 
 
 def test_the_report_draws_and_tells(ledger, tmp_path):
-    result = run("report", ledger, "--out", tmp_path, "--least", "0.0")
+    result = run("report", ledger, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     rows = rows_of(ledger)
-    chosen = cheapest(rows, 0.0)
-    assert markdown(chosen, rows, columns=SHORT_COLUMNS) in result.stdout
+    assert markdown(calibrated(rows), rows, columns=SHORT_COLUMNS) in result.stdout
     whole = (tmp_path / "fidelity-pocket.md").read_text()
     assert markdown(rows, rows, intervals=True) in whole
     assert len([line for line in whole.splitlines() if line.startswith("|")]) == len(rows) + 2
@@ -184,21 +186,41 @@ def test_a_missing_ledger_is_told(tmp_path):
     assert result.exit_code == 2 and "there is no ledger" in result.output
 
 
-def test_the_cheapest_row_keeps_the_agreement(ledger):
+def test_the_short_table_shows_every_rule_at_its_calibrated_threshold(ledger):
+    """Chosen on other prompts: a cheaper row of the grid, measured on these, does not take its place."""
     rows = rows_of(ledger)
-    for least in (0.0, 0.9, 1.0):
-        chosen = cheapest(rows, least)
-        for row in chosen:
-            assert min(row.agreement.value, row.agreement_on_answers.value) >= least
-            rivals = [
-                each.passes_saved.value
-                for each in rows
-                if (each.mode, each.after_exit) == (row.mode, row.after_exit)
-                and min(each.agreement.value, each.agreement_on_answers.value) >= least
-            ]
-            assert row.passes_saved.value == max(rivals)
+    model, _ = sigma0.load("pocket", device="cpu")
+    known = model.exit_thresholds.qexit
+    shown = calibrated(rows)
+    assert [(row.mode, row.after_exit) for row in shown] == [
+        ("qexit", "finish"),
+        ("qexit", "drop"),
+        ("oracle", "finish"),
+    ]
+    for row in shown[:2]:
+        assert row.settings == {"q": known.q}
+        assert row.promise == Promise(agreement=known.agreement, confidence=0.95, prompts=known.prompts)
+    assert [row.promise for row in rows if row.settings in ({"q": 0.5}, {"q": 0.9})] == [None] * 4
+    table = short_table(rows)
+    assert f"| qexit (q {known.q}) | finish | {100 * known.agreement:g} % |" in table
+    assert "Not measured" not in table and "keeps 98%" not in table
     oracle = next(row for row in rows if row.mode == "oracle")
     assert oracle_share(oracle, rows) == 1.0 and oracle_share(oracle, rows[:1]) is None
+
+
+def test_a_rule_without_a_calibrated_threshold_is_named_with_the_way_to_one(ledger):
+    rows = [row.model_copy(update={"promise": None, "model": "other"}) for row in rows_of(ledger)]
+    table = short_table(rows)
+    assert "Not measured at one: qexit (`sigma0 calibrate other --exit all --prompts FILE`" in table
+    assert [row.mode for row in calibrated(rows)] == ["oracle"]
+
+
+def test_of_a_rule_calibrated_twice_the_last_is_shown(ledger):
+    rows = rows_of(ledger)
+    first = next(row for row in rows if row.promise is not None)
+    again = first.model_copy(update={"settings": {"q": 0.123}})
+    assert [row.settings for row in calibrated([*rows, again])[:2]].count({"q": 0.123}) == 1
+    assert len(calibrated([*rows, again])) == len(calibrated(rows))
 
 
 def test_the_plan_holds_every_mode_once():
@@ -207,3 +229,24 @@ def test_the_plan_holds_every_mode_once():
     grid = sum(map(len, GRID.values()))
     assert len(settings) == 1 + 2 * grid + 5 + len(GRID["qexit"]) + 2
     assert plan(("qexit",), ("finish",), 6, {})[0].mode == "full"
+
+
+def test_the_plan_takes_each_rules_calibrated_threshold_in_every_way():
+    promise = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.0}
+    accel = {**promise, "patience": 1, "eps": 0.4}
+    known = ExitThresholds.parse(
+        {
+            "margin": {**promise, "theta": 0.9},
+            "accel": {**accel, "accel_scale": "states"},
+            "accel_steps": {**accel, "eps": 0.58, "accel_scale": "steps"},
+        }
+    )
+    settings = plan(("margin", "accel", "accel-steps"), ("finish", "drop"), 6, {}, known)
+    assert len({setting.key for setting in settings}) == len(settings), "0.9 stands on the grid too"
+    promised = {(each.mode, each.config.after_exit): each.config for each in settings if each.promise is not None}
+    assert set(promised) == {
+        (mode, after) for mode in ("margin", "accel", "accel-steps") for after in ("finish", "drop")
+    }
+    assert promised["margin", "drop"] == ExitConfig(mode="margin", theta=0.9, after_exit="drop")
+    steps = promised["accel-steps", "finish"]
+    assert (steps.eps, steps.patience, steps.accel_scale) == (0.58, 1, "steps")
