@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, ratio, share
 from sigma0.ladder import (
     AnyOf,
     Entropy,
@@ -184,9 +184,9 @@ def _runs(answers: Sequence[tuple[LadderGeneration, float]], expected: Sequence[
 
 def _point(setting: Setting, runs: _Runs, above: _Runs) -> Point:
     tokens = sum(cost.tokens for each in runs.found for cost in each.costs)
-    accuracy = ratio(runs.right, np.ones(len(runs.right)))
+    accuracy = share(float(runs.right.sum()), len(runs.right))
     cost, seconds = ratio(runs.bytes_read, above.bytes_read), ratio(runs.seconds, above.seconds)
-    assert accuracy is not None and cost is not None and seconds is not None
+    assert cost is not None and seconds is not None
     return Point(
         setting=setting,
         accuracy=accuracy,

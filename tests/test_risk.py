@@ -191,8 +191,3 @@ def test_calibrating_with_breaks_is_refused(labelled, monkeypatch):
 def test_three_loops_have_a_fate():
     turning = paths([[0.9]] * 10, [[170.0]] * 10, loops=3)
     assert fit_fates([turning], patience=1).spiral == 180.0
-
-
-def test_a_share_without_errors_has_an_interval():
-    estimate = risk.share_of(10, 10)
-    assert estimate.value == 1.0 and estimate.interval == (pytest.approx(0.025 ** (1 / 10), rel=1e-6), 1.0)
