@@ -47,10 +47,10 @@ def share(part: float, whole: float) -> Estimate:
 def clustered_share(parts: ArrayLike, wholes: ArrayLike, items: ArrayLike | None = None) -> Estimate | None:
     """Estimate a share of items that come in clusters, such as tokens in prompts (Korn and Graubard).
 
-    Clopper and Pearson with an effective number of items: p (1 - p) over the variance between clusters, never more than
-    there are items. It is made smaller, down to one for each cluster, for the degrees of freedom of that variance, which
-    are few where few clusters differ from the rest (Satterthwaite). Where no cluster differs from the others, nothing is
-    known of how items go together, and each cluster counts as one item.
+    Clopper and Pearson with an effective number of items: p (1 - p) over the variance between clusters, never more
+    than there are items. It is made smaller, down to one for each cluster, for the degrees of freedom of that variance,
+    which are few where few clusters differ from the rest (Satterthwaite). Where no cluster differs from the others,
+    nothing is known of how items go together, and each cluster counts as one item.
 
     Args:
         parts: Items of each cluster that have it, `[n]`.
