@@ -1,8 +1,8 @@
 """Whether every figure of a text has a source, and texts rewritten from their sources.
 
 A figure is covered in one of four ways: a block between `<!-- figures: NAME -->` and `<!-- end -->` is generated as a
-whole; so is what a `$ sigma0 ...` command prints in a console fence; a sentence holds figures that are computed; and what
-is no measurement (numbers of papers, versions, settings, examples) is listed as literal, in prose with the words
+whole; so is what a `$ sigma0 ...` command prints in a console fence; a sentence holds figures that are computed; and
+what is no measurement (numbers of papers, versions, settings, examples) is listed as literal, in prose with the words
 around it, in code as the sequence of all figures.
 """
 
@@ -128,8 +128,8 @@ def rewritten(text: str, sources: Sources) -> str:
 def context(text: str, match: re.Match[str]) -> str:
     """A figure with the words before and after it, as far as they stand in its line."""
     first, last = text.rfind("\n", 0, match.start()) + 1, (text + "\n").find("\n", match.end())
-    before = re.search(r"(?:[^\s|]+ )?[^\s|]*$", text[first : match.start()])
-    after = re.match(r"[^\s|]*(?: [^\s|]+)?", text[match.end() : last])
+    before = re.search(r"(?:[^\s|()\[\]]+ )?[^\s|()\[\]]*$", text[first : match.start()])
+    after = re.match(r"[^\s|()\[\]]*(?: [^\s|()\[\]]+)?", text[match.end() : last])
     return f"{before[0] if before else ''}{match[0]}{after[0] if after else ''}"
 
 
@@ -158,9 +158,8 @@ def _spaced(words: str) -> str:
 
 
 def _literal(words: str) -> re.Pattern[str]:
-    return re.compile(
-        rf"(?<![\w.,]){_spaced(words)}(?!\d)(?![.,]\d)" if words[0].isdigit() else _spaced(words) + r"(?!\d)(?![.,]\d)"
-    )
+    before = r"(?<![\w.,])" if words[0].isdigit() else ""
+    return re.compile(before + _spaced(words) + r"(?!\d)(?![.,]\d)")
 
 
 def _pattern(sentence: str) -> tuple[re.Pattern[str], list[str]]:

@@ -175,16 +175,8 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
         widths = [each["load_width"] for each in both if each["load_width"] is not None]
         shared = max(each["shared_bytes"] for each in both)
         spilled = max(each["spill_bytes"] or 0 for each in both)
-        lines.append(
-            [
-                NAMES.get(kernel, f"`{kernel}`"),
-                f"{len(mine['sm_80'])}",
-                registers,
-                f"{spilled}",
-                f"{shared:,}",
-                f"{_span(widths)} bytes",
-            ]
-        )
+        most = [f"{len(mine['sm_80'])}", registers, f"{spilled}", f"{shared:,}", f"{_span(widths)} bytes"]
+        lines.append([NAMES.get(kernel, f"`{kernel}`"), *most])
     headings = ("kernel", "configurations", "registers (sm_80, sm_90)", "spilled", "shared bytes, most", "loads")
     return _table(headings, lines)
 

@@ -34,7 +34,7 @@ def read_literals(lines: Iterable[str]) -> dict[str, tuple[Counter[str], str]]:
     """The literal figures of each text: words and their number in prose, and the figures in code.
 
     Args:
-        lines: "# TEXT" begins a text, "= ..." has the figures of its code, "N x WORDS" stands N times, "WORDS" once.
+        lines: "# TEXT" begins a text, "code: ..." has its figures in code, "N x WORDS" stands N times, "WORDS" once.
     """
     found: dict[str, tuple[Counter[str], str]] = {}
     name = ""
@@ -42,8 +42,8 @@ def read_literals(lines: Iterable[str]) -> dict[str, tuple[Counter[str], str]]:
         if line.startswith("# "):
             name = line[2:].strip()
             found[name] = (Counter(), "")
-        elif line.startswith("= "):
-            found[name] = (found[name][0], line[2:].strip())
+        elif line.startswith("code: "):
+            found[name] = (found[name][0], line[6:].strip())
         elif line.strip():
             times, cross, words = line.rstrip("\n").partition(" x ")
             is_counted = bool(cross) and times.isdigit()
@@ -55,7 +55,7 @@ def write_literals(literals: dict[str, tuple[Counter[str], str]]) -> str:
     """`read_literals` backwards."""
     lines = []
     for name, (words, code) in sorted(literals.items()):
-        lines += [f"# {name}", *([f"= {code}"] if code else [])]
+        lines += [f"# {name}", *([f"code: {code}"] if code else [])]
         lines += [each if times == 1 and " x " not in each else f"{times} x {each}" for each, times in words.items()]
     return "\n".join(lines) + "\n"
 
@@ -111,11 +111,12 @@ def accept_literals(root: Path) -> None:
         bare = replace(source, literal={}, code="")
         code = code_figures(text, bare)
         # what is no literal yet stands among the faults, figure by figure
-        lines = {fault.text for fault in faults(text, replace(bare, code=code))}
+        bare_faults = set(faults(text, replace(bare, code=code)))
         taken = -1
         for match in figures(text):
             near = context(text, match)
-            if f"{match[0]} has no source: {near!r}" in lines and match.start() > taken:
+            fault = Fault(text.count("\n", 0, match.start()) + 1, f"{match[0]} has no source: {near!r}")
+            if fault in bare_faults and match.start() > taken:
                 words[near] += 1
                 taken = text.find(near, max(match.start() - len(near), 0)) + len(near) - 1
         if words or code:
