@@ -180,4 +180,5 @@ def _variance(above: NDArray[np.float64], below: NDArray[np.float64]) -> float:
 
 def _squares(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
     """How far each unit is from the ratio of all, squared, `[n]`."""
-    return np.square(above - above.sum() / below.sum() * below)
+    squares: NDArray[np.float64] = np.square(above - above.sum() / below.sum() * below)
+    return squares
