@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 import sigma0.forced
 from sigma0.bench.pocket.data import Encoded, encode
 from sigma0.bench.pocket.items import Item
-from sigma0.estimates import Estimate, bootstrap
+from sigma0.estimates import Estimate, clustered_share
 from sigma0.exits import ExitRule
 from sigma0.forced import ForcedText
 from sigma0.models import OuroForCausalLM
@@ -94,7 +94,7 @@ def agreement(tokens: Tokens, rule: str) -> Estimate:
     """Share of tokens whose argmax at the exit is full depth's, interval over items."""
     items = np.unique(tokens.item, return_inverse=True)[1]
     same, count = np.bincount(items, tokens.same[rule]), np.bincount(items)
-    found = bootstrap(lambda drawn: float(same[drawn].sum() / count[drawn].sum()), len(count))
+    found = clustered_share(same, count)
     assert found is not None
     return found
 

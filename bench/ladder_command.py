@@ -14,8 +14,8 @@ from rich.table import Table
 
 from sigma0.bench.conditions import describe, weights_sha256
 from sigma0.bench.ladder_picture import draw_ladder
-from sigma0.bench.ladder_tables import SHARE, setting_name
-from sigma0.bench.ladders import LARGE, Point, answer_settings, at_cost, cheapest, measure, token_settings
+from sigma0.bench.ladder_tables import setting_name, shown
+from sigma0.bench.ladders import Point, answer_settings, at_cost, measure, token_settings
 from sigma0.bench.ledger import LEDGER, Figure, LadderRow, append_row
 from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
@@ -60,39 +60,54 @@ def ladder(
         below = load(small, dtype="float32")
         lower = Rung.local(*below, Path(small).name, config)
         upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
-        asked, where = _prompts(prompts, n, seed, not everything)
-        ids = encode_prompts(*below, asked, max_new_tokens)
+        parts = _prompts(prompts, n, seed, not everything)
         points = UNITS[unit](below[0].door_policy)
         started = datetime.now(timezone.utc).isoformat()
-        total = len(asked) * (1 + len(points))
+        exits = below[0].resolve_exit_config(config).to_dict()
+        total = sum(len(asked) for asked, _ in parts.values()) * (1 + len(points))
+        rows: list[LadderRow] = []
+        found: dict[str, list[Point]] = {}
         with progress_bar("answers", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
-            found = measure(lower, upper, asked, points, max_new_tokens, lambda: advance(next(done)))
-        conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
-        exits = below[0].resolve_exit_config(config).to_dict()
-        rows = [_row(point, conditions, started, large, exits) for point in found]
+            for part, (asked, where) in parts.items():
+                ids = encode_prompts(*below, asked, max_new_tokens)
+                found[part] = measure(lower, upper, asked, points, max_new_tokens, lambda: advance(next(done)))
+                conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
+                rows += [_row(point, part, conditions, started, large, exits) for point in found[part]]
         for row in rows:
             append_row(out, row)
+        reported = [row for row in rows if row.part == "report"]
         if picture is not None:
-            draw_ladder(rows, picture, f"{Path(small).name} to {Path(large).name}: {where}, n = {len(asked)}")
-    tell_rows(rows, as_json, lambda: print_points(found), f"{len(rows)} rows in {out}")
+            title = f"{Path(small).name} to {Path(large).name}: {reported[0].prompts}, n = {reported[0].n}"
+            draw_ladder(reported, picture, title)
+    tell_rows(rows, as_json, lambda: print_points(found["report"], rows), f"{len(rows)} rows in {out}")
 
 
-def _prompts(source: str, n: int, seed: int, hard: bool) -> tuple[list[Prompt], str]:
-    """The prompts, and where they come from."""
+def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list[Prompt], str]]:
+    """The prompts of each part of a run, and where they come from; of a file the first n are reported on.
+
+    The next n of a file are chosen on, if it holds so many as two.
+    """
     if source == TASK:
-        return list(micro_world(n, "test", seed, hard)), f"{TASK}, test split, {'hard half, ' * hard}seed {seed}"
-    found = list(islice(read_prompts(Path(source)), n))
+        kind = "hard half, " * hard
+        return {
+            part: (list(micro_world(n, split, seed, hard)), f"{TASK}, {split} split, {kind}seed {seed}")
+            for part, split in (("choice", "calibration"), ("report", "test"))
+        }
+    found = list(islice(read_prompts(Path(source)), 2 * n))
     if len(found) < 2:
         raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
-    return found, Path(source).name
+    name = Path(source).name
+    parts = {"choice": (found[n:], f"{name}, from {n + 1}")} if len(found) > n + 1 else {}
+    return {**parts, "report": (found[:n], name)}
 
 
-def _row(point: Point, conditions: Any, started: str, large: str, exits: dict[str, Any]) -> LadderRow:
+def _row(point: Point, part: str, conditions: Any, started: str, large: str, exits: dict[str, Any]) -> LadderRow:
     return LadderRow.model_validate(
         {
             **conditions.model_dump(),
             "time": started,
+            "part": part,
             "above": large,
             "above_sha256": weights_sha256(large),
             "exit_config": exits,
@@ -117,8 +132,8 @@ def _figure(estimate: Estimate) -> dict[str, float]:
     return figure.model_dump()
 
 
-def print_points(points: Sequence[Point]) -> None:
-    """The points as a table, and the cheapest of each curve that keeps 95 % of the larger model's accuracy."""
+def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
+    """The points as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
     table = Table(title="cost and time: of the larger model's alone")
     for name in ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups"):
@@ -135,16 +150,14 @@ def print_points(points: Sequence[Point]) -> None:
             f"{point.catch_ups:.2f}",
         )
     console.print(table)
-    above = next(point for point in points if point.setting.family == LARGE)
     curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
-    for name, curve in curves.items():
-        best = cheapest(curve, SHARE, above)
-        if best is None:
-            console.print(f"{name}: no setting keeps 95 % of the larger model's accuracy")
+    for best in shown(rows):
+        if best.family not in curves:
             continue
-        others = {other: at_cost(rest, best.cost.value) for other, rest in curves.items() if other != name}
+        others = {other: at_cost(rest, best.cost.value) for other, rest in curves.items() if other != best.family}
         beside = ", ".join(f"{other} {value:.1%}" for other, value in others.items() if value is not None)
-        console.print(f"{name}: {best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost; there {beside}")
+        told = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
+        console.print(f"{setting_name(best.family, best.policy)}: {told}; there {beside}")
 
 
 def families(points: Sequence[Point]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, ratio, share
 from sigma0.ladder import (
     AnyOf,
     Entropy,
@@ -28,7 +28,8 @@ from sigma0.prompts import Prompt
 from sigma0.verdict import DoorPolicy
 
 Floats = npt.NDArray[np.float64]
-SMALL, LARGE = "small only", "large only"
+SMALL, LARGE, LOT = "small only", "large only", "whole questions by lot"
+LOTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ENTROPIES = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
 MEAN_ENTROPIES = (0.25, 0.5, 0.75, 1.0)
 
@@ -127,7 +128,7 @@ def measure(
     max_new_tokens: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """The large model alone, then every setting.
+    """The large model alone, then every setting, then whole questions by lot.
 
     Each prompt goes through all settings before the next one does, so that what slows the machine slows all of them.
 
@@ -158,7 +159,37 @@ def measure(
         for prompt, (above, _) in zip(prompts, answers[0], strict=True)
     ]
     runs = [_runs(found, expected) for found in answers]
-    return [_point(setting, each, runs[0]) for (setting, _), each in zip(plan, runs, strict=True)]
+    points = [_point(setting, each, runs[0]) for (setting, _), each in zip(plan, runs, strict=True)]
+    below = next((each for (setting, _), each in zip(plan, runs, strict=True) if setting.family == SMALL), None)
+    return points if below is None else points + [by_lot(below, runs[0], rate) for rate in LOTS]
+
+
+def by_lot(below: "_Runs", above: "_Runs", rate: float) -> Point:
+    """Each question to one of the models by lot, in the mean over all lots: what a router has to beat that runs one.
+
+    Args:
+        below: The small model alone.
+        above: The large model alone.
+        rate: Probability of the large one.
+    """
+
+    def mixed(name: str) -> Floats:
+        low, high = getattr(below, name), getattr(above, name)
+        mean: Floats = (1 - rate) * low + rate * high
+        return mean
+
+    tokens = [sum(cost.tokens for run in each.found for cost in run.costs) for each in (below, above)]
+    cost, seconds = ratio(mixed("bytes_read"), above.bytes_read), ratio(mixed("seconds"), above.seconds)
+    assert cost is not None and seconds is not None
+    return Point(
+        setting=Setting(LOT, Random(rate), unit="answer"),
+        accuracy=share(float(mixed("right").sum()), len(above.right)),
+        cost=cost,
+        seconds=seconds,
+        rows=float(mixed("rows").sum() / above.rows.sum()),
+        handed_up=rate * tokens[1] / ((1 - rate) * tokens[0] + rate * tokens[1]),
+        catch_ups=0.0,
+    )
 
 
 def _answer(
@@ -184,9 +215,9 @@ def _runs(answers: Sequence[tuple[LadderGeneration, float]], expected: Sequence[
 
 def _point(setting: Setting, runs: _Runs, above: _Runs) -> Point:
     tokens = sum(cost.tokens for each in runs.found for cost in each.costs)
-    accuracy = ratio(runs.right, np.ones(len(runs.right)))
+    accuracy = share(float(runs.right.sum()), len(runs.right))
     cost, seconds = ratio(runs.bytes_read, above.bytes_read), ratio(runs.seconds, above.seconds)
-    assert accuracy is not None and cost is not None and seconds is not None
+    assert cost is not None and seconds is not None
     return Point(
         setting=setting,
         accuracy=accuracy,
@@ -204,9 +235,3 @@ def at_cost(points: Sequence[Point], cost: float) -> float | None:
     if not known or not known[0][0] <= cost <= known[-1][0]:
         return None
     return float(np.interp(cost, [each for each, _ in known], [value for _, value in known]))
-
-
-def cheapest(points: Sequence[Point], share: float, large: Point) -> Point | None:
-    """The cheapest point with at least this share of the large model's accuracy."""
-    enough = [point for point in points if point.accuracy.value >= share * large.accuracy.value]
-    return min(enough, key=lambda point: point.cost.value, default=None)

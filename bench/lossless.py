@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from sigma0.bench.drafts import Simulated, record, simulate
 from sigma0.calibration import continue_alone
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, clustered_share, ratio
 from sigma0.settings import ExitConfig
 
 
@@ -113,13 +113,16 @@ def _cost(config: ExitConfig, runs: Sequence[Any], full: Sequence[Any], simulate
         passes_without_tail=_ratio(passes - tails, whole),
         rows=_ratio([run.loop_rows for run in runs], [run.loop_rows for run in full]),
         head_rows=_ratio([run.head_rows for run in runs], [run.head_rows for run in full]),
-        accepted=_ratio(stood, later),
+        accepted=_known(clustered_share(stood, later)),
         identical=float(np.mean(same)),
         simulated=simulated,
     )
 
 
 def _ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
-    figure = ratio(numerators, denominators)
+    return _known(ratio(numerators, denominators))
+
+
+def _known(figure: Estimate | None) -> Estimate:
     assert figure is not None, "every run has tokens after its first"
     return figure

@@ -38,9 +38,24 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and pictures; by default beside the ledger.")
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="List every figure of a text without its source.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept-literals", help="List what has no source as no measurement: read the diff.")
+    ] = False,
 ) -> None:
-    """Write the whole tables and the pictures of the latest run of each model; print the short tables."""
+    """Write the whole tables and the pictures of the latest run of each model; print the short tables.
+
+    With the repository's own ledger the figures of all its texts are written anew from their sources too.
+    """
     with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.figures.texts import accept_literals, check_texts, rewrite_texts
+
+        if check or accept:
+            if accept:
+                accept_literals(Path())
+            found = check_texts(Path())
+            typer.echo("\n".join(found) or "every figure has its source")
+            raise typer.Exit(1 if found else 0)
         from sigma0.bench.fidelity.plots import draw_depths, draw_trade_off
 
         if not ledger.exists():
@@ -80,6 +95,8 @@ def report(
             draw_simulation(simulated, [folder / f"simulation.{kind}" for kind in ("png", "svg")])
             typer.echo(simulation_page(simulated))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
+        if ledger == LEDGER and out is None:
+            typer.echo(f"texts with other figures than before: {', '.join(rewrite_texts(Path())) or 'none'}", err=True)
 
 
 def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:

@@ -10,7 +10,7 @@ from sigma0.estimates import Estimate
 
 
 class Figure(BaseModel):
-    """A measured figure and its 95 % bootstrap interval over prompts."""
+    """A measured figure and its 95 % interval over prompts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

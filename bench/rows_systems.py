@@ -14,6 +14,7 @@ class LadderRow(Conditions):
     Attributes:
         benchmark: "ladder".
         time: When the run began, ISO 8601, UTC; the same for all its rows.
+        part: "choice" for the questions on which a curve's setting is chosen, "report" for those it is reported on.
         above: Name of the larger model.
         above_sha256: Of its weights.
         exit_config: Of the lower model; the larger one has its checkpoint's own.
@@ -32,6 +33,7 @@ class LadderRow(Conditions):
 
     benchmark: Literal["ladder"] = "ladder"
     time: str
+    part: Literal["choice", "report"] = "report"
     above: str
     above_sha256: str
     exit_config: dict[str, Any]
@@ -51,7 +53,8 @@ class LadderRow(Conditions):
     def key(self) -> str:
         """What makes two rows measurements of the same thing: another run is another measurement."""
         return json.dumps(
-            [self.benchmark, self.time, self.family, self.policy, self.stay, self.unit, self.warm_start], sort_keys=True
+            [self.benchmark, self.time, self.part, self.family, self.policy, self.stay, self.unit, self.warm_start],
+            sort_keys=True,
         )
 
 

@@ -25,7 +25,7 @@ class HumanEvalRow(Conditions):
         memory_mb: Likewise.
         pass_at_k: Unbiased estimate of the share of problems that k samples solve, by k. The interval is none where no
             sample passed, or all did: `solved` tells the noise of those.
-        solved: Share of problems that any of their samples solved, with its Wilson interval.
+        solved: Share of problems that any of their samples solved, with its exact interval.
         outcomes: How many samples ended how.
         unfinished: How many samples were cut off at the limit of new tokens.
         new_tokens: Of all samples.
@@ -75,7 +75,7 @@ class StrategyQARow(Conditions):
         effort: As the model was asked with.
         temperature: 0 is greedy.
         seed: Of the sampling.
-        accuracy: Share of right answers with its Wilson interval; an item without an answer is wrong.
+        accuracy: Share of right answers with its exact interval; an item without an answer is wrong.
         majority: Share of the commoner label: what always saying it would score.
         misses: Items without an answer, by the step that failed.
         against: The level that it is held against.

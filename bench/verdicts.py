@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sigma0.bench.abstention import augrc, aurc, auroc, wrong_among_kept
 from sigma0.bench.doubt import LONGEST_ANSWER
-from sigma0.estimates import Estimate, bootstrap, ratio
+from sigma0.estimates import Estimate, bootstrap, clustered_share, saved_share
 from sigma0.prompts import Prompt
 from sigma0.settings import ExitConfig, FateConfig
 from sigma0.text import Generation, generate
@@ -189,8 +189,8 @@ def measure(
         answers=len(prompts),
         rows=tuple(_row(setting, each, full, prompts, model.num_loops) for setting, each in runs.items()),
         separations={key: separate(values, 1 - right) for key, values in doubts(run).items()},
-        kept_right=ratio(right * opened, opened),
-        opened_for_right=ratio(right * opened, right),
+        kept_right=clustered_share(right * opened, opened),
+        opened_for_right=clustered_share(right * opened, right),
         points_more=bootstrap(points_more, len(right)),
     )
 
@@ -207,16 +207,16 @@ def _row(
 ) -> SwitchRow:
     ones = np.ones(len(runs))
     later = np.array([len(each.tokens) - 1 for each in runs])
-    saved = loops * later - np.array([each.loop_passes for each in runs])
+    passes = np.array([each.loop_passes for each in runs])
     same = np.array([each.text == other.text for each, other in zip(runs, full, strict=True)], dtype=np.float64)
     shut = None
     if all(each.verdict is not None for each in runs):
-        shut = ratio(np.array([each.door != "converge" for each in runs], dtype=np.float64), ones)
+        shut = clustered_share(np.array([each.door != "converge" for each in runs], dtype=np.float64), ones)
     return SwitchRow(
         setting=setting,
-        same_text=ratio(same, ones),
-        right=ratio(right_of(runs, prompts), ones),
-        passes_saved=ratio(saved, loops * later),
+        same_text=clustered_share(same, ones),
+        right=clustered_share(right_of(runs, prompts), ones),
+        passes_saved=saved_share(passes, loops * later),
         broken=sum(token.reason == "divergence" for each in runs for token in each.tokens),
         escalated=shut,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, clustered_share, ratio, saved_share
 from sigma0.forced import ForcedText
 from sigma0.forced_grid import GridReadings, read_grids
 from sigma0.learn_then_test import p_value, passing, units_needed
@@ -375,13 +375,14 @@ def _check(
         on_prompt(done + number)
     ones = np.ones(len(prompts))
     full = model.num_loops * np.array(later)
-    agreement, equal = ratio(agreed, ones), ratio(same, ones)
+    tokens = [text.new for text in texts]
+    agreement, equal = clustered_share(agreed, ones, tokens), clustered_share(same, ones)
     assert agreement is not None and equal is not None
     return Check(
         prompts=len(prompts),
         agreement=agreement,
         same=equal,
         mean_depth=ratio(depths, later),
-        passes_saved=ratio(full - np.array(passes), full),
-        rows_saved=ratio(full - np.array(rows), full),
+        passes_saved=saved_share(passes, full),
+        rows_saved=saved_share(rows, full),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sigma0.calibration import CHECK_SHARE, GRIDS, THRESHOLD, check_mode, continue_alone
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, clustered_share, ratio, saved_share
 from sigma0.settings import ExitConfig
 
 # Neighbours on the grid hardly differ in passes, and every setting is really run.
@@ -132,6 +132,6 @@ def _run(
     if not any(later):
         raise ValueError("every text ends with its first token: there is nothing to save")
     most = model.num_loops * np.array(later)
-    figures = [ratio(values, later) for values in (passes, tails, stood)] + [ratio(most - np.array(passes), most)]
+    figures = ratio(passes, later), ratio(tails, later), clustered_share(stood, later), saved_share(passes, most)
     per_token, tail, accepted, saved = (figure for figure in figures if figure is not None)
     return VerifiedRuns(getattr(config, THRESHOLD[config.mode]), per_token, tail, accepted, saved)

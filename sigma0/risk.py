@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import binom, binomtest
+from scipy.stats import binom
 from torch import Tensor
 
 from sigma0.calibration import check_distinct
-from sigma0.estimates import Estimate
+from sigma0.estimates import Estimate, share
 from sigma0.ops import FATES
 from sigma0.prompts import Prompt, encode_prompts
 from sigma0.settings import BREAK_AFTER, ExitConfig, FateConfig, switches
@@ -275,11 +275,11 @@ def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32, patie
 
 def fit_spiral_share(answers: Sequence[Answered], own: DoorPolicy | None = None) -> float:
     """The least share of spiralling tokens on a grid that at most `SPIRALLING` of the answers exceed."""
-    for share in SPIRAL_SHARES:
-        policy = replace(own or DoorPolicy(), spiral_share=share)
+    for allowed in SPIRAL_SHARES:
+        policy = replace(own or DoorPolicy(), spiral_share=allowed)
         fates = [aggregate(each.verdicts, policy).stable for each in answers]
         if fates.count("spiral") <= SPIRALLING * len(fates):
-            return share
+            return allowed
     return SPIRAL_SHARES[-1]
 
 
@@ -348,14 +348,8 @@ def check_policy(answers: Sequence[Answered], policy: DoorPolicy) -> DoorCheck:
     both, n = int((opened & right).sum()), len(answers)
     return DoorCheck(
         prompts=n,
-        right=share_of(int(right.sum()), n),
-        opened=share_of(int(opened.sum()), n),
-        right_of_opened=share_of(both, int(opened.sum())) if opened.any() else None,
-        opened_of_right=share_of(both, int(right.sum())) if right.any() else None,
+        right=share(int(right.sum()), n),
+        opened=share(int(opened.sum()), n),
+        right_of_opened=share(both, int(opened.sum())) if opened.any() else None,
+        opened_of_right=share(both, int(right.sum())) if right.any() else None,
     )
-
-
-def share_of(part: int, whole: int) -> Estimate:
-    """A share and its exact 95 % interval (Clopper and Pearson): of no errors, a bootstrap has no width."""
-    interval = binomtest(part, whole).proportion_ci(0.95, method="exact")
-    return Estimate(part / whole, (float(interval.low), float(interval.high)))

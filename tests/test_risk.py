@@ -194,11 +194,6 @@ def test_three_loops_have_a_fate():
     assert fit_fates([turning], patience=1).spiral == 180.0
 
 
-def test_a_share_without_errors_has_an_interval():
-    estimate = risk.share_of(10, 10)
-    assert estimate.value == 1.0 and estimate.interval == (pytest.approx(0.025 ** (1 / 10), rel=1e-6), 1.0)
-
-
 def test_no_prompt_has_two_parts(labelled, monkeypatch):
     """Policies are ranked, tested and checked on three parts of the prompts that have none in common."""
     parts = {}

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from sigma0.bench.pocket.evaluate import wilson
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, ratio, share
 from sigma0.reason.policies import (
     DUAL_TRACK,
     HYBRID_DEFAULT,
@@ -82,11 +81,6 @@ class EffortReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
-
-
-def share(hits: int, runs: int) -> Estimate:
-    """A share with its Wilson interval."""
-    return Estimate(hits / runs, wilson(hits, runs))
 
 
 def summarise(policy: str, runs: Sequence[Ended], costs: Sequence[float]) -> PolicySummary:

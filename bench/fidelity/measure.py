@@ -1,7 +1,7 @@
 """The rows of a run: each setting beside full depth, on the same prompts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from random import Random
@@ -17,7 +17,7 @@ from sigma0.bench.fidelity.runs import FreeRun
 from sigma0.bench.fidelity.work import FULL, FreeJob, OwnWork, Work, run_job
 from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
 from sigma0.bench.replay import Trace
-from sigma0.estimates import bootstrap, ratio
+from sigma0.estimates import Estimate, bootstrap, clustered_share, ratio, saved_share
 from sigma0.forced import ForcedText, LoopReadings
 from sigma0.settings import ExitConfig
 
@@ -151,16 +151,18 @@ class Bench:
     def _forced_figures(self, same: NDArray[np.float64], kl: NDArray[np.float64]) -> dict[str, Figure | None]:
         text, new, n = self.readings.text, self.readings.is_new, len(self.texts)
 
-        def mean(values: NDArray[np.float64], marks: NDArray[np.bool_]) -> Figure | None:
+        def mean(
+            estimate: Callable[..., Estimate | None], values: NDArray[np.float64], marks: NDArray[np.bool_]
+        ) -> Figure | None:
             sums = np.bincount(text[marks], values[marks], minlength=n)
-            return Figure.of(ratio(sums, np.bincount(text[marks], minlength=n)))
+            return Figure.of(estimate(sums, np.bincount(text[marks], minlength=n)))
 
         everything = np.ones(len(text), dtype=np.bool_)
         return {
-            "agreement": mean(same, everything),
-            "agreement_on_answers": mean(same, new),
-            "kl": mean(kl, everything),
-            "kl_on_answers": mean(kl, new),
+            "agreement": mean(clustered_share, same, everything),
+            "agreement_on_answers": mean(clustered_share, same, new),
+            "kl": mean(ratio, kl, everything),
+            "kl_on_answers": mean(ratio, kl, new),
         }
 
     def _free_figures(self, runs: Sequence[FreeRun]) -> dict[str, Figure | None]:
@@ -173,13 +175,13 @@ class Bench:
         known = all(answer is not None for answer in self.answers)
         depths = np.array([sum(run.depths[1:]) for run in runs])
         return {
-            "exact_match": Figure.of(ratio(equal, ones)),
+            "exact_match": Figure.of(clustered_share(equal, ones)),
             "first_divergence": Figure.of(ratio(np.array(until) * parted, parted)),
-            "accuracy": Figure.of(ratio(self._right(runs), ones)) if known else None,
+            "accuracy": Figure.of(clustered_share(self._right(runs), ones)) if known else None,
             "mean_depth": Figure.of(ratio(depths, later)),
-            "depth_saved": Figure.of(ratio(most - depths, most)),
-            "passes_saved": Figure.of(ratio(most - [run.passes for run in runs], most)),
-            "rows_saved": Figure.of(ratio(most - [run.rows for run in runs], most)),
+            "depth_saved": Figure.of(saved_share(depths, most)),
+            "passes_saved": Figure.of(saved_share([run.passes for run in runs], most)),
+            "rows_saved": Figure.of(saved_share([run.rows for run in runs], most)),
         }
 
     def _right(self, runs: Sequence[FreeRun]) -> list[bool]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, clustered_share
 
 KS = (1, 10, 100)
 
@@ -32,16 +32,16 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def estimates(n: int, passed: Sequence[int]) -> dict[int, Estimate]:
-    """Mean pass@k over problems for each k in `KS` that n samples allow, with bootstrap intervals over problems.
+    """Mean pass@k over problems for each k in `KS` that n samples allow, with intervals over problems.
 
     Args:
         n: Samples of each problem.
         passed: How many passed, for each problem; at least one problem.
     """
-    found = {}
+    found, ones = {}, np.ones(len(passed))
     for k in KS:
         if k <= n:
-            estimate = ratio([pass_at_k(n, each, k) for each in passed], np.ones(len(passed)))
+            estimate = clustered_share([pass_at_k(n, each, k) for each in passed], ones, n * ones)
             assert estimate is not None
             found[k] = estimate
     return found

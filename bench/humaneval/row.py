@@ -9,10 +9,9 @@ from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.passing import estimates
 from sigma0.bench.humaneval.sampling import Sample
 from sigma0.bench.humaneval.saved import Run
-from sigma0.bench.pocket.evaluate import wilson
 from sigma0.bench.rows import Figure
 from sigma0.bench.rows_tasks import HumanEvalRow, Outcome
-from sigma0.estimates import Estimate, ratio
+from sigma0.estimates import Estimate, ratio, share
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -66,8 +65,7 @@ def row_of(
 
 
 def _solved(passed: Sequence[int]) -> Estimate:
-    solved, n = sum(count > 0 for count in passed), len(passed)
-    return Estimate(solved / n, wilson(solved, n))
+    return share(sum(count > 0 for count in passed), len(passed))
 
 
 def _per_token(samples: Sequence[Sequence[Sample]], name: str) -> Estimate | None:

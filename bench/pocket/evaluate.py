@@ -8,7 +8,6 @@ forward pass measures what the model would write.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from sigma0.bench.pocket.gate import exit_depths
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
+from sigma0.estimates import share
 from sigma0.models.ouro import OuroForCausalLM
 
 # The hard half of the dial starts here.
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """Accuracy of a group of questions with 95 % Wilson intervals; `loops` holds loop 1, ..., T."""
+    """Accuracy of a group of questions with exact 95 % intervals; `loops` holds loop 1, ..., T."""
 
     n: int
     loops: tuple[float, ...]
@@ -57,21 +57,6 @@ class Group:
     exit: float
     exit_interval: tuple[float, float]
     exit_depth: float
-
-
-def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson score interval of a share (E. B. Wilson, 1927); 95 % by default.
-
-    Raises:
-        ValueError: If n is below 1 or right is not between 0 and n.
-    """
-    if n < 1 or not 0 <= right <= n:
-        raise ValueError(f"{right!r} right of {n!r} is no share")
-    share = right / n
-    centre = share + z * z / (2 * n)
-    reach = z * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
 
 
 def exit_threshold(folder: Path) -> float:
@@ -167,9 +152,9 @@ def _group(outcomes: Sequence[Outcome]) -> Group:
     return Group(
         n=n,
         loops=tuple(right / n for right in by_loop),
-        intervals=tuple(wilson(right, n) for right in by_loop),
+        intervals=tuple(share(right, n).interval for right in by_loop),
         exit=exits / n,
-        exit_interval=wilson(exits, n),
+        exit_interval=share(exits, n).interval,
         exit_depth=sum(outcome.exit_depth for outcome in outcomes) / n,
     )
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from sigma0.bench.pocket.evaluate import wilson
+from sigma0.estimates import share
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of items with its 95 % Wilson interval.
+    """A share of items with its exact 95 % interval.
 
     Attributes:
         hits: Items that count.
@@ -50,7 +50,7 @@ def rate(hits: int, n: int) -> Rate:
     Raises:
         ValueError: If n is below 1 or hits is not between 0 and n.
     """
-    return Rate(hits, n, *wilson(hits, n))
+    return Rate(hits, n, *share(hits, n).interval)
 
 
 def majority(labels: Sequence[bool]) -> Rate:

@@ -12,16 +12,17 @@ from sigma0.bench.__main__ import app
 from sigma0.bench.ladder_tables import ladder_runs, ladder_table, setting_name, shown
 from sigma0.bench.ladders import (
     LARGE,
+    LOT,
+    LOTS,
     SMALL,
     Point,
     Setting,
     answer_settings,
     at_cost,
-    cheapest,
     measure,
     token_settings,
 )
-from sigma0.bench.ledger import LadderRow, read_rows
+from sigma0.bench.ledger import LEDGER, LadderRow, read_rows
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.estimates import Estimate
 from sigma0.ladder import Always, AnyOf, Entropy, FidelityLadder, Never, Random, Rung, Saturation
@@ -43,7 +44,7 @@ def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     told = []
     found = measure(*rungs, PROMPTS, settings, 5, lambda: told.append(1))
     assert len(told) == 3 * 4
-    large, small, always, chance = found
+    large, small, always, chance, *lots = found
     assert large.setting.family == LARGE and large.accuracy.value == large.cost.value == large.seconds.value == 1
     alone = [FidelityLadder([rung], policy=Never()) for rung in rungs]
     texts = [[ladder.generate(prompt.content, max_new_tokens=5) for prompt in PROMPTS] for ladder in alone]
@@ -55,6 +56,12 @@ def test_points_are_what_the_ladder_itself_says(rungs):  # noqa: F811
     assert always.accuracy.value == 1 and always.handed_up == 1
     assert always.cost.value > 1
     assert 0 < chance.handed_up < 1
+    # one of the two models for each question: neither runs in vain
+    assert [(each.setting.family, each.setting.policy.rate) for each in lots] == [(LOT, rate) for rate in LOTS]
+    for each in lots:
+        rate = each.setting.policy.rate
+        assert each.accuracy.value == pytest.approx((1 - rate) * small.accuracy.value + rate)
+        assert each.cost.value == pytest.approx((1 - rate) * small.cost.value + rate)
 
 
 def test_chance_is_drawn_anew_for_every_prompt(rungs):  # noqa: F811
@@ -78,8 +85,6 @@ def test_curves_are_read_between_their_points():
     curve = [point(0.6, 0.9), point(0.4, 0.8), point(0.8, 0.95)]
     assert at_cost(curve, 0.5) == pytest.approx(0.85)
     assert at_cost(curve, 0.3) is None and at_cost([], 0.3) is None
-    assert cheapest(curve, 0.95, point(1, 0.94)) == curve[0]
-    assert cheapest(curve, 1, point(1, 0.99)) is None
 
 
 def test_settings_hold_all_baselines():
@@ -104,9 +109,9 @@ def test_the_command_writes_rows_and_draws_them(tmp_path):
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     (run,) = ladder_runs(read_rows(ledger)).values()
-    assert len(run) == 1 + len(answer_settings(DoorPolicy())) and {row.n for row in run} == {2}
+    assert len(run) == 1 + len(answer_settings(DoorPolicy())) + len(LOTS) and {row.n for row in run} == {2}
     assert [row.family for row in shown(run)[:2]] == [SMALL, LARGE]
-    assert ladder_table(run).count("\n") == 1 + len(shown(run))
+    assert ladder_table(run).count("\n") == 3 + len(shown(run))
     refused = CliRunner().invoke(app, [*command, "--unit", "draft"])
     assert refused.exit_code == 2 and "no such unit: 'draft'" in refused.output
 
@@ -119,9 +124,12 @@ def test_the_command_measures_hard_stories_under_another_exit(tmp_path, monkeypa
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     rows = read_rows(ledger)
-    assert all(isinstance(row, LadderRow) for row in rows) and len(rows) == 3
-    assert [row.family for row in rows] == ["large only", "small only", "always"]
-    large, small, always = rows
+    assert all(isinstance(row, LadderRow) for row in rows) and len(rows) == 2 * (3 + len(LOTS))
+    assert [row.part for row in rows] == ["choice"] * (3 + len(LOTS)) + ["report"] * (3 + len(LOTS))
+    assert "calibration split" in rows[0].prompts and "test split" in rows[-1].prompts
+    assert rows[0].prompts_sha256 != rows[-1].prompts_sha256
+    large, small, always = rows[3 + len(LOTS) :][:3]
+    assert [row.family for row in (large, small, always)] == ["large only", "small only", "always"]
     assert large.cost.value == 1.0 and small.handed_up == 0.0 and always.handed_up == 1.0
     # the text is the larger model's, its cost on top of the small one's
     assert always.accuracy == large.accuracy
@@ -133,7 +141,7 @@ def test_costs_are_those_of_passes_and_blocks():
     models = [sigma0.load(name, dtype="float32") for name in ("pocket", "pocket-large")]
     pair = [Rung.local(*model, name) for model, name in zip(models, ("small", "large"), strict=True)]
     prompts = list(micro_world(3, "test", 9, hard=True))
-    _, below = measure(*pair, prompts, [Setting(SMALL, Never())], 24)
+    _, below, *_ = measure(*pair, prompts, [Setting(SMALL, Never())], 24)
     alone = [sigma0.generate(*models[0], each.content, max_new_tokens=24) for each in prompts]
     assert below.accuracy.value == sum(
         each.text.strip() == prompt.answer for each, prompt in zip(alone, prompts, strict=True)
@@ -142,3 +150,26 @@ def test_costs_are_those_of_passes_and_blocks():
     passes.append(sum(sigma0.generate(*models[1], each.content, max_new_tokens=24).loop_passes + 8 for each in prompts))
     blocks = [sum(p.numel() for p in model.model.layers.parameters()) for model, _ in models]
     assert below.cost.value == pytest.approx(passes[0] * blocks[0] / (passes[1] * blocks[1]))
+
+
+def test_settings_are_chosen_on_other_questions_than_they_are_reported_on():
+    """The cheapest that is right often enough where it is chosen, whatever became of it where it is reported."""
+    row = next(row for row in read_rows(LEDGER) if isinstance(row, LadderRow))
+
+    def made(part, family, above, right, cost):
+        figures = {name: {"value": value, "low": value, "high": value} for name, value in
+                   (("accuracy", right), ("cost", cost))}  # fmt: skip
+        policy = {"kind": "entropy", "above": above}
+        changed = {"part": part, "family": family, "policy": policy, **figures}
+        return LadderRow.model_validate(row.model_dump() | changed)
+
+    rows = []
+    for part, eager, patient in (("choice", 0.80, 0.92), ("report", 0.95, 0.85)):
+        rows += [made(part, LARGE, 0, 0.94, 1.0), made(part, SMALL, 9, 0.7, 0.3)]
+        rows += [made(part, "entropy", 0.7, eager, 0.4), made(part, "entropy", 0.3, patient, 0.6)]
+    *_, chosen = shown(rows)
+    assert (chosen.part, chosen.policy["above"], chosen.accuracy.value) == ("report", 0.3, 0.85)
+    assert f"chosen on {row.n} questions of their own ({row.prompts})" in ladder_table(rows)
+    reported = [each for each in rows if each.part == "report"]
+    assert shown(reported)[-1].policy["above"] == 0.7
+    assert "chosen on these very questions" in ladder_table(reported)

@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import collate, encode, fit
-from sigma0.bench.pocket.evaluate import Outcome, evaluate, exit_threshold, summarize, wilson
+from sigma0.bench.pocket.evaluate import Outcome, evaluate, exit_threshold, summarize
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_depths, fit_gate
 from sigma0.bench.pocket.recipe import Recipe, build_model
 from sigma0.bench.pocket.train import loop_loss
 from sigma0.bench.pocket.world import draw
+from sigma0.estimates import share
 from sigma0.loading import load_tokenizer
 from sigma0.models.ouro import OuroForCausalLM
 
@@ -146,20 +147,7 @@ def test_groups_count_each_question_once() -> None:
     whole = groups["all"]["all"]
     assert whole.loops == (0.25, 0.5, 1.0) and whole.exit == 0.5 and whole.exit_depth == 2.5
     assert groups["form"]["plain"].loops == (0.5, 1.0, 1.0)
-    assert whole.intervals[1] == wilson(20, 40)
-
-
-def test_wilson_matches_published_figures() -> None:
-    # Newcombe (1998), Statistics in Medicine 17, table I: 81 of 263 and 15 of 148, 0 of 20, 1 of 29.
-    for right, n, low, high in (
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ):
-        assert wilson(right, n) == pytest.approx((low, high), abs=5e-5)
-    with pytest.raises(ValueError, match="3 right of 2"):
-        wilson(3, 2)
+    assert whole.intervals[1] == share(20, 40).interval
 
 
 def test_a_folder_without_the_rule_is_refused(tmp_path: Path) -> None:

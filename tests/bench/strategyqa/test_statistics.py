@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from sigma0.bench.pocket.evaluate import wilson
 from sigma0.bench.strategyqa.statistics import McNemar, holm, majority, mcnemar, rate
+from sigma0.estimates import share
 
 BOOLS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=400)
 VALUES = st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8)
@@ -89,7 +89,7 @@ def test_what_is_no_p_value_is_refused_by_name(value):
 def test_the_majority_rate_is_that_of_the_commoner_label():
     found = majority([True] * 3 + [False] * 7)
     assert (found.hits, found.n, found.value) == (7, 10, 0.7)
-    assert (found.low, found.high) == wilson(7, 10)
+    assert (found.low, found.high) == share(7, 10).interval
     assert majority([True] * 7 + [False] * 3) == found
 
 

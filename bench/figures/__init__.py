@@ -1,0 +1,1 @@
+"""Every figure of every text, and where it comes from."""

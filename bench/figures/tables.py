@@ -1,0 +1,201 @@
+"""The generated blocks of every text, and the pages that are generated as a whole."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sigma0.bench.effort.table import markdown as effort_table
+from sigma0.bench.figures.results import Results
+from sigma0.bench.humaneval.table import latest_humaneval
+from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.ladder_tables import ladder_runs, ladder_table
+from sigma0.bench.ledger import FidelityRow, LadderRow
+from sigma0.bench.pocket.card import model_card
+from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
+from sigma0.bench.serving.table import latest_load, load_table
+from sigma0.bench.simulation.table import latest_simulation
+from sigma0.bench.simulation.table import whole as simulation_page
+from sigma0.bench.speed.table import speed_table
+from sigma0.bench.strategyqa.table import latest_levels
+from sigma0.bench.strategyqa.table import whole as strategyqa_table
+from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
+
+MODELS = ("pocket", "pocket-large")
+# of the speed bench by default, transformers' own decoding among them
+WAYS = 6
+NAMES = {"depth_attention_join": "joining its parts"}
+READ = {
+    "lee_background.cor": "news (gensim's Lee corpus, second half)",
+    "train.json": "facts (StrategyQA)",
+    "HumanEval.jsonl.gz": "code (HumanEval, second half)",
+    "zones": "list of time zones, second half",
+    "questions-words.txt": "list of word pairs (gensim)",
+    "exact loops": "exact loops, periods 1 to 64",
+    "babble loops": "babble of 2 to 16 ids",
+    "changed loops": "one id changed in each period, 8 to 64",
+    "drifted loops": "an id lost or gained in each period, 8 to 64",
+}
+
+
+def blocks(results: Results) -> dict[str, dict[str, str]]:
+    """The generated blocks by text and name, without line breaks at their ends."""
+    fidelity = fidelity_runs(results)
+    speed = {run[0].model: speed_table(run) for run in reversed(latest_speed_runs(results.rows)) if len(run) == WAYS}
+    readme = {
+        "lossless": lossless_table(results.json("lossless-pocket-large")),
+        "doors": door_table(results.verdicts),
+        "switches": switch_table(results.verdicts),
+        "separations": separation_table(results.verdicts),
+        "stability": stability_table({name: results.json(f"stability-{name}") for name in MODELS}),
+        "load": load_table(latest_load(results.rows, "finish")),
+        "effort": effort_table(results.effort("pocket")),
+        "answers": answers_table({name: results.json(f"{name}-eval") for name in MODELS}),
+        "ladder": ladder_table(ladder_run(results)),
+        "ladder margin": ladder_table(ladder_run(results, "margin")),
+        **{f"fidelity {name}": short_table(fidelity[name]) for name in MODELS},
+        **{f"speed {name}": speed[name] for name in ("random ouro-2.6b", "pocket-large")},
+    }
+    cards = {f"card {name}": model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")) for name in MODELS}
+    return {
+        "README.md": readme,
+        "weights.md": cards,
+        "bench/effort/README.md": {"effort": effort_table(results.effort("simulation"))},
+        "kernels/README.md": {
+            "proximity": proximity_table(results.json("proximity")),
+            "compiled": compiled_table(results.json("kernels-compiled")),
+        },
+        "serve/README.md": {f"size {name}": size_page(name) for name in ("ouro-1.4b", "ouro-2.6b")},
+    }
+
+
+def pages(results: Results) -> dict[str, str]:
+    """The texts that are generated as a whole."""
+    found = {f"fidelity-{name}.md": whole_table(run) for name, run in fidelity_runs(results).items()}
+    speed = "\n".join(f"{speed_table(run)}\n" for run in latest_speed_runs(results.rows))
+    levels = "\n".join(f"{strategyqa_table(run)}\n" for run in latest_levels(results.rows))
+    found["speed.md"] = f"# Speed\n\n{speed}"
+    found["humaneval.md"] = f"# HumanEval\n\n{humaneval_table(latest_humaneval(results.rows))}\n"
+    found["strategyqa.md"] = f"# StrategyQA\n\n{levels}"
+    found["simulation.md"] = simulation_page(latest_simulation(results.rows))
+    return {f"bench/results/{name}": page for name, page in found.items()}
+
+
+def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
+    """The latest fidelity rows of each model."""
+    runs = latest_runs(results.rows)
+    return {name: [row for row in run if isinstance(row, FidelityRow)] for name, run in runs.items()}
+
+
+def ladder_run(results: Results, mode: str = "") -> list[LadderRow]:
+    """The last long run of a ladder by tokens: of a rule, or by default with pocket's stored setting."""
+    path = results.root / "sigma0" / "checkpoints" / "pocket" / "generation_config.json"
+    stored = json.loads(path.read_text())["exit_config"]
+    asked = {"mode": mode} if mode else stored
+    for run in sorted(ladder_runs(results.rows).values(), key=lambda run: run[0].time, reverse=True):
+        config = run[0].exit_config
+        if run[0].n >= 100 and run[0].unit == "token" and {**config, **asked} == config:
+            return run
+    raise ValueError(f"the ledger holds no ladder of 100 questions with {asked}: python -m sigma0.bench ladder")
+
+
+def lossless_table(report: Mapping[str, Any]) -> str:
+    """Passes of `verify` over full depth's, with one draft and with redrafts."""
+    costs: dict[str, dict[bool, Any]] = {}
+    for cost in report["costs"]:
+        config = cost["exit_config"]
+        name = "q" if config["mode"] == "qexit" else "theta"
+        costs.setdefault(f"{config['mode']} ({name} {config[name]:g})", {})[config["redraft"]] = cost
+    lines = []
+    for label, drafts in costs.items():
+        one, many = drafts[False], drafts[True]
+        low, high = many["passes"]["interval"]
+        same = min(one["identical"], many["identical"])
+        shares = [_percent(one["passes"]["value"]), _percent(many["passes"]["value"])]
+        shares += [f"{_percent(low)} to {_percent(high)}", _percent(many["passes_without_tail"]["value"])]
+        lines.append([label, *shares, _percent(many["rows"]["value"]), _percent(same)])
+    return _table(("rule", "one draft", "redrafts", "95 % interval", "without the tail", "rows", "same text"), lines)
+
+
+def stability_table(studies: Mapping[str, Any]) -> str:
+    """The radius along a token's path beside that of the loop map, and what tells wrong answers."""
+    headings = ("model", "rank correlation of the radii", "path's radius", "map's radius", "entropy", "margin")
+    scores = ("path: radius", "jacobian radius", "entropy", "margin")
+    lines = [
+        [name, *(f"{each['value']:.2f}" for each in (told["rank_correlation"], *(told["auroc"][s] for s in scores)))]
+        for name, told in studies.items()
+    ]
+    return _table(headings, lines)
+
+
+def answers_table(evaluations: Mapping[str, Any]) -> str:
+    """Whole answers right, by the loop they are read at."""
+    headings = ("model", "questions", "n", "loop 1", "loop T/2", "full depth", "95 % interval", "at its exits")
+    rows = {
+        "difficulty 1": ("difficulty", "1"),
+        "difficulty 2": ("difficulty", "2"),
+        "hard half (4 to 6)": ("half", "hard"),
+        "of these open": ("open, half", "hard"),
+        "all": ("all", "all"),
+    }
+    lines = []
+    for name, evaluation in evaluations.items():
+        for label, (part, key) in rows.items():
+            group = evaluation["groups"][part][key]
+            loops = len(group["loops"])
+            low, high = group["intervals"][-1]
+            shares = [_percent(group["loops"][place]) for place in (0, loops // 2 - 1, -1)]
+            interval = f"{_percent(low)} to {_percent(high)}"
+            lines.append(
+                [f"{name}, {loops} loops", label, f"{group['n']:,}", *shares, interval, _percent(group["exit"])]
+            )
+    return _table(headings, lines, names=2)
+
+
+def proximity_table(report: Mapping[str, Any]) -> str:
+    """Readings of what was not fitted on."""
+    lines = [
+        [READ[row["name"]], f"{row['readings']:,}"]
+        + [f"{value:.2f}" for value in (row["quantiles"][2], row["quantiles"][4], row["lowest"], row["highest"])]
+        + [f"{row['alarms']:.1%}"]
+        for row in report["figures"]
+        if not row["fitted"]
+    ]
+    return _table(("read", "readings", "median", "99 %", "lowest", "highest", "0.5 or more"), lines)
+
+
+def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
+    """What the compiled kernels use, over all configurations for sm_80 and sm_90."""
+    lines = []
+    for kernel in dict.fromkeys(each["kernel"] for each in variants):
+        mine = {name: [each for each in variants if (each["kernel"], each["target"]) == (kernel, name)]
+                for name in ("sm_80", "sm_90")}  # fmt: skip
+        both = [each for rows in mine.values() for each in rows]
+        registers = ", ".join(_span([each["registers"] for each in rows]) for rows in mine.values())
+        widths = [each["load_width"] for each in both if each["load_width"] is not None]
+        shared = max(each["shared_bytes"] for each in both)
+        spilled = max(each["spill_bytes"] or 0 for each in both)
+        most = [f"{len(mine['sm_80'])}", registers, f"{spilled}", f"{shared:,}", f"{_span(widths)} bytes"]
+        lines.append([NAMES.get(kernel, f"`{kernel}`"), *most])
+    headings = ("kernel", "configurations", "registers (sm_80, sm_90)", "spilled", "shared bytes, most", "loads")
+    return _table(headings, lines)
+
+
+def size_page(name: str) -> str:
+    """What `sigma0 size` prints of a shape."""
+    from sigma0.bench.figures.texts import printed
+
+    return printed(f"sigma0 size {name} --context 4096,32768 --memory 24GB,48GB,80GB").strip()
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _span(values: Sequence[int]) -> str:
+    return f"{min(values)} to {max(values)}" if min(values) < max(values) else f"{values[0]}"
+
+
+def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], names: int = 1) -> str:
+    rule = ["---"] * names + ["---:"] * (len(headings) - names)
+    rows = [f"| {' | '.join(cells)} |" for cells in (headings, *lines)]
+    return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]])
