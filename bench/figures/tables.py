@@ -51,7 +51,7 @@ def blocks(results: Results) -> dict[str, dict[str, str]]:
         "effort": effort_table(results.effort("pocket")),
         "answers": answers_table({name: results.json(f"{name}-eval") for name in MODELS}),
         "ladder": ladder_table(ladder_run(results)),
-        "ladder margin": ladder_table(ladder_run(results, "margin")),
+        "calibrated": calibrated_table({name: results.json(f"calibrate-{name}") for name in MODELS}),
         **{f"fidelity {name}": short_table(fidelity[name]) for name in MODELS},
         **{f"speed {name}": speed[name] for name in ("random ouro-2.6b", "pocket-large")},
     }
@@ -86,16 +86,34 @@ def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
     return {name: [row for row in run if isinstance(row, FidelityRow)] for name, run in runs.items()}
 
 
-def ladder_run(results: Results, mode: str = "") -> list[LadderRow]:
-    """The last long run of a ladder by tokens: of a rule, or by default with pocket's stored setting."""
+def ladder_run(results: Results) -> list[LadderRow]:
+    """The last long run of a ladder by tokens with pocket's stored setting."""
     path = results.root / "sigma0" / "checkpoints" / "pocket" / "generation_config.json"
-    stored = json.loads(path.read_text())["exit_config"]
-    asked = {"mode": mode} if mode else stored
+    asked = json.loads(path.read_text())["exit_config"]
     for run in sorted(ladder_runs(results.rows).values(), key=lambda run: run[0].time, reverse=True):
         config = run[0].exit_config
         if run[0].n >= 100 and run[0].unit == "token" and {**config, **asked} == config:
             return run
     raise ValueError(f"the ledger holds no ladder of 100 questions with {asked}: python -m sigma0.bench ladder")
+
+
+def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Each rule at its calibrated threshold, on prompts set apart; of each model the rule that saves most first."""
+    headings = ("model", "rule", "new tokens with full depth's choice", "same text", "passes_saved")
+    lines = []
+    for name, rules in runs.items():
+        for rule in sorted(rules, key=lambda rule: -rule["check"]["passes_saved"]["value"]):
+            settings = ", ".join(
+                f"{key} {value:.4g}"
+                for key, value in rule["chosen"].items()
+                if key in ("q", "theta", "eps", "patience") and value is not None
+            )
+            check = rule["check"]
+            low, high = check["agreement"]["interval"]
+            kept = f"{_percent(check['agreement']['value'])} ({100 * low:.1f} to {100 * high:.1f})"
+            shares = [_percent(check[key]["value"]) for key in ("same", "passes_saved")]
+            lines.append([name, f"{rule['mode']} ({settings})", kept, *shares])
+    return _table(headings, lines, names=2)
 
 
 def lossless_table(report: Mapping[str, Any]) -> str:
