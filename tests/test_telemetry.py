@@ -110,12 +110,12 @@ def test_the_command_line_leaves_a_line_without_the_prompt(tmp_path):
     arguments = ["generate", "Mary went to the park. Where is Mary?", "--telemetry", str(path)]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0 and "Mary is in the park." in shown.stdout
-    assert CliRunner().invoke(app, [*arguments, "--json", "--exit", "margin"]).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "--json", "--exit", "qexit"]).exit_code == 0
     first, second = read_telemetry(path)
     assert (first.kind, first.model, first.outcome, first.finish_reason) == ("generate", "pocket", "done", "eos")
     assert len(first.depths) == len(first.reasons) == len(first.proximity) == first.new_tokens > 0
     assert first.verdict is not None and first.door is not None and first.costs.passes > 0
-    assert (first.exit.mode, second.exit.mode) == ("qexit", "margin")
+    assert (first.exit.mode, second.exit.mode) == ("margin", "qexit")
     assert "Mary" not in path.read_text() and "park" not in path.read_text()
     refused = CliRunner().invoke(app, [*arguments, "--ladder", "pocket,pocket-large"])
     assert refused.exit_code == 2 and "--telemetry goes with one model" in refused.stderr
