@@ -61,9 +61,9 @@ def _promises(results: Results) -> list[str]:
     fastest = min(lossless["costs"], key=lambda cost: cost["passes"]["value"])["simulated"]
     traced = [p(fastest[name] / fastest["full"]) for name in ("with_fallback", "with_redraft")]
     return [
-        f"at which at least {p(agreed, 0)} % of the new tokens",
+        f"at which at least {c(100 * agreed, 'g')} % of the new tokens",
         f"with probability {c(promised)} over the choice of prompts, the mean share",
-        f"is at most {p(1 - agreed, 0)} %. It holds for `finish`",
+        f"is at most {c(100 - 100 * agreed, 'g')} %, for all rules at once",
         f"It takes {c(least)} prompts without a single error, or about {c(round(half, -2), ',')} at half",
         f"on the {c(rule['check']['prompts'])} prompts set apart, which had no part",
         f"`{lossless['model']}`, {c(lossless['prompts'])} held-out questions, {c(lossless['new_tokens'])} new tokens each",
