@@ -10,7 +10,7 @@ from sigma0.ladder import Budget
 from sigma0.serve.limits import ServerSettings
 from sigma0.serve.messages import Service
 from sigma0.serve.protocol import MAX_SETTING
-from sigma0.settings import ExitConfig
+from sigma0.settings import THRESHOLDS, ExitConfig
 
 Schema = dict[str, Any]
 _NULL = {"type": "null"}
@@ -94,7 +94,7 @@ def _limit_options(properties: Schema, served: Served) -> None:
 
 
 def _exits(total_loops: int) -> list[Schema]:
-    """Exit settings: of a fixed depth, and all others."""
+    """Exit settings of each mode, with the thresholds that it reads."""
     schema = TypeAdapter(ExitConfig).json_schema()
     count = {"type": "integer", "minimum": 1, "maximum": MAX_SETTING}
     share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
@@ -106,14 +106,22 @@ def _exits(total_loops: int) -> list[Schema]:
         "patience": count,
         "min_loops": count,
     }
-    modes = schema["properties"]["mode"]["enum"]
-    fixed = {"mode": {"const": "fixed"}, "depth": {"type": "integer", "minimum": 1, "maximum": total_loops}}
-    others = {"mode": {"enum": [mode for mode in modes if mode != "fixed"]}, "depth": _NULL}
-    closed = {"type": "object", "additionalProperties": False}
-    return [
-        {**closed, "properties": properties | others},
-        {**closed, "properties": properties | fixed, "required": ["mode", "depth"]},
-    ]
+    depths = {"fixed": {"type": "integer", "minimum": 1, "maximum": total_loops}}
+    default = schema["properties"]["mode"]["default"]
+    found = []
+    for mode in schema["properties"]["mode"]["enum"]:
+        unread = dict.fromkeys((name for name, modes in THRESHOLDS.items() if mode not in modes), _NULL)
+        own = {"mode": {"const": mode}, "depth": depths.get(mode, _NULL)}
+        required = [*([] if mode == default else ["mode"]), *(["depth"] if mode in depths else [])]
+        found.append(
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": properties | unread | own,
+                "required": required,
+            }
+        )
+    return found
 
 
 def _needs(name: str, empty: list[Any], other: str) -> Schema:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sigma0 import ExitConfig
 from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.settings import THRESHOLDS
 
 
 def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
@@ -47,6 +48,13 @@ def settled_model(seed: int, **overrides) -> OuroForCausalLM:
     return model
 
 
+def setting(mode: str, **values) -> ExitConfig:
+    """Exit settings out of values for every rule, of which only those that the mode reads are taken."""
+    unread = {name for name, modes in THRESHOLDS.items() if mode not in modes}
+    unread |= {"accel_scale"} - ({"accel_scale"} if mode == "accel" else set())
+    return ExitConfig(mode=mode, **{name: value for name, value in values.items() if name not in unread})
+
+
 @dataclass
 class Decision:
     depth: int
@@ -58,6 +66,7 @@ def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, to
     """Exit of one token from its loop states so far [t, D], gate logits [t] and logits [t, V], in Python floats."""
     if config.mode in ("full", "fixed"):
         return Decision(len(states), False, math.inf)
+    config = config.filled()
     margin = math.inf
     survival, cumulative, streak = 1.0, 0.0, 0
     for loop in range(1, len(states) + 1):

@@ -78,7 +78,7 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
                 eps = torch.finfo(torch.float32).eps
                 mode = "accel" if config.mode == "accel" else "none"
                 expected, fate, _ = definitions.boundary(
-                    states[:loop, token], gates[:loop, token], mode, config.eps, 5, eps=eps
+                    states[:loop, token], gates[:loop, token], mode, config.eps or 0.05, 5, eps=eps
                 )
                 np.testing.assert_allclose(out.loop_statistics[row, token, loop - 1], expected, rtol=5e-3, atol=5e-3)
                 assert FATES[int(out.loop_fates[row, token, loop - 1])] == fate

@@ -14,7 +14,7 @@ from sigma0 import ExitConfig
 from sigma0.bench.pocket.world import draw
 from sigma0.effort import exit_for
 from sigma0.exits import exit_reason
-from tests.reference import settled_model, tiny_model
+from tests.reference import setting, settled_model, tiny_model
 
 RULES = {
     "qexit": ExitConfig(q=0.6),
@@ -144,8 +144,8 @@ def test_what_a_rule_would_have_said_is_what_it_says(mode):
     steps, seen = mode == "accel-steps", set()
     for model in MODELS:
         for threshold in (0.1, 0.4, 0.8):
-            own = ExitConfig(
-                mode="accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
+            own = setting(
+                "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
                 min_loops=1 + int(threshold > 0.5), accel_scale="steps" if steps else "states",
             )  # fmt: skip
             rule = model.exit_rule(own)
@@ -171,7 +171,7 @@ def test_only_where_no_rule_is_asked_is_another_one_watched(pocket):
     own = model.unasked_rule(ExitConfig(mode="full"))
     assert own is not None and own.config == model.resolve_exit_config(None)
     one = np.zeros((1, 8), dtype=np.float32)
-    assert own.would_have_been_met(one, None) is False
+    assert own.needs_logits and own.would_have_been_met(one, 0.1) is None and own.would_have_been_met(one, 1.0) is True
     assert exit_reason("full", True) == "fixed"
 
 

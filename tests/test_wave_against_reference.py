@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from sigma0 import ExitConfig
-from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
+from tests.reference import DroppingReference, finish_rows, run_all_loops, setting, tiny_model
 
 NEAR_TIE = 1e-5
 CASES = 24
@@ -32,8 +32,8 @@ def random_model(rng: random.Random):
 
 def random_config(rng: random.Random, after_exit: str, total: int) -> ExitConfig:
     mode = rng.choice(["full", "fixed", "qexit", "qexit", "converge", "accel", "margin"])
-    return ExitConfig(
-        mode=mode,
+    return setting(
+        mode,
         q=rng.uniform(0.05, 1.0),
         eps=rng.uniform(0.2, 1.2),
         patience=rng.randrange(1, 3),

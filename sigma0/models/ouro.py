@@ -376,8 +376,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        # what the rule does not decide by can wait
-        watch = record is not None and rule.boundary(watch=False).watches
+        # what the rule does not decide by can wait; a run of kernels tells statistics in every pass
+        watch = record is not None and (self.operations.backend == "triton" or rule.boundary(watch=False).watches)
         chosen = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many forwards read it

@@ -6,11 +6,12 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.engine import Engine, EngineLimits
 from sigma0.serve.messages import Job
+from tests.reference import setting
 from tests.serve.spied_service import KV
 from tests.serve.test_engine import drain
 
 CONFIGS = tuple(
-    ExitConfig(mode=mode, q=0.6, theta=0.9, eps=0.4, patience=1, after_exit=after_exit, min_loops=min_loops)
+    setting(mode, q=0.6, theta=0.9, eps=0.4, patience=1, after_exit=after_exit, min_loops=min_loops)
     for mode in ("qexit", "margin", "converge", "accel")
     for after_exit, min_loops in (("finish", 1), ("verify", 1), ("verify", 3), ("drop", 1))
 )
