@@ -10,7 +10,7 @@ from sigma0.settings import THRESHOLDS, ExitConfig
 def exit_settings(
     options: Mapping[str, Any], default: ExitConfig | None = None, written: str = "--{}"
 ) -> ExitConfig | None:
-    """The options that were given, over the checkpoint's own settings where no mode was named.
+    """The options that were given, over the checkpoint's own settings where they name no other rule.
 
     Args:
         options: Fields of `ExitConfig`, None where not given.
@@ -23,6 +23,11 @@ def exit_settings(
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return default
+    if "mode" not in given and default is not None:
+        # a threshold that one rule alone reads names that rule, where the checkpoint's own does not read it
+        named = [modes for name in given if len(modes := THRESHOLDS.get(name, ())) == 1 and default.mode not in modes]
+        if named:
+            given["mode"] = named[0][0]
     if "mode" not in given:
         if default is None:
             # of the mode that decides which of them are read, nothing is known yet

@@ -32,12 +32,17 @@ def pocket():
     return sigma0.load("pocket", device="cpu", dtype="float32")
 
 
+# under which the text above runs in circles within its limit
+CIRCLING = ExitConfig(q=0.6)
+
+
 def written(pocket, prompt, how, tokens=64, **settings):
+    settings = {"exit_config": CIRCLING, **settings}
     return sigma0.generate(*pocket, prompt, max_new_tokens=tokens, on_collapse=how, **settings)
 
 
 def test_a_text_that_runs_in_circles_is_ended_by_default(pocket):
-    out = sigma0.generate(*pocket, CIRCLES)
+    out = sigma0.generate(*pocket, CIRCLES, exit_config=CIRCLING)
     assert out.stop_reason == "collapse" and len(out.tokens) < 64
     assert out.verdict.reason == "collapse" and out.verdict.converged is False and out.door == "escalate"
     assert written(pocket, CIRCLES, "ignore").stop_reason == "length"
@@ -148,11 +153,12 @@ def test_anything_else_is_refused(pocket, bad):
 
 
 def test_the_command_tells_it():
-    out = CliRunner().invoke(app, ["generate", CIRCLES])
+    command = ["generate", CIRCLES, "--exit", "qexit", "--q", "0.6"]
+    out = CliRunner().invoke(app, command)
     assert out.exit_code == 0 and "ended by collapse" in out.output
-    ignored = CliRunner().invoke(app, ["generate", CIRCLES, "--on-collapse", "ignore", "--json"])
+    ignored = CliRunner().invoke(app, [*command, "--on-collapse", "ignore", "--json"])
     assert json.loads(ignored.stdout)["stop_reason"] == "length"
-    wrong = CliRunner().invoke(app, ["generate", CIRCLES, "--on-collapse", "halt"])
+    wrong = CliRunner().invoke(app, [*command, "--on-collapse", "halt"])
     assert wrong.exit_code != 0 and "stop, tighten or ignore" in wrong.output
 
 

@@ -193,15 +193,13 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
     assert default.sampling.temperature == 0 and default.exit_config == pocket[0].resolve_exit_config(None)
 
 
-@pytest.mark.parametrize(
-    "effort, mode, q",
-    [("minimal", "qexit", 0.3), ("low", "qexit", 0.45), ("medium", "qexit", 0.6), ("high", "qexit", 0.6)],
-)
-def test_effort_sets_the_exit(plain, effort, mode, q):
+@pytest.mark.parametrize("effort, share", [("minimal", 0.5), ("low", 0.75), ("medium", 1.0), ("high", 1.0)])
+def test_effort_sets_the_exit(plain, pocket, effort, share):
+    theta = pytest.approx(share * pocket[0].resolve_exit_config(None).theta, abs=1e-6)
     told = post(plain, reasoning_effort=effort).json()["sigma0"]
-    assert (told["exit"]["mode"], told["exit"]["q"], told["reasoning_effort"]) == (mode, q, effort)
+    assert (told["exit"]["mode"], told["exit"]["theta"], told["reasoning_effort"]) == ("margin", theta, effort)
     used = plain.service.tickets[-1].job.exit_config
-    assert (used.mode, used.q) == (mode, q)
+    assert (used.mode, used.theta) == ("margin", theta)
     if effort == "high":
         assert (used.after_exit, used.min_loops) == ("verify", 3)
         full = post(plain, sigma0={"exit": {"mode": "full"}}).json()["choices"][0]

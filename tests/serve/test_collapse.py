@@ -16,8 +16,10 @@ from tests.serve.spied_service import KV
 CIRCLES, ORDINARY = "hello world", "Mary went to the park. The hat is with Mary. Where is the hat?"
 
 
-def post(server, prompt=CIRCLES, **body):
-    body = {"model": "pocket", "prompt": prompt, "max_tokens": 64, **body}
+def post(server, prompt=CIRCLES, sigma0=None, **body):
+    # under this setting the text runs in circles within its limit
+    sigma0 = {"exit": {"mode": "qexit", "q": 0.6}, **(sigma0 or {})}
+    body = {"model": "pocket", "prompt": prompt, "max_tokens": 64, "sigma0": sigma0, **body}
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
 
 
@@ -81,5 +83,5 @@ def test_a_server_may_have_another_default(pocket):
 
 
 def test_a_ladder_takes_no_such_wish(climbing):
-    refused = post(climbing, sigma0={"ladder": "answer", "on_collapse": "ignore"})
+    refused = post(climbing, sigma0={"exit": None, "ladder": "answer", "on_collapse": "ignore"})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "sigma0.on_collapse"

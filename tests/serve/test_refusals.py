@@ -234,7 +234,7 @@ def test_limits_of_a_prompt(pocket):
         error = error_of(post(server), 400)
         assert "over this server's limit of 5" in error["message"]
         address = f"{server.url}/v1/completions"
-        found = httpx.post(address, json={"model": "pocket", "prompt": [5] * 5}).json()
+        found = httpx.post(address, json={"model": "pocket", "prompt": [5] * 5, "sigma0": {"exit": {"q": 0.6}}}).json()
         assert found["usage"]["completion_tokens"] == 4
         for body in ({"max_tokens": 5}, {"n": 3}, {"prompt": [[5], [6], [7]]}, {"prompt": [5] * 6}):
             error_of(httpx.post(address, json={"model": "pocket", "prompt": [5], **body}), 400)

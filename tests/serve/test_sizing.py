@@ -1,5 +1,6 @@
 """The formulas against what the allocators really take, and against the page that quotes them."""
 
+import gc
 import json
 import re
 import weakref
@@ -194,13 +195,19 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prom
         ids = tuple(rng.integers(5, 500, prompt).tolist())
         engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
     most = 0
-    with Living() as living:
-        while engine.has_work:
-            before = living.peak = living.now
-            engine.step()
-            most = max(most, living.peak - before)
+    # a collection in between, which comes when other tests have left enough behind, would hide some of it
+    gc.collect()
+    gc.disable()
+    try:
+        with Living() as living:
+            while engine.has_work:
+                before = living.peak = living.now
+                engine.step()
+                most = max(most, living.peak - before)
+    finally:
+        gc.enable()
     estimate = pass_bytes(ModelShape.of(config), serving, prompt + 6)
-    assert most <= estimate <= 2 * most
+    assert most <= estimate <= 2 * most, f"{most} of {estimate}"
 
 
 def run(*arguments):
@@ -209,7 +216,7 @@ def run(*arguments):
 
 def test_the_page_shows_what_the_command_prints():
     """Every table of the page, to the letter."""
-    pattern = r"^```\n(sigma0 size [^\n]*)\n```\n\n(Computed.*?\n\n\|.*?)(?=\n\n)"
+    pattern = r"^```\n(sigma0 size [^\n]*)\n```\n\n(?:<!-- [^\n]* -->\n)?(Computed.*?\n\n\|.*?)(?=\n\n|\n<!-- end -->)"
     shown = re.findall(pattern, PAGE, re.MULTILINE | re.DOTALL)
     assert [command.split()[2] for command, _ in shown] == ["ouro-1.4b", "ouro-2.6b"]
     for command, table in shown:
