@@ -18,7 +18,7 @@ _STATES = 3
 _NORM_FLOATS = 3
 _MLP = 4
 _QUERIES = 2
-_KEYS = 5
+_KEYS = 4
 _HEAD_FLOATS = 4
 _FLOAT = 4
 # Differences between loop states that a token in flight keeps, and the state itself, twice while the room grows.
