@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 # What is alive at once in a pass, read off `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
-_STATES = 3
+_STATES = 4
 _NORM_FLOATS = 3
 _MLP = 4
-_QUERIES = 2
-_KEYS = 4
+_QUERIES = 3
+_KEYS = 5
 _HEAD_FLOATS = 4
 _FLOAT = 4
 # Differences between loop states that a token in flight keeps, and the state itself, twice while the room grows.

@@ -3,7 +3,6 @@
 import gc
 import json
 import re
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from typer.testing import CliRunner
@@ -149,28 +149,48 @@ class Living(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.now = self.peak = 0
-        self._known = set()
+        self.peak = 0
+        self._sizes = {}
+
+    @property
+    def now(self):
+        self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
+        return sum(self._sizes.values())
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         given = {id_of(each) for each in tree_iter((arguments, keywords)) if isinstance(each, torch.Tensor)}
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor) and id_of(tensor) not in self._known | given:
-                storage = tensor.untyped_storage()
-                self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        fresh = [each for each in tree_iter(result) if isinstance(each, torch.Tensor) and id_of(each) not in given]
+        for tensor in fresh:
+            self._sizes.setdefault(StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
+        if fresh:
+            self.peak = max(self.peak, self.now)
         return result
-
-    def _gone(self, key, count):
-        self._known.discard(key)
-        self.now -= count
 
 
 def id_of(tensor):
     return tensor.untyped_storage()._cdata
+
+
+def _most_of_a_pass(model, tokenizer, requests, prompt):
+    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=requests, pass_rows=64), watch=True)
+    rng = np.random.default_rng(0)
+    for _ in range(requests):
+        ids = tuple(rng.integers(5, 500, prompt).tolist())
+        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
+    most = 0
+    # a collection in between, which comes when other tests have left enough behind, would hide some of it
+    gc.collect()
+    gc.disable()
+    try:
+        with Living() as living:
+            while engine.has_work:
+                before = living.peak = living.now
+                engine.step()
+                most = max(most, living.peak - before)
+    finally:
+        gc.enable()
+    return most
 
 
 @pytest.mark.parametrize(
@@ -189,23 +209,7 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prom
     model = OuroForCausalLM(config).eval()
     model.generation_config.eos_token_id = None
     serving = Serving(4, 16, requests, 64, gathers=True)
-    engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=requests, pass_rows=64), watch=True)
-    rng = np.random.default_rng(0)
-    for _ in range(requests):
-        ids = tuple(rng.integers(5, 500, prompt).tolist())
-        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
-    most = 0
-    # a collection in between, which comes when other tests have left enough behind, would hide some of it
-    gc.collect()
-    gc.disable()
-    try:
-        with Living() as living:
-            while engine.has_work:
-                before = living.peak = living.now
-                engine.step()
-                most = max(most, living.peak - before)
-    finally:
-        gc.enable()
+    most = _most_of_a_pass(model, tokenizer, requests, prompt)
     estimate = pass_bytes(ModelShape.of(config), serving, prompt + 6)
     assert most <= estimate <= 2 * most, f"{most} of {estimate}"
 
