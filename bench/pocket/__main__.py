@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
-from sigma0.bench.pocket.evaluate import as_table, evaluate, exit_threshold, summarize, to_json
+from sigma0.bench.pocket.evaluate import as_table, evaluate, summarize, to_json
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
@@ -22,7 +22,7 @@ from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.extras import needs_extra
-from sigma0.loading import load, resolve_model
+from sigma0.loading import load
 from sigma0.rendering import one_line_errors, quiet_transformers
 
 app = typer.Typer(help="The recipes of the shipped models.", no_args_is_help=True)
@@ -112,16 +112,17 @@ def eval_command(
     quiet_transformers()
     with one_line_errors():
         looped, tokenizer = load(model, device="cpu", dtype="float32")
-        q = exit_threshold(Path(resolve_model(model)))
+        config = looped.resolve_exit_config(None)
         if free > n:
             raise ValueError(f"--free {free} is more than the {n} stories asked about")
-        groups = summarize(evaluate(looped, tokenizer, q, n, split, seed))
+        groups = summarize(evaluate(looped, tokenizer, looped.exit_rule(config), n, split, seed))
         runs = free_runs(looped, tokenizer, free, split, seed)
     if as_json:
-        typer.echo(to_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, q=q))
+        typer.echo(to_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, exit=config.to_dict()))
         return
     console = Console()
-    console.print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, q {q:g})"))
+    rule = config.mode if config.threshold is None else f"{config.mode} {config.threshold:g}"
+    console.print(as_table(groups, f"Answers right to the last token, % ({split} split, seed {seed}, {rule})"))
     console.print(f"{runs.n} of them generated freely, each alone, at the exits (finish):")
     for name, share in asdict(runs).items():
         if name != "n":

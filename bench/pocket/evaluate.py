@@ -8,7 +8,6 @@ forward pass measures what the model would write.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -16,11 +15,11 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
-from sigma0.bench.pocket.gate import exit_depths
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
 from sigma0.estimates import share
+from sigma0.exits import ExitRule, select_exits
 from sigma0.models.ouro import OuroForCausalLM
 
 # The hard half of the dial starts here.
@@ -59,20 +58,13 @@ class Group:
     exit_depth: float
 
 
-def exit_threshold(folder: Path) -> float:
-    """Read q from `exit_config` in a model folder's generation_config.json.
-
-    Raises:
-        ValueError: If the file names no qexit rule.
-    """
-    config = json.loads((folder / "generation_config.json").read_text()).get("exit_config") or {}
-    if config.get("mode") != "qexit":
-        raise ValueError(f"{folder}/generation_config.json has no qexit rule but {config!r}")
-    return float(config["q"])
-
-
 def evaluate(
-    model: OuroForCausalLM, tokenizer: PreTrainedTokenizerFast, q: float, n: int, split: str = "test", seed: int = 0
+    model: OuroForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rule: ExitRule,
+    n: int,
+    split: str = "test",
+    seed: int = 0,
 ) -> list[Outcome]:
     """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat."""
     pad = tokenizer.convert_tokens_to_ids(PAD)
@@ -80,7 +72,7 @@ def evaluate(
     for start in range(0, n, _ROWS):
         asked = [(draw(split, seed, k, questions=1).items[0], k % 2 == 1) for k in range(start, min(start + _ROWS, n))]
         batch = collate([encode(tokenizer, [item], chat) for item, chat in asked], pad)
-        outcomes += _outcomes(model, batch, asked, q)
+        outcomes += _outcomes(model, batch, asked, rule)
     return outcomes
 
 
@@ -160,12 +152,16 @@ def _group(outcomes: Sequence[Outcome]) -> Group:
 
 
 @torch.no_grad()
-def _outcomes(model: OuroForCausalLM, batch: Batch, asked: Sequence[tuple[Item, bool]], q: float) -> Iterable[Outcome]:
+def _outcomes(
+    model: OuroForCausalLM, batch: Batch, asked: Sequence[tuple[Item, bool]], rule: ExitRule
+) -> Iterable[Outcome]:
     output = model.model(input_ids=batch.ids, use_cache=False)
     marks = batch.answer[:, 1:]
-    tokens = model.lm_head(output.loop_states[:, :, :-1][:, marks]).argmax(-1)  # [T, N]
+    states = output.loop_states[:, :, :-1][:, marks]  # [T, N, D]
+    tokens = model.lm_head(states).argmax(-1)  # [T, N]
     right = tokens == batch.ids[:, 1:][marks]
-    depths = exit_depths(output.gate_logits[:, :, :-1][:, marks], q)  # [N]
+    gates = output.gate_logits[:, :, :-1][:, marks]
+    depths = select_exits(rule, states[:, None], gates[:, None], model.lm_head).depths[0]  # [N]
     numbers = batch.answer_numbers()
     by_loop = whole_answers(right, numbers).T.tolist()
     at_exit = whole_answers(right.gather(0, depths[None] - 1), numbers)[0].tolist()

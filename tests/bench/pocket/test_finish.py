@@ -8,9 +8,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from sigma0 import ExitConfig
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.data import collate, encode, fit
-from sigma0.bench.pocket.evaluate import Outcome, evaluate, exit_threshold, summarize
+from sigma0.bench.pocket.evaluate import Outcome, evaluate, summarize
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_depths, fit_gate
 from sigma0.bench.pocket.recipe import Recipe, build_model
@@ -98,7 +99,7 @@ def test_the_folder_holds_what_a_loader_needs(folder: Path) -> None:
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["pad_token_id"], generation["bos_token_id"], generation["eos_token_id"]) == (0, 1, 2)
     assert generation["exit_config"]["mode"] == "qexit"
-    assert generation["exit_config"]["q"] == exit_threshold(folder)
+    assert 0 < generation["exit_config"]["q"] <= 1
     assert generation.get("_from_model_config") is not True
     assert GenerationConfig.from_pretrained(folder).exit_config == generation["exit_config"]
     model = OuroForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -116,7 +117,7 @@ def test_evaluation_equals_greedy_writing_token_by_token(tokenizer: PreTrainedTo
         loop_loss(model, batch, 20.0)[0].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     model.eval()
-    outcomes = evaluate(model, load_tokenizer(str(folder)), 0.5, 12)
+    outcomes = evaluate(model, load_tokenizer(str(folder)), model.exit_rule(ExitConfig(q=0.5)), 12)
     assert [outcome.item for outcome in outcomes] == [draw("test", 0, n, questions=1).items[0] for n in range(12)]
     assert [outcome.chat for outcome in outcomes] == [False, True] * 6
     assert 0 < sum(outcome.right[-1] for outcome in outcomes) < 12
@@ -148,12 +149,6 @@ def test_groups_count_each_question_once() -> None:
     assert whole.loops == (0.25, 0.5, 1.0) and whole.exit == 0.5 and whole.exit_depth == 2.5
     assert groups["form"]["plain"].loops == (0.5, 1.0, 1.0)
     assert whole.intervals[1] == share(20, 40).interval
-
-
-def test_a_folder_without_the_rule_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"exit_config": {"mode": "full"}}')
-    with pytest.raises(ValueError, match="full"):
-        exit_threshold(tmp_path)
 
 
 def test_the_command_line_evaluates(folder: Path) -> None:
