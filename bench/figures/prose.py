@@ -10,7 +10,7 @@ from sigma0.bench.figures.check import computed as c
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import ladder_run
 from sigma0.bench.ladder_tables import ladder_runs
-from sigma0.bench.ledger import FidelityRow, Figure, HumanEvalRow, SimulationRow, SpeedRow, StrategyQARow
+from sigma0.bench.ledger import FidelityRow, Figure, HumanEvalRow, SimulationRow, StrategyQARow
 from sigma0.bench.report import latest_runs, latest_speed_runs
 from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
 from sigma0.bench.simulation.inputs import read_inputs
@@ -31,6 +31,7 @@ def sentences(results: Results) -> dict[str, list[str]]:
         "README.md": [
             *_promises(results),
             *_costs(results),
+            *_collapse(results),
             *_ladder(results),
             *_tasks(results),
             *_serving(results),
@@ -64,7 +65,7 @@ def _promises(results: Results) -> list[str]:
         f"at which at least {c(100 * agreed, 'g')} % of the new tokens",
         f"with probability {c(promised)} over the choice of prompts, the mean share",
         f"is at most {c(100 - 100 * agreed, 'g')} %, for all rules at once",
-        f"It takes {c(least)} prompts without a single error, or about {c(round(half, -2), ',')} at half",
+        f"It takes {c(least)} prompts without a single error for one rule, or about {c(round(half, -2), ',')} at half",
         f"on the {c(rule['check']['prompts'])} prompts set apart, which had no part",
         f"`{lossless['model']}`, {c(lossless['prompts'])} held-out questions, {c(lossless['new_tokens'])} new tokens each",
         f"counted from traces, {traced[0]} % in place of {traced[1]} % for the fastest",
@@ -76,22 +77,37 @@ def _costs(results: Results) -> list[str]:
         (each["kernel"], each["size"]): each["microseconds"] / 1000 for each in results.json("kernels-cpu")["timings"]
     }
     boundary, logits = times["loop_boundary", "4 rows of 2048"], times["collapse", "4 rows of 49152"]
-    asked = [row for row in results.rows if isinstance(row, SpeedRow) and (row.model, row.way) == (_LARGEST, "judged")]
-    judged = max(asked, key=lambda row: row.time).speed_ratio
-    assert judged is not None
     facts = {each["kind"]: each for each in results.json("grounding")["detections"]}
     answers = {report.answers for report in results.verdicts.values()}
     studied = {results.json(f"stability-{name}")["answers"] for name in ("pocket", "pocket-large")}
     return [
         f"takes {c(boundary, '.1f')} ms for {c(4)} rows of {c(2048, ',')} numbers, and reading {c(4)} tokens' "
         f"{c(49152, ',')} logits {c(logits, '.1f')} ms",
-        f"with it decoding is {c(judged.value, '.2f')} times as fast as without, {c(judged.low, '.2f')} to "
-        f"{c(judged.high, '.2f')}, in paired rounds",
         f"one about each of {_only(answers)} stories",
         f"at the least sure token of {_only(studied)} answers each",
         f"number altered it finds {p(facts['number']['recall'])} % of {c(facts['number']['falsified'], ',')}, with a name "
         f"swapped {p(facts['entity']['recall'])} % of {c(facts['entity']['falsified'], ',')}, beside",
         f"at a precision of {p(facts['both']['precision'], 2)} %",
+    ]
+
+
+def _collapse(results: Results) -> list[str]:
+    report = results.json("collapse")
+    small, large = (
+        next(row["ratio"] for row in found["costs"] if row["way"] == "both") for found in report["models"].values()
+    )
+    more = [[p(value - 1) for value in (each["value"], *each["interval"])] for each in (small, large)]
+    kinds = {row["kind"]: f"{c(row['ended'])} of {c(row['texts'])}" for row in report["texts"]}
+    stories = next(row["texts"] for row in report["texts"] if row["kind"] == "stories")
+    return [
+        f"{more[0][0]} % ({c(95)} % interval {more[0][1]} % to {more[0][2]} %) more CPU time a token on `pocket` and "
+        f"{more[1][0]} % ({more[1][1]} % to {more[1][2]} %) on `pocket-large`",
+        f"at least {c(report['tau'])} behind {c(report['running'])} tokens running",
+        f"Of {_only({found['answers'] for found in report['models'].values()})} ordinary answers none was cut",
+        f"any of {c(stories)} stories of their world; of stretches of {c(256)} tokens, {kinds['prose']} of prose, "
+        f"{kinds['code']} of code and {kinds['lists']} of lists",
+        f"it ended {kinds['exact loops']} exact ones, {kinds['changed loops']} with a fault in each period and "
+        f"{kinds['drifted loops']} that drift",
     ]
 
 
