@@ -138,6 +138,7 @@ def _tasks(results: Results) -> list[str]:
     asked = {results.json(f"{name}-eval")["n"] for name in ("pocket", "pocket-large")}
     solved = {row.n for row in results.rows if isinstance(row, HumanEvalRow)}
     direct = _direct(results)
+    holder = results.json("pocket-eval")["groups"]["family"]["holder"]
     return [
         f"{c(effort.policies[0].runs)} held-out questions of the hard half, temperature "
         f"{c(str(effort.settings['temperature']))}; first answers were right in {p(first.value)} %",
@@ -145,6 +146,7 @@ def _tasks(results: Results) -> list[str]:
         f"On StrategyQA's {c(direct.n)} dev items SmolLM2 is right on {p(direct.accuracy.value)} % "
         f"({p(direct.accuracy.low)} to {p(direct.accuracy.high)}) asked directly",
         f"one question about each of {_only(asked)} held-out stories",
+        f"`pocket` is right in {p(holder['loops'][-1])} % at full depth and in {p(holder['exit'])} % at its exits",
     ]
 
 
