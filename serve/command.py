@@ -99,6 +99,8 @@ def serve(
             raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
         rotated_at = parse_bytes(telemetry_max_bytes, "--telemetry-max-bytes")
         if ray:
+            if not check:
+                raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.ray_command import serve_on_ray

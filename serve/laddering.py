@@ -287,7 +287,7 @@ def _attempt_of(written: JobDone) -> Attempt:
         verdict=written.verdict,
         entropy=sum(entropies) / len(entropies) if entropies else None,
         margin=margins[least],
-        stop_reason="length" if written.finish_reason == "length" else "eos",
+        stop_reason="collapse" if written.collapsed else "length" if written.finish_reason == "length" else "eos",
         sure="".join(token.text for token in written.tokens[:least]),
     )
 

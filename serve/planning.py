@@ -165,7 +165,7 @@ class Planner:
         unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
         if unit is not None:
             if options.on_collapse is not None:
-                told = "sigma0.on_collapse: the rungs of a ladder end such texts by themselves: leave it out"
+                told = "sigma0.on_collapse: does not reach the rungs of a ladder: leave it out"
                 raise ApiError(400, told, "sigma0.on_collapse")
             return unit, False
         if self._laddering is not None and switches().routing and options.ladder is not False:

@@ -1,5 +1,6 @@
 """What clients may ask: OpenAI's chat and completion requests, and what `sigma0` adds to them."""
 
+import json
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
@@ -78,8 +79,10 @@ class Sigma0Options(Closed):
     @classmethod
     def _is_an_exit_setting(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
-            # not its constructor, which tells in one line what is wanted by field here
-            _EXIT.validate_python(value)
+            value = {name: _whole(setting) for name, setting in value.items()}
+            # not its constructor, which tells in one line what is wanted by field here; as JSON, since a strict
+            # dataclass takes no mapping
+            _EXIT.validate_json(json.dumps(value), strict=True)
             # counts of loops are held in 64 bits further in
             if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")

@@ -127,8 +127,10 @@ def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | Non
             raise ValueError("--threshold needs --exit: the rule that it belongs to")
         return None
     first = GRIDS[check_mode(exit)][0]
-    rule = {"mode": first.mode, **({"accel_scale": "steps"} if exit == "accel-steps" else {})}
-    return ExitConfig.parse(rule if threshold is None else {**rule, THRESHOLD[exit]: threshold})
+    if threshold is not None:
+        return ExitConfig.parse({**first.to_dict(), THRESHOLD[exit]: threshold})
+    # the threshold that the model was calibrated with, in the form that was named
+    return ExitConfig(mode=first.mode, accel_scale=first.accel_scale)
 
 
 def rules_of(exit: str) -> tuple[str, ...]:

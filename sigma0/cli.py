@@ -148,6 +148,8 @@ def generate(
                 raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
+            if on_collapse != "stop":
+                raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
                 raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
             if unit == "token":

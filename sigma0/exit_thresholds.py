@@ -138,16 +138,18 @@ def fill_in(config: ExitConfig, thresholds: ExitThresholds, model_name: str) -> 
         return config.filled({name: getattr(calibrated, name) for name in fields})
     filled = config.filled()
     if config.threshold is None:
-        name = model_name or "this model"
-        used = ", ".join(f"{field} {getattr(filled, field)}" for field in fields)
-        logger.warning_once(
-            f"{name} stores no calibrated threshold for {config.mode}{_what_was_set(config, unset)}: the library's "
-            f"default is used ({used}), which may save nothing or change the text; `sigma0 calibrate "
-            f"{model_name or 'MODEL'} --exit {config.mode} --prompts FILE` finds and stores one"
-        )
+        _say_once(model_name, config, unset)
     return filled
 
 
-def _what_was_set(config: ExitConfig, unset: list[str]) -> str:
-    given = [f"{name} {getattr(config, name)}" for name in RULE_DEFAULTS[config.mode] if name not in unset]
-    return f" with {', '.join(given)}" if given else ""
+def _say_once(model_name: str, config: ExitConfig, unset: list[str]) -> None:
+    """Says that a default is used; without the caller's numbers, since each text that was said is remembered."""
+    defaults = RULE_DEFAULTS[config.mode]
+    given = [name for name in defaults if name not in unset]
+    used = ", ".join(f"{name} {defaults[name]}" for name in unset)
+    logger.warning_once(
+        f"{model_name or 'this model'} stores no calibrated threshold for {config.mode}"
+        f"{' with its ' + ', '.join(given) + ' set' if given else ''}: the library's default is used ({used}), which "
+        f"may save nothing or change the text; `sigma0 calibrate {model_name or 'MODEL'} --exit {config.mode} "
+        "--prompts FILE` finds and stores one"
+    )

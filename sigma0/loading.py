@@ -194,7 +194,7 @@ def _check_settings(model: Any) -> None:
     """
     try:
         model.resolve_exit_config(None).stops_at(model.num_loops)
-        _ = model.fate_config, model.door_policy
+        _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
     except ValueError as error:
         told = explain(error) if isinstance(error, ValidationError) else str(error)
         raise ValueError(f"generation_config.json: {told}") from error

@@ -7,10 +7,11 @@ answers a request never waits for a disk.
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
-from queue import Queue
+from queue import Full, Queue
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +26,8 @@ MAX_BYTES = 64 * 2**20
 KEPT_FILES = 5
 # Lines that wait to be written at most: a disk that hangs must not fill the memory.
 WAITING_LINES = 10_000
+# Seconds that the end waits for a disk, twice.
+CLOSING_S = 5.0
 
 
 class _Part(BaseModel):
@@ -258,7 +261,7 @@ class TelemetryLog:
             ) from error
         queue: Queue[Any] = Queue(WAITING_LINES)
         self._entry = _Queue(queue, complaint)
-        self._listener = QueueListener(queue, self._file)
+        self._listener = _Listener(queue, self._file)
         self._listener.start()
 
     def write(self, make: Callable[[], RequestLine]) -> None:
@@ -272,11 +275,36 @@ class TelemetryLog:
     def close(self) -> None:
         """Writes what waits, and closes the file."""
         self._listener.stop()
+        if self._listener.hangs:
+            # the file's lock is held by whoever writes
+            return
         try:
             self._file.close()
         except OSError as error:
             # what a full disk did not take
             self._complaint.say(error)
+
+
+class _Listener(QueueListener):
+    """Ends also where the disk hangs: what still waits after a while is left.
+
+    Attributes:
+        hangs: Whether a line was still being written when it ended.
+    """
+
+    hangs = False
+
+    def stop(self) -> None:
+        """Writes what waits, for as long as that goes on."""
+        thread = self._thread
+        if thread is None:
+            return
+        assert isinstance(self.queue, Queue)
+        with suppress(Full):
+            self.queue.put(None, timeout=CLOSING_S)
+            thread.join(CLOSING_S)
+        self.hangs = thread.is_alive()
+        self._thread = None
 
 
 def read_telemetry(path: Path) -> Iterator[RequestLine]:

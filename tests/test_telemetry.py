@@ -1,11 +1,13 @@
 """Lines of telemetry go to their file and come back, rotate, and are lost rather than an answer is."""
 
 import logging
+import threading
 from datetime import datetime, timezone
 
 import pytest
 from typer.testing import CliRunner
 
+from sigma0 import telemetry
 from sigma0.cli import app
 from sigma0.settings import ExitConfig
 from sigma0.telemetry import Costs, RequestLine, Route, TelemetryLog, read_telemetry
@@ -119,3 +121,24 @@ def test_the_command_line_leaves_a_line_without_the_prompt(tmp_path):
     assert "Mary" not in path.read_text() and "park" not in path.read_text()
     refused = CliRunner().invoke(app, [*arguments, "--ladder", "pocket,pocket-large"])
     assert refused.exit_code == 2 and "--telemetry goes with one model" in refused.stderr
+
+
+def test_a_disk_that_hangs_does_not_keep_the_process_from_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "WAITING_LINES", 3)
+    monkeypatch.setattr(telemetry, "CLOSING_S", 0.05)
+    log, writing, go_on = TelemetryLog(tmp_path / "log.jsonl", 10**6, 1), threading.Event(), threading.Event()
+
+    def hang():
+        writing.set()
+        go_on.wait()
+        raise OSError("it never came back")
+
+    log.write(hang)
+    writing.wait()
+    for _ in range(10):
+        log.write(hang)
+    try:
+        log.close()
+        assert not go_on.is_set(), "closed while the first line was still being written"
+    finally:
+        go_on.set()

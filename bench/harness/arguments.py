@@ -6,12 +6,12 @@ from threading import Lock
 from typing import Any, get_args
 from weakref import WeakValueDictionary
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from sigma0.effort import Effort, exit_for
 from sigma0.exit_options import exit_settings
 from sigma0.loading import load
-from sigma0.settings import ExitConfig, explain
+from sigma0.settings import ExitConfig
 
 # the harness's name of each field of `ExitConfig`; the mode is called as on the command line
 EXIT_ARGUMENTS = {
@@ -109,10 +109,7 @@ def open_model(name: str, arguments: Mapping[str, Any]) -> Opened:
     places = {key: given[key] for key in PLACES if key in given}
     loaded = _loaded(name, places)
     options = {field: given[key] for key, field in EXIT_ARGUMENTS.items() if key in given}
-    try:
-        own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
-    except ValidationError as error:
-        raise ValueError(f"no exit setting: {explain(error)}") from error
+    own = exit_settings(options, loaded.model.resolve_exit_config(None), written="{}=")
     own = loaded.model.resolve_exit_config(own)
     own.stops_at(loaded.model.num_loops)
     return Opened(name, loaded, own, effort)

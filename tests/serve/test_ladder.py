@@ -15,6 +15,7 @@ from tests.serve.test_load import until
 
 
 def test_tokens_go_up_as_they_come(climbing):
+    before = len(climbing.service.tickets)
     raw = post(climbing, sigma0={"ladder": True, "trail": True}).json()
     assert ChatCompletion.model_validate(raw, strict=True).choices[0].message.content == SAID
     (told,) = raw["sigma0"]["choices"]
@@ -29,7 +30,7 @@ def test_tokens_go_up_as_they_come(climbing):
     last = found[-1]["sigma0"]["choices"][0]
     assert "trail" not in last and last["costs"] == same_but_seconds(told["costs"], last["costs"])
     # nothing of this was asked of the engine
-    assert climbing.service.tickets == []
+    assert len(climbing.service.tickets) == before
 
 
 def same_but_seconds(wanted, found):

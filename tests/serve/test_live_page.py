@@ -75,8 +75,8 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     choice = answer.model_extra["sigma0"]["choices"][0]
     depths = [int(each.get_attribute("data-depth")) for each in tokens.all()]
     assert depths == choice["depths"][: len(depths)]
-    assert choice["door_text"].startswith("converge: threshold_met, contracting")
-    expect(page.locator("#verdict-text")).to_contain_text("Exit probability reached the threshold, contracting")
+    assert choice["door_text"].startswith("converge: confident, contracting")
+    expect(page.locator("#verdict-text")).to_contain_text("Its margin was large enough, contracting")
     colours = {depth: token.evaluate("it => getComputedStyle(it).backgroundColor") for depth, token in zip(
         depths, tokens.all(), strict=True)}  # fmt: skip
     assert len(set(colours.values())) == len(colours) > 1, "one colour for each depth"

@@ -260,3 +260,24 @@ def test_sources_of_any_length_are_not_read(plain):
 def test_settings_are_checked(wrong):
     with pytest.raises(ValidationError):
         ServerSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "accel", "patience": "99999999999999999999999"},
+        {"mode": "qexit", "q": "0.5"},
+        {"q": True},
+        {"min_loops": "2"},
+        {"redraft": "yes"},
+        {"mode": "fixed", "depth": "2"},
+    ],
+)
+def test_a_number_that_is_written_as_text_is_no_exit_setting(plain, wrong):
+    error = error_of(post(plain, sigma0={"exit": wrong}), 400)
+    assert error["param"].startswith("sigma0.exit")
+
+
+def test_a_whole_number_may_be_written_with_a_point(plain):
+    answer = post(plain, sigma0={"exit": {"mode": "accel", "eps": 0.5, "patience": 1.0}})
+    assert answer.json()["sigma0"]["exit"]["patience"] == 1
