@@ -85,8 +85,8 @@ def test_what_asks_no_rule_never_opens_the_door_and_says_what_the_rule_would_hav
 )
 def test_the_first_token_is_judged_as_finish_judges_it(model, mode, threshold, min_loops, patience, seed):
     steps = mode == "accel-steps"
-    config = ExitConfig(
-        mode="accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=patience,
+    config = setting(
+        "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=patience,
         min_loops=min_loops, accel_scale="steps" if steps else "states",
     )  # fmt: skip
     ids = torch.randint(8, 61, (3, 5), generator=torch.Generator().manual_seed(seed))

@@ -150,5 +150,6 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert told(out) == told(alone)
     kinds = [type(row) for row in read_rows(out)]
-    assert kinds == [FidelityRow] * 4 + [DepthRow]
+    # two of them at the thresholds that the model was calibrated with
+    assert kinds == [FidelityRow] * 6 + [DepthRow]
     assert not list(tmp_path.glob(".*.work.jsonl")), "one worker keeps rows alone"
