@@ -165,8 +165,8 @@ def _keeps_messages(tokenizer: Any) -> bool:
     messages = [{"role": role, "content": content} for role, content in _PROBE]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception:
-        # whatever a template raises that knows no system turn, say: it is not known to keep anything
+    except (TemplateError, ValueError, TypeError, KeyError):
+        # of a template that knows no system turn, say: it is not known to keep anything
         return False
     return all(content in text for _, content in _PROBE)
 

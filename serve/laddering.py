@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
-from sigma0.ladder.answer_unit import Attempt
+from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
+from sigma0.ladder.results import LadderStop
 from sigma0.ladder.trail import Unit
 from sigma0.models.ouro import PROMPT_CHUNK
 from sigma0.savings import Savings
@@ -279,17 +280,10 @@ def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTol
 def _attempt_of(written: JobDone) -> Attempt:
     """The engine's answer as the lowest rung's."""
     assert written.verdict is not None
-    entropies = [token.entropy for token in written.tokens if token.entropy is not None]
-    margins = [token.margin for token in written.tokens]
-    least = min(range(len(margins)), key=lambda place: margins[place] or 0.0)
-    return Attempt(
-        text=written.text,
-        verdict=written.verdict,
-        entropy=sum(entropies) / len(entropies) if entropies else None,
-        margin=margins[least],
-        stop_reason="collapse" if written.collapsed else "length" if written.finish_reason == "length" else "eos",
-        sure="".join(token.text for token in written.tokens[:least]),
-    )
+    stop_reason: LadderStop = "length" if written.finish_reason == "length" else "eos"
+    if written.collapsed:
+        stop_reason = "collapse"
+    return attempt_from(written.text, written.tokens, written.verdict, stop_reason)
 
 
 def _cost_of(written: JobDone, rung: RungCost) -> RungCost:

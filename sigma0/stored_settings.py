@@ -1,5 +1,6 @@
 """What a checkpoint's `generation_config.json` holds of sigma0's, and the settings in force for a call."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +25,9 @@ class StoredSettings:
     generation_config: Any
 
     @property
+    @abstractmethod
     def num_loops(self) -> int:
-        """T, loops at full depth; the model has it."""
-        raise NotImplementedError
+        """T, loops at full depth."""
 
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """The exit settings in force.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import StoppingCriteriaList
@@ -80,17 +80,46 @@ def attempt_of(told: Generation) -> Attempt:
     """
     if told.verdict is None:
         raise ValueError("no verdict was asked for: pass verdict=True")
-    entropies = [token.entropy for token in told.tokens if token.entropy is not None]
-    margins = [token.margin for token in told.tokens]
+    attempt = attempt_from(told.text, told.tokens, told.verdict, told.stop_reason)
+    return replace(attempt, tokens=told.tokens)
+
+
+class Read(Protocol):
+    """A token with its reading.
+
+    Attributes:
+        text: What it adds to the text.
+        entropy: Of the distribution, nats; None where it is not known, as is the next.
+        margin: Lead of the likeliest id.
+    """
+
+    @property
+    def text(self) -> str: ...  # noqa: D102
+    @property
+    def entropy(self) -> float | None: ...  # noqa: D102
+    @property
+    def margin(self) -> float | None: ...  # noqa: D102
+
+
+def attempt_from(text: str, tokens: Sequence[Read], verdict: ReasonVerdict, stop_reason: LadderStop) -> Attempt:
+    """An attempt out of the tokens of a text: its mean entropy, its least margin, and what stands before that.
+
+    Args:
+        text: As a whole.
+        tokens: At least one.
+        verdict: On the text.
+        stop_reason: Why it ends.
+    """
+    entropies = [token.entropy for token in tokens if token.entropy is not None]
+    margins = [token.margin for token in tokens]
     least = min(range(len(margins)), key=lambda place: margins[place] or 0.0)
     return Attempt(
-        text=told.text,
-        verdict=told.verdict,
+        text=text,
+        verdict=verdict,
         entropy=sum(entropies) / len(entropies) if entropies else None,
         margin=margins[least],
-        stop_reason=told.stop_reason,
-        sure="".join(token.text for token in told.tokens[:least]),
-        tokens=told.tokens,
+        stop_reason=stop_reason,
+        sure="".join(token.text for token in tokens[:least]),
     )
 
 
