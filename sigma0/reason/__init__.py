@@ -5,6 +5,7 @@ from sigma0.reason.agent.escalation import ProgressTracker, ThreeTierEscalation
 from sigma0.reason.chat import (
     ChatFailed,
     ChatModel,
+    ChatSettings,
     Completion,
     EndpointChat,
     LadderChat,
@@ -27,6 +28,7 @@ __all__ = [
     "AgentSettings",
     "ChatFailed",
     "ChatModel",
+    "ChatSettings",
     "Completion",
     "Critique",
     "Desk",

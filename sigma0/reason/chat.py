@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, Literal
 
@@ -18,11 +18,12 @@ from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
+from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 
 __all__ = [
     "ChatFailed",
     "ChatModel",
+    "ChatSettings",
     "Chooser",
     "Completion",
     "EndpointChat",
@@ -58,21 +59,12 @@ class LocalChat:
         self._own = model.resolve_exit_config(exit_config) if self.is_looped else None
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
-        sampling: dict[str, Any] = {"do_sample": temperature > 0}
-        if temperature > 0:
-            sampling["temperature"] = temperature
-        return self._write(messages, effort, max_tokens, seed, stop, sampling)
+        sampling: dict[str, Any] = {"do_sample": settings.temperature > 0}
+        if settings.temperature > 0:
+            sampling["temperature"] = settings.temperature
+        return self._write(messages, settings, sampling)
 
     def choose(
         self, messages: Messages, labels: Sequence[str], *, effort: Effort = "low", seed: int | None = None
@@ -87,51 +79,34 @@ class LocalChat:
             return sorted({way[len(so_far)] for way in ways if way[: len(so_far)] == so_far < way}) or ends
 
         longest = max(map(len, ways)) + 1
-        found = self._write(messages, effort, longest, seed, (), {"prefix_allowed_tokens_fn": allowed})
+        settings = ChatSettings(effort, longest, seed=seed)
+        found = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed})
         label = found.text.strip()
         assert label in labels, (label, labels)
         return label, found
 
-    def _write(
-        self,
-        messages: Messages,
-        effort: Effort,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-    ) -> Completion:
-        check_fits(self.name, self.model, self.tokenizer, messages, max_tokens)
+    def _write(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any]) -> Completion:
+        check_fits(self.name, self.model, self.tokenizer, messages, settings.max_tokens)
         with self._alone:
             began = time.monotonic()
-            if self.is_looped:
-                return self._looped(messages, effort, max_tokens, seed, stop, settings, began)
-            return self._plain(messages, max_tokens, seed, stop, settings, began)
+            write = self._looped if self.is_looped else self._plain
+            return write(messages, settings, sampling, began)
 
-    def _looped(
-        self,
-        messages: Messages,
-        effort: Effort,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-        began: float,
-    ) -> Completion:
+    def _looped(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any], began: float) -> Completion:
         assert self._own is not None
         written = generate(
             self.model,
             self.tokenizer,
             messages,
-            exit_config=exit_for(effort, self._own, self.model.num_loops),
-            max_new_tokens=max_tokens,
-            stop=stop,
-            seed=seed,
+            exit_config=exit_for(settings.effort, self._own, self.model.num_loops),
+            max_new_tokens=settings.max_tokens,
+            stop=settings.stop,
+            seed=settings.seed,
             verdict=True,
-            **settings,
+            **sampling,
         )
         return Completion(
-            text=cut(written.text, stop),
+            text=cut(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=written.prompt_tokens,
@@ -144,26 +119,19 @@ class LocalChat:
             door=written.door,
         )
 
-    def _plain(
-        self,
-        messages: Messages,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-        began: float,
-    ) -> Completion:
+    def _plain(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any], began: float) -> Completion:
         ids = encode(self.tokenizer, messages).to(self.model.device)
+        stop = settings.stop
         if stop:
-            settings = {**settings, "stop_strings": list(stop), "tokenizer": self.tokenizer}
-        with torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
+            sampling = {**sampling, "stop_strings": list(stop), "tokenizer": self.tokenizer}
+        with torch.random.fork_rng(enabled=settings.seed is not None):
+            if settings.seed is not None:
+                torch.manual_seed(settings.seed)
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                **{"do_sample": False, **settings},
+                max_new_tokens=settings.max_tokens,
+                **{"do_sample": False, **sampling},
             )
         new = out[0, ids.shape[1] :]
         text = str(self.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -193,36 +161,28 @@ class LadderChat:
         self.name = name or ",".join(rung.name for rung in ladder.rungs)
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
         sampling: dict[str, Any] = {}
         if self.unit == "token":
-            sampling = {"do_sample": temperature > 0, "seed": seed}
-            if temperature > 0:
-                sampling["temperature"] = temperature
-        elif temperature > 0:
+            sampling = {"do_sample": settings.temperature > 0, "seed": settings.seed}
+            if settings.temperature > 0:
+                sampling["temperature"] = settings.temperature
+        elif settings.temperature > 0:
             raise ValueError(
-                f"a ladder of whole {self.unit}s is greedy: temperature {temperature} needs unit='token', or is 0"
+                f"a ladder of whole {self.unit}s is greedy: temperature {settings.temperature} needs unit='token', "
+                "or is 0"
             )
         for rung in self.ladder.rungs:
             if isinstance(rung, LocalRung):
-                check_fits(rung.name, rung.model, rung.tokenizer, messages, max_tokens)
+                check_fits(rung.name, rung.model, rung.tokenizer, messages, settings.max_tokens)
         with self._alone:
             written = self.ladder.generate(
                 [dict(message) for message in messages],
                 self.unit,
-                exit_config=self._exit(effort),
-                max_new_tokens=max_tokens,
-                stop=stop,
+                exit_config=self._exit(settings.effort),
+                max_new_tokens=settings.max_tokens,
+                stop=settings.stop,
                 **sampling,
             )
         if not written.text and written.stop_reason == "budget":
@@ -230,7 +190,7 @@ class LadderChat:
         costs = written.costs
         outcomes = Counter(decision.outcome for decision in written.trail.decisions)
         return Completion(
-            text=cut(written.text, stop),
+            text=cut(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=sum(cost.read for cost in costs),
@@ -291,27 +251,18 @@ class EndpointChat:
         self.rung = Rung.endpoint(base_url, model, key, name=self.name, timeout=timeout, attempts=attempts)
         self.send_effort = send_effort
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`; the verdict is the server's, where it tells one as sigma0's own does."""
         cost = RungCost(self.name)
         asker = Asker(self.rung, Purse(Budget()), cost)
-        options: dict[str, Any] = {"temperature": temperature}
-        if seed is not None:
-            options["seed"] = seed
-        if stop:
-            options["stop"] = list(stop)
+        options: dict[str, Any] = {"temperature": settings.temperature}
+        if settings.seed is not None:
+            options["seed"] = settings.seed
+        if settings.stop:
+            options["stop"] = list(settings.stop)
         if self.send_effort:
-            options["reasoning_effort"] = effort
-        reply = asker.ask(messages, max_tokens, options)
+            options["reasoning_effort"] = settings.effort
+        reply = asker.ask(messages, settings.max_tokens, options)
         if reply.text is None:
             raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.told}")
         return Completion(
@@ -351,24 +302,11 @@ class ScriptedChat:
         self._replies = iter(()) if callable(replies) else iter(replies)
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
         asked = {
             "messages": [dict(message) for message in messages],
-            "effort": effort,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "stop": tuple(stop),
+            **asdict(settings),
         }
         with self._alone:
             self.asked.append(asked)
