@@ -20,7 +20,13 @@ Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
 C = TypeVar("C")
 # Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
+THRESHOLDS = {
+    "q": ("qexit",),
+    "eps": ("converge", "accel"),
+    "patience": ("accel",),
+    "theta": ("margin",),
+    "accel_scale": ("accel",),
+}
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
@@ -96,6 +102,13 @@ def _one_line(settings: type[C]) -> type[C]:
     return settings
 
 
+def _refuse_unread(values: Mapping[str, Any]) -> None:
+    mode = values.get("mode", "qexit")
+    for name, modes in THRESHOLDS.items():
+        if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
+            raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+
+
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
 @_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -141,10 +154,7 @@ class ExitConfig(Stored):
         values = getattr(given, "kwargs", given)
         if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
             return given
-        mode = values.get("mode", "qexit")
-        for name, modes in THRESHOLDS.items():
-            if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
-                raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+        _refuse_unread(values)
         return given
 
     @field_validator("q", "theta")
@@ -175,6 +185,14 @@ class ExitConfig(Stored):
         if self.mode != "fixed" and self.depth is not None:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
         return self
+
+    def check_read(self) -> None:
+        """Refuses a threshold that the mode does not read also where all fields are given.
+
+        Raises:
+            ValueError: Naming it, and the modes that read it.
+        """
+        _refuse_unread(vars(self))
 
     @property
     def threshold(self) -> float | None:

@@ -22,13 +22,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from sigma0.api import Messages, check_context, encode
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig
 from sigma0.decode.stopping import StopCut
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
+from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
 from sigma0.models.ouro import PROMPT_CHUNK
 from sigma0.serve.engine.messages import Job, JobDone, TokenTold
@@ -47,7 +48,9 @@ class LadderTask:
         job: What is asked, in the served model's ids.
         prompt: The same as text.
         unit: What goes up.
-        exit_config: For every looped rung; None: as each checkpoint says.
+        exit_config: For every looped rung, which fills in the thresholds that it leaves open; None: as each checkpoint
+            says.
+        effort: Changes over each looped rung's setting; None where the request names none, or an exit setting.
         budget: The request's own limits.
         trail: Whether decisions are told.
         sources: Texts that the answer may be grounded in, beside the prompt.
@@ -57,6 +60,7 @@ class LadderTask:
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
+    effort: Effort | None = None
     budget: Budget | None = None
     trail: bool = False
     sources: tuple[str, ...] = ()
@@ -106,7 +110,7 @@ class Laddering:
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
         if task.unit == "token":
-            self._within(task.budget).stream(task.prompt, **self._settings(task))
+            self._within(task).stream(task.prompt, **self._settings(task))
             return
         if sampling.temperature:
             raise ValueError(
@@ -166,16 +170,19 @@ class Laddering:
         """Begins nothing more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _within(self, budget: Budget | None) -> FidelityLadder:
-        """The ladder, within a request's limits and the server's own."""
-        own = self._ladder
-        if budget is None:
-            return own
+    def _within(self, task: LadderTask) -> FidelityLadder:
+        """The ladder, its rungs at the request's effort, within the request's limits and the server's own."""
+        ladder, budget = self._ladder, task.budget
+        if budget is None and task.effort is None:
+            return ladder
         least: dict[str, Any] = {}
         for name in (each.name for each in fields(Budget)):
-            limits = [limit for limit in (getattr(own.budget, name), getattr(budget, name)) if limit is not None]
+            limits = [
+                limit for limit in (getattr(ladder.budget, name), getattr(budget, name, None)) if limit is not None
+            ]
             least[name] = min(limits, default=None)
-        return FidelityLadder(own.rungs, Budget(**least), own.policy, own.hysteresis, own.doors)
+        rungs = ladder.rungs if task.effort is None else [at_effort(rung, task.effort) for rung in ladder.rungs]
+        return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
         job, sampling = task.job, task.job.sampling
@@ -194,7 +201,7 @@ class Laddering:
         return settings
 
     def _events(self, task: LadderTask) -> Iterator[Event]:
-        ladder = self._within(task.budget)
+        ladder = self._within(task)
         settings = self._settings(task)
         cut = StopCut(task.job.stop)
         if task.unit == "token":
@@ -211,7 +218,7 @@ class Laddering:
 
     def _taken_over(self, task: LadderTask, written: JobDone) -> Iterator[Event]:
         """What the rungs above make of the engine's answer."""
-        found = self._within(task.budget).take_over(task.prompt, _attempt_of(written), **self._settings(task))
+        found = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
         small, *above = found.costs
         costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
         if found.rung == self.names[0]:

@@ -72,7 +72,7 @@ class Sigma0Options(Closed):
             value = {name: _whole(setting) for name, setting in value.items()}
             # not its constructor, which tells in one line what is wanted by field here; as JSON, since a strict
             # dataclass takes no mapping
-            _EXIT.validate_json(json.dumps(value), strict=True)
+            _EXIT.validate_json(json.dumps(value), strict=True).check_read()
             # counts of loops are held in 64 bits further in
             if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")

@@ -91,7 +91,7 @@ class Planner:
         options = body.sigma0 or Sigma0Options()
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
-        choices = tuple(self._choices(body, options, exit_config, effort is not None or options.exit is not None))
+        choices = tuple(self._choices(body, options, exit_config, effort))
         return Plan(
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
@@ -118,7 +118,11 @@ class Planner:
         return self.own, None
 
     def _choices(
-        self, body: ChatRequest | CompletionRequest, options: Sigma0Options, exit_config: ExitConfig, exit_asked: bool
+        self,
+        body: ChatRequest | CompletionRequest,
+        options: Sigma0Options,
+        exit_config: ExitConfig,
+        effort: Effort | None,
     ) -> list[Choice]:
         n = body.n or 1
         if n > self._settings.max_n:
@@ -128,6 +132,8 @@ class Planner:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
         sampling = self._sampling(body)
+        # thresholds that it leaves open are filled in by each rung from its own checkpoint
+        setting = None if options.exit is None else ExitConfig.parse(options.exit)
         found = []
         for number, prompt in enumerate(self._prompts(body)):
             ids = self._ids(prompt, options.special_tokens)
@@ -151,9 +157,8 @@ class Planner:
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
                 if unit is not None and text is not None and not (routed and job.logprobs is not None):
-                    budget = options.limits
-                    asked = exit_config if exit_asked else None
-                    task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))
+                    sources = tuple(options.sources)
+                    task = LadderTask(job, text, unit, setting, effort, options.limits, options.trail, sources)
                 found.append(Choice(number, job, task, routed))
             self._check_ladder(unit, routed, found[-1])
         return found

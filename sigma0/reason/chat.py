@@ -11,12 +11,13 @@ from typing import Any, Literal
 import torch
 
 from sigma0.api import Messages, check_context, encode, generate
-from sigma0.config import Effort, ExitConfig, exit_for
+from sigma0.config import Effort, exit_for
 from sigma0.decode.endings import cut, end_ids
 from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker
+from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 
@@ -177,10 +178,9 @@ class LadderChat:
             if isinstance(rung, LocalRung):
                 check_fits(rung.name, rung.model, rung.tokenizer, messages, settings.max_tokens)
         with self._alone:
-            written = self.ladder.generate(
+            written = self._at(settings.effort).generate(
                 [dict(message) for message in messages],
                 self.unit,
-                exit_config=self._exit(settings.effort),
                 max_new_tokens=settings.max_tokens,
                 stop=settings.stop,
                 **sampling,
@@ -205,17 +205,21 @@ class LadderChat:
             notes={"rung": written.rung, "outcomes": dict(outcomes), "costs": [cost.to_dict() for cost in costs]},
         )
 
-    def _exit(self, effort: Effort) -> ExitConfig | None:
-        """The first looped rung's own setting at this effort, for all of them; None where none loops."""
-        looped = [rung for rung in self.ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
-        if not looped:
-            return None
-        loops = max(rung.model.num_loops for rung in looped)
-        found = exit_for(effort, looped[0].model.resolve_exit_config(looped[0].exit_config), loops)
-        if found.after_exit == "verify":
-            # a token that may go up cannot be taken back: all loops are run instead, the rule being asked at the last
-            return replace(found, after_exit="finish", min_loops=loops)
-        return found
+    def _at(self, effort: Effort) -> FidelityLadder:
+        """The ladder with each rung at an effort."""
+        ladder = self.ladder
+        rungs = [_kept_back(at_effort(rung, effort)) for rung in ladder.rungs]
+        return FidelityLadder(rungs, ladder.budget, ladder.policy, ladder.hysteresis, ladder.doors)
+
+
+def _kept_back(rung: AnyRung) -> AnyRung:
+    """The rung with all loops in place of `verify`, the rule being met at the last.
+
+    A token that may go up cannot be taken back.
+    """
+    if not isinstance(rung, LocalRung) or rung.exit_config is None or rung.exit_config.after_exit != "verify":
+        return rung
+    return replace(rung, exit_config=replace(rung.exit_config, after_exit="finish", min_loops=rung.model.num_loops))
 
 
 class EndpointChat:

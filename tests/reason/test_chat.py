@@ -139,6 +139,21 @@ def test_a_ladder_answers_for_its_rungs(pocket, effort):
     assert chat.name == "small,large"
 
 
+def test_a_ladders_rungs_have_the_effort_over_their_own_settings(pocket):
+    small = rungs(pocket)[0]
+    model = copy.deepcopy(pocket[0])
+    model.generation_config.exit_config = {"mode": "fixed", "depth": 4}
+    above = Rung.local(model, pocket[1], "above")
+    for effort, depth in (("minimal", 2), ("medium", 4), ("high", 6)):
+        runs = []
+        for level, setting in ((effort, None), ("medium", {"mode": "fixed", "depth": depth})):
+            rung = above if setting is None else Rung.local(model, pocket[1], "above", setting)
+            chat = LadderChat(FidelityLadder([small, rung], policy=Always()), "token")
+            answer = chat.complete(ASKED, effort=level, max_tokens=20)
+            runs.append((answer.text, answer.notes["costs"][1]["rows"]))
+        assert runs[0] == runs[1]
+
+
 def test_a_ladder_of_whole_answers_is_greedy_and_says_so(pocket):
     small, large = rungs(pocket)
     chat = LadderChat(FidelityLadder([small, large]))
