@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 
-class PagePool:
+class BlockPool:
     """A fixed number of pages.
 
     Args:
@@ -89,7 +89,7 @@ class PagePool:
         Args:
             ids: The text.
             limit: Columns that may be found at most; only whole pages count.
-            root: What stands ahead of the first page, see `root_name`.
+            root: What stands ahead of the first page, see `root_hash`.
 
         Returns:
             The pages, and the name of the last one; the root where there is none.
@@ -97,7 +97,7 @@ class PagePool:
         found: list[int] = []
         name = root
         for start in range(0, limit // self.size * self.size, self.size):
-            next_name = page_name(name, ids[start : start + self.size])
+            next_name = block_hash(name, ids[start : start + self.size])
             page = self._known.get(next_name)
             if page is None:
                 break
@@ -115,11 +115,11 @@ class PagePool:
             self._known[name] = page
 
 
-def root_name(salt: str | None) -> bytes:
+def root_hash(salt: str | None) -> bytes:
     """What stands ahead of a text's first page: b"" without a salt, else what nobody has who does not know it."""
     return b"" if salt is None else sha256(b"salt" + salt.encode()).digest()
 
 
-def page_name(before: bytes, ids: Sequence[int]) -> bytes:
+def block_hash(before: bytes, ids: Sequence[int]) -> bytes:
     """Name of a page: of its ids and, by the name of the page before it, of all before them; no two texts share one."""
     return sha256(before + ",".join(map(str, ids)).encode()).digest()

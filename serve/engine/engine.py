@@ -29,15 +29,15 @@ from sigma0.decode.parallel import processes_of
 from sigma0.decode.rows import FOLLOWER
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.transfer import to_host
-from sigma0.serve.engine.block_pool import PagePool, root_name
-from sigma0.serve.engine.in_flight import Flight
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
-from sigma0.serve.engine.outputs import Read, Teller
-from sigma0.serve.engine.request import Running, Verified
-from sigma0.serve.engine.scheduler import Entry, Scheduler
-from sigma0.serve.engine.validation import check_job, context_of
+from sigma0.serve.engine.block_pool import BlockPool, root_hash
+from sigma0.serve.engine.in_flight import InFlightBatch
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, ServiceStatus, TokenOutput
+from sigma0.serve.engine.outputs import OutputProcessor, SampledToken
+from sigma0.serve.engine.request import RequestState, VerifiedRequestState
+from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry
+from sigma0.serve.engine.validation import check_request, context_length
 
-Event = tuple[int, TokenTold | JobDone | JobFailed]
+Event = tuple[int, TokenOutput | RequestOutput | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class Engine:
         pages = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
-        self.pool = PagePool(pages, shape.size)
+        self.pool = BlockPool(pages, shape.size)
         running = self.limits.max_running
         self.scheduler = Scheduler(self.pool, running, self.limits.max_waiting, self.limits.pass_rows)
         self._planes = PagedPlanes(shape, pages, model.dtype, model.device)
-        self._flight = Flight(model, self._planes, self.scheduler, running)
+        self._flight = InFlightBatch(model, self._planes, self.scheduler, running)
         longest = min(model.config.max_position_embeddings, pages * shape.size)
         watching = switches().verdict if watch is None else watch
-        self._teller = Teller(model, name, running, longest, watching)
-        self._jobs: dict[int, Running] = {}
+        self._teller = OutputProcessor(model, name, running, longest, watching)
+        self._jobs: dict[int, RequestState] = {}
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0
         told = model.generation_config.eos_token_id
@@ -120,17 +120,17 @@ class Engine:
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together: as many as the model's positions and the K/V hold."""
-        return context_of(self.model, self.pool.total, self.pool.size)
+        return context_length(self.model, self.pool.total, self.pool.size)
 
-    def check(self, job: Job) -> None:
+    def check(self, job: EngineRequest) -> None:
         """Refuses what can never run; may be called from any thread.
 
         Raises:
             ValueError: Naming what does not fit.
         """
-        check_job(job, self.model, self.context)
+        check_request(job, self.model, self.context)
 
-    def submit(self, job: Job) -> int:
+    def submit(self, job: EngineRequest) -> int:
         """Queues a request; returns its number.
 
         Raises:
@@ -141,10 +141,10 @@ class Engine:
         goal, rule = len(job.prompt_ids), self.model.exit_rule(job.exit_config)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
-        entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1, root=root_name(job.cache_salt))
+        entry = SequenceEntry(next(self._keys), list(job.prompt_ids), goal, goal - 1, root=root_hash(job.cache_salt))
         verified = job.exit_config.after_exit == "verify"
         feed = TextFeed(self.tokenizer, job.stop)
-        kind = Verified if verified else Running
+        kind = VerifiedRequestState if verified else RequestState
         running = kind(entry, job, rule, feed, self._eos, self.model, self._teller.watch)
         self._jobs[entry.key] = running
         self.scheduler.add(entry)
@@ -170,7 +170,7 @@ class Engine:
             self._flight.by_slot[entry.slot] = running
             self._teller.begin(running)
         self._flight.go_on()
-        entering: list[tuple[Running, Ints]] = []
+        entering: list[tuple[RequestState, Ints]] = []
         for key in list(self.scheduler.running):
             # one that was put back in this loop runs no more
             if key in self.scheduler.running:
@@ -189,7 +189,7 @@ class Engine:
             # what is no number must not be seen by whoever has the page next, not even with weight 0
             self._planes.wipe(taken)
 
-    def _fed_back(self, running: Running) -> list[int]:
+    def _fed_back(self, running: RequestState) -> list[int]:
         """Columns of tokens that are fed back, once all before them have entered; none if it was put back for them."""
         entry = running.entry
         if not running.waiting or entry.read < entry.goal or running.is_replaying:
@@ -204,12 +204,12 @@ class Engine:
         entry.goal = entry.read = columns[-1] + 1
         return columns
 
-    def _put_back(self, running: Running, slot: int) -> None:
+    def _put_back(self, running: RequestState, slot: int) -> None:
         self._teller.save(running, slot)
         self._flight.put_back(running, slot)
         self._preemptions += 1
 
-    def _forget(self, running: Running) -> None:
+    def _forget(self, running: RequestState) -> None:
         """Ends a request, whatever it was at."""
         slot = running.entry.slot
         self.scheduler.remove(running.entry)
@@ -223,7 +223,7 @@ class Engine:
         self._teller.put(rows, passed.fates, passed.held)
         for slot, met, diverged in passed.first:
             running = self._flight.owner(slot)
-            assert isinstance(running, Verified)
+            assert isinstance(running, VerifiedRequestState)
             running.judge_first(met, diverged)
         checked = self._checked(passed)
         read = np.concatenate([passed.stopped, checked])
@@ -233,7 +233,7 @@ class Engine:
             return []
         likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
         events: list[Event] = []
-        settled: list[Read] = []
+        settled: list[SampledToken] = []
         for slot in np.unique(rows.texts[read]).tolist():
             running = self._flight.owner(slot)
             own = np.flatnonzero(rows.texts[read] == slot)
@@ -248,10 +248,10 @@ class Engine:
                 events.append(self._failed(each.running, error))
         return events
 
-    def _failed(self, running: Running, error: Exception) -> Event:
+    def _failed(self, running: RequestState, error: Exception) -> Event:
         """Ends a request in which something broke; the others go on."""
         # what it says may quote a prompt: whoever asked logs what it was and where
-        failed = JobFailed(f"{type(error).__name__} inside of this request")
+        failed = RequestFailed(f"{type(error).__name__} inside of this request")
         failed.__cause__ = error
         self._forget(running)
         return running.entry.key, failed
@@ -268,24 +268,24 @@ class Engine:
 
     def _settled(
         self,
-        running: Running,
+        running: RequestState,
         passed: Passed,
         read: Ints,
         own: Ints,
         stopped: int,
         logits: Tensor,
         likeliest: Any,
-    ) -> list[Read]:
+    ) -> list[SampledToken]:
         """The tokens of one request that a pass settles, one at most."""
         if not likeliest[1, own].all():
             raise FloatingPointError(NOT_FINITE)
         rows = passed.rows
-        if not isinstance(running, Verified):
+        if not isinstance(running, VerifiedRequestState):
             (place,) = own.tolist()
             token_id = int(likeliest[0, place]) if running.is_plain else running.choose(logits[place])
             depth = int(rows.loops[read[place]])
             flags = bool(passed.met[place]), bool(passed.diverged[place])
-            return [Read(running, token_id, depth, *flags, logits[place], running.is_last(token_id))]
+            return [SampledToken(running, token_id, depth, *flags, logits[place], running.is_last(token_id))]
         exits = readings = None
         first, again = own[own < stopped], own[own >= stopped]
         if len(first):
@@ -298,9 +298,12 @@ class Engine:
         if running.dropped is not None:
             self._flight.take_back(running.entry.slot, running.dropped)
             running.dropped = None
-        return [Read(running, each.token_id, each.depth, each.met, each.diverged, row, each.last) for each, row in told]
+        return [
+            SampledToken(running, each.token_id, each.depth, each.met, each.diverged, row, each.last)
+            for each, row in told
+        ]
 
-    def _tell(self, running: Running, token: TokenTold, is_last: bool) -> list[Event]:
+    def _tell(self, running: RequestState, token: TokenOutput, is_last: bool) -> list[Event]:
         """A token, and the end if it is the last."""
         text = running.feed.add(token.id)
         is_last = is_last or running.feed.stopped or running.collapses()
@@ -314,6 +317,6 @@ class Engine:
         if is_last:
             events.append((running.entry.key, self._teller.done(running)))
             self._forget(running)
-        elif not isinstance(running, Verified):
+        elif not isinstance(running, VerifiedRequestState):
             running.append(token.id)
         return events

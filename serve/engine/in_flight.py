@@ -12,13 +12,13 @@ from sigma0.decode.paged_kv import PagedPlanes
 from sigma0.decode.paged_step import Passed, Passes, Ruled
 from sigma0.decode.rows import FOLLOWER, PASSIVE, Rows, join
 from sigma0.decode.transfer import to_device
-from sigma0.serve.engine.request import Running
+from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import Scheduler
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
-class Flight:
+class InFlightBatch:
     """Rows of all running requests.
 
     Args:
@@ -36,7 +36,7 @@ class Flight:
 
     def __init__(self, model: Any, planes: PagedPlanes, scheduler: Scheduler, slots: int) -> None:
         self.rows: Rows | None = None
-        self.by_slot: list[Running | None] = [None] * slots
+        self.by_slot: list[RequestState | None] = [None] * slots
         self.passes = 0
         self.rows_run = 0
         self._model = model
@@ -48,13 +48,13 @@ class Flight:
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
 
-    def owner(self, slot: int) -> Running:
+    def owner(self, slot: int) -> RequestState:
         """The request of a row."""
         running = self.by_slot[slot]
         assert running is not None, f"a row of slot {slot}, which nobody has"
         return running
 
-    def enter(self, entering: Sequence[tuple[Running, Ints]]) -> None:
+    def enter(self, entering: Sequence[tuple[RequestState, Ints]]) -> None:
         """Puts columns of some requests before loop 1.
 
         Args:
@@ -164,7 +164,7 @@ class Flight:
             self._held = [part for part in self._held if part.texts[0] != slot]
             self._add(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.columns)))
 
-    def put_back(self, running: Running, slot: int) -> None:
+    def put_back(self, running: RequestState, slot: int) -> None:
         """Takes the rows of a request away and notes how far they had got."""
         if self.rows is not None:
             own = self.rows.select(np.flatnonzero(self.rows.texts == slot))

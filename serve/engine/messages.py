@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
-class Job:
+class EngineRequest:
     """One text to be continued.
 
     Attributes:
@@ -44,7 +44,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class TokenTold:
+class TokenOutput:
     """A new token, final: it is not taken back.
 
     Attributes:
@@ -81,7 +81,7 @@ class TokenTold:
 
 
 @dataclass(frozen=True)
-class JobDone:
+class RequestOutput:
     """The end of a job.
 
     Attributes:
@@ -104,7 +104,7 @@ class JobDone:
     """
 
     text: str
-    tokens: tuple[TokenTold, ...]
+    tokens: tuple[TokenOutput, ...]
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
@@ -162,25 +162,25 @@ class Unavailable(RuntimeError):
     """There is no engine that could take a job."""
 
 
-class JobFailed(RuntimeError):
+class RequestFailed(RuntimeError):
     """Something broke inside of one job; others go on."""
 
 
-class JobCutOff(JobFailed):
+class RequestCutOff(RequestFailed):
     """The service was ended ahead of the job."""
 
 
-class JobEvents(Protocol):
+class RequestEvents(Protocol):
     """Tokens of a job as they come, then its end."""
 
-    def __aiter__(self) -> "JobEvents":
+    def __aiter__(self) -> "RequestEvents":
         """Itself."""
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         """The next one.
 
         Raises:
-            JobFailed: If something broke.
+            RequestFailed: If something broke.
             Unavailable: If the last engine was lost.
         """
 
@@ -203,7 +203,7 @@ class Service(Protocol):
     tokenizer: Any
     context: int
 
-    def submit(self, job: Job) -> JobEvents:
+    def submit(self, job: EngineRequest) -> RequestEvents:
         """Queues a job at once.
 
         Raises:

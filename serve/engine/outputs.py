@@ -15,8 +15,8 @@ from sigma0.decode.rows import LEADER, Rows
 from sigma0.decode.sampler import logprobs_of
 from sigma0.decode.stats import read_together
 from sigma0.decode.transfer import to_device, to_host
-from sigma0.serve.engine.messages import JobDone, TokenTold
-from sigma0.serve.engine.request import Running
+from sigma0.serve.engine.messages import RequestOutput, TokenOutput
+from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
@@ -25,7 +25,7 @@ _ENTROPY, _MARGIN, _PROXIMITY = (READINGS.index(name) for name in ("entropy", "m
 
 
 @dataclass(frozen=True)
-class Read:
+class SampledToken:
     """A token that was settled in a pass.
 
     Attributes:
@@ -38,7 +38,7 @@ class Read:
         is_last: Whether the text ends with it.
     """
 
-    running: Running
+    running: RequestState
     token_id: int
     depth: int
     met: bool
@@ -47,7 +47,7 @@ class Read:
     is_last: bool
 
 
-class Teller:
+class OutputProcessor:
     """Statistics of running requests, and how they are told.
 
     Args:
@@ -69,7 +69,7 @@ class Teller:
         self._ops: Operations = model.operations
         self.watch = watch
 
-    def begin(self, running: Running) -> None:
+    def begin(self, running: RequestState) -> None:
         """Readies a slot for a request, with what is remembered of it from before it was put back."""
         slot = running.entry.slot
         self._fates[slot] = 0 if running.fates is None else running.fates
@@ -77,13 +77,13 @@ class Teller:
         for place, tensor in enumerate(vars(self._collapse).values()):
             tensor[slot] = 0 if running.saved is None else running.saved[place]
 
-    def save(self, running: Running, slot: int) -> None:
+    def save(self, running: RequestState, slot: int) -> None:
         """Remembers what a request needs in another slot."""
         # columns that come back out of the prefix cache are not run again
         running.fates, running.met = self._fates[slot].copy(), self._met[slot].copy()
         running.saved = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
 
-    def enter(self, running: Running, columns: Ints) -> None:
+    def enter(self, running: RequestState, columns: Ints) -> None:
         """Forgets the loops of columns that come for the first time, or with another token.
 
         What is only read anew goes through the same loops again, or is found and goes through none.
@@ -104,7 +104,7 @@ class Teller:
         known = np.flatnonzero(fates)
         self._fates[rows.texts[known], rows.columns[known], rows.loops[known] - 1] = fates[known]
 
-    def tell(self, read: Sequence[Read]) -> list[TokenTold]:
+    def tell(self, read: Sequence[SampledToken]) -> list[TokenOutput]:
         """The tokens of one pass, none twice of a request; their texts are still to be added."""
         numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(read)
         for each in read:
@@ -121,11 +121,11 @@ class Teller:
             numbers = to_host(told.statistics).tolist()
         return [self._token(each, values) for each, values in zip(read, numbers, strict=True)]
 
-    def _token(self, read: Read, values: list[float]) -> TokenTold:
+    def _token(self, read: SampledToken, values: list[float]) -> TokenOutput:
         running = read.running
         count = running.job.logprobs
         logprob, alternatives = (None, ()) if count is None else logprobs_of(read.logits, read.token_id, count)
-        return TokenTold(
+        return TokenOutput(
             id=read.token_id,
             text="",
             depth=read.depth,
@@ -140,12 +140,12 @@ class Teller:
             would_have_met=self._would_have_met(running, len(running.told), values[_MARGIN]),
         )
 
-    def _fate(self, running: Running, number: int) -> Fate | None:
+    def _fate(self, running: RequestState, number: int) -> Fate | None:
         """Of a token, the mildest of the last loops of the column that it was read from."""
         known = self._fates[running.entry.slot, running.prompt - 1 + number]
         return mildest([FATES[fate] for fate in known.tolist()], self._patience)
 
-    def _would_have_met(self, running: Running, number: int, margin: float) -> bool | None:
+    def _would_have_met(self, running: RequestState, number: int, margin: float) -> bool | None:
         """Of a token that `full` or `fixed` stopped; see `sigma0.decode.exits.ExitRule.would_have_been_met`."""
         rule = running.unasked
         if rule is None:
@@ -154,7 +154,7 @@ class Teller:
             return True if margin >= rule.threshold and running.rule.last_loop >= rule.min_loops else None
         return bool(self._met[running.entry.slot, running.prompt - 1 + number])
 
-    def done(self, running: Running) -> JobDone:
+    def done(self, running: RequestState) -> RequestOutput:
         """The end of a request that still has its slot."""
         tokens = [replace(token, fate=self._fate(running, place)) for place, token in enumerate(running.told)]
         verdict = opened = text = None
@@ -167,7 +167,7 @@ class Teller:
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
         ended = running.ends_text(tokens[-1].id) or running.feed.stopped or running.collapsed
-        return JobDone(
+        return RequestOutput(
             text=running.feed.text,
             tokens=tuple(tokens),
             finish_reason="stop" if ended else "length",

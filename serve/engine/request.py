@@ -22,13 +22,13 @@ from sigma0.decode.sampler import generator_for, processors_for
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.token_loop import Emission
 from sigma0.decode.verify import VerifiedLoop
-from sigma0.serve.engine.messages import Job, TokenTold
-from sigma0.serve.engine.scheduler import Entry
+from sigma0.serve.engine.messages import EngineRequest, TokenOutput
+from sigma0.serve.engine.scheduler import SequenceEntry
 from sigma0.signals.canary import Tighten
 
 
 @dataclass(frozen=True)
-class Halted:
+class SuspendedRow:
     """A row that waits where it is until everything before it has been read anew.
 
     Attributes:
@@ -40,7 +40,7 @@ class Halted:
     role: int
 
 
-class Running:
+class RequestState:
     """A request and all that belongs to it.
 
     Args:
@@ -73,7 +73,14 @@ class Running:
     """
 
     def __init__(
-        self, entry: Entry, job: Job, rule: ExitRule, feed: TextFeed, eos: frozenset[int], model: Any, watch: bool
+        self,
+        entry: SequenceEntry,
+        job: EngineRequest,
+        rule: ExitRule,
+        feed: TextFeed,
+        eos: frozenset[int],
+        model: Any,
+        watch: bool,
     ) -> None:
         self.entry = entry
         self.job = job
@@ -84,11 +91,11 @@ class Running:
         self.unasked: ExitRule | None = model.unasked_rule(job.exit_config) if watch else None
         asked = rule if self.unasked is None else self.unasked
         self.ruled = Ruled(rule, asked.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
-        self.told: list[TokenTold] = []
+        self.told: list[TokenOutput] = []
         self.ids = entry.ids
         self.waiting: deque[int] = deque()
         self.depths: dict[int, int] = {}
-        self.halted: dict[int, Halted] = {}
+        self.halted: dict[int, SuspendedRow] = {}
         self.anew = 0
         self.passes = 0
         self.rows = 0
@@ -161,7 +168,7 @@ class Running:
         """Remembers its rows in flight, and what is to be read anew before they can go on."""
         flight = zip(columns.tolist(), loops.tolist(), roles.tolist(), strict=True)
         # one that is put back while it reads anew still has the older rows to get to
-        found = {column: Halted(loop, role) for column, loop, role in flight if role != PASSIVE}
+        found = {column: SuspendedRow(loop, role) for column, loop, role in flight if role != PASSIVE}
         self.halted = {**found, **self.halted}
         entered = len(self.ids) - len(self.waiting)
         self.anew = entered if self.told and not self.halted else 0
@@ -169,16 +176,16 @@ class Running:
         exact = self.prompt if self.drops else entered
         self.entry.reusable = min(exact if self.told else self.prompt - 1, entered, *self.halted)
 
-    def resume(self) -> dict[int, Halted]:
+    def resume(self) -> dict[int, SuspendedRow]:
         """The rows that go on from where they were, once all of them have got there."""
         halted, self.halted = self.halted, {}
         return halted
 
 
-class _Place:
+class _EngineWave:
     """What `VerifiedLoop` knows of a wave: its text goes in and out of the engine's rows."""
 
-    def __init__(self, running: "Verified", rule: ExitRule, ops: Operations) -> None:
+    def __init__(self, running: "VerifiedRequestState", rule: ExitRule, ops: Operations) -> None:
         self._running = running
         self.rule = rule
         self.ops = ops
@@ -195,11 +202,11 @@ class _Place:
         self._running.take_back(column)
 
 
-class Verified(Running):
+class VerifiedRequestState(RequestState):
     """A request whose tokens are proposed early and told once loop T agrees.
 
     Args:
-        *args: As `Running` takes them.
+        *args: As `RequestState` takes them.
 
     Attributes:
         dropped: First column that was taken back since the engine looked; None where none was.
@@ -217,7 +224,7 @@ class Verified(Running):
         if self._eos:
             criteria.append(EosTokenCriteria(sorted(self._eos)))
         self.loop = VerifiedLoop(
-            _Place(self, self.rule, self._model.operations),
+            _EngineWave(self, self.rule, self._model.operations),
             torch.tensor([self.job.prompt_ids], device=self._device),
             np.array([self.prompt]),
             self._processors,

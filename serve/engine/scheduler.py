@@ -9,11 +9,11 @@ first is never put back, so that work always ends.
 from collections import deque
 from dataclasses import dataclass, field
 
-from sigma0.serve.engine.block_pool import PagePool, page_name
+from sigma0.serve.engine.block_pool import BlockPool, block_hash
 
 
 @dataclass
-class Entry:
+class SequenceEntry:
     """A text as the scheduler sees it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PrefillChunk:
     """Columns of a text that enter the next pass.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stretch:
         stop: One past the last.
     """
 
-    entry: Entry
+    entry: SequenceEntry
     start: int
     stop: int
 
@@ -76,15 +76,15 @@ class Scheduler:
         ValueError: For a limit under 1.
     """
 
-    def __init__(self, pool: PagePool, max_running: int, max_waiting: int, pass_rows: int) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, max_waiting: int, pass_rows: int) -> None:
         for name, value in (("max_running", max_running), ("max_waiting", max_waiting), ("pass_rows", pass_rows)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.pool = pool
         self.max_waiting = max_waiting
         self.pass_rows = pass_rows
-        self.waiting: deque[Entry] = deque()
-        self.running: dict[int, Entry] = {}
+        self.waiting: deque[SequenceEntry] = deque()
+        self.running: dict[int, SequenceEntry] = {}
         self._slots = list(range(max_running - 1, -1, -1))
 
     @property
@@ -92,18 +92,18 @@ class Scheduler:
         """Whether the queue takes no more; those that can begin at once do not count as waiting."""
         return len(self.waiting) >= self.max_waiting + len(self._slots)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SequenceEntry) -> None:
         """Queues a text."""
         self.waiting.append(entry)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: SequenceEntry) -> None:
         """Forgets a text that is over, or not wanted any more."""
         if entry.key in self.running:
             self._let_go(entry)
         else:
             self.waiting.remove(entry)
 
-    def admit(self) -> list[Entry]:
+    def admit(self) -> list[SequenceEntry]:
         """Takes texts from the queue as long as there are slots and pages to read them and to write one token."""
         admitted = []
         while self.waiting and self._slots:
@@ -126,7 +126,7 @@ class Scheduler:
             admitted.append(entry)
         return admitted
 
-    def stretches(self, rows: int) -> list[Stretch]:
+    def stretches(self, rows: int) -> list[PrefillChunk]:
         """What is read next.
 
         Args:
@@ -139,18 +139,18 @@ class Scheduler:
         for left, entry in zip(range(len(reading), 0, -1), sorted(reading, key=_left), strict=True):
             count = min(_left(entry), -(-room // left))
             if count:
-                found.append(Stretch(entry, entry.read, entry.read + count))
+                found.append(PrefillChunk(entry, entry.read, entry.read + count))
                 entry.read += count
                 room -= count
         return found
 
-    def make_room(self, entry: Entry, columns: int) -> list[Entry]:
+    def make_room(self, entry: SequenceEntry, columns: int) -> list[SequenceEntry]:
         """Gives a running text pages for so many columns.
 
         Returns:
             Those that had to give theirs up, the text itself perhaps among them: it is then in the queue.
         """
-        preempted: list[Entry] = []
+        preempted: list[SequenceEntry] = []
         while len(entry.pages) < self.pool.pages_for(columns):
             page = self.pool.take()
             if page is not None:
@@ -163,26 +163,26 @@ class Scheduler:
                 break
         return preempted
 
-    def preempt(self, entry: Entry) -> None:
+    def preempt(self, entry: SequenceEntry) -> None:
         """Puts a running text back to the head of the queue; who does it says what is to be read anew."""
         self._let_go(entry)
         entry.preemptions += 1
         self.waiting.appendleft(entry)
 
-    def complete(self, entry: Entry, columns: int) -> None:
+    def complete(self, entry: SequenceEntry, columns: int) -> None:
         """Tells others of the leading columns of a text that are exact in every plane."""
         size = self.pool.size
         for place in range(entry.known, columns // size):
-            entry.name = page_name(entry.name, entry.ids[place * size : (place + 1) * size])
+            entry.name = block_hash(entry.name, entry.ids[place * size : (place + 1) * size])
             self.pool.know(entry.pages[place], entry.name)
             entry.known = place + 1
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: SequenceEntry) -> None:
         del self.running[entry.key]
         self._slots.append(entry.slot)
         self.pool.release(entry.pages)
         entry.pages, entry.slot, entry.known, entry.name, entry.read = [], -1, 0, entry.root, 0
 
 
-def _left(entry: Entry) -> int:
+def _left(entry: SequenceEntry) -> int:
     return entry.goal - entry.read

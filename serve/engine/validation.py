@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sigma0.serve.engine.messages import Job
+from sigma0.serve.engine.messages import EngineRequest
 
 
-def context_of(model: Any, pages: int, page_size: int) -> int:
+def context_length(model: Any, pages: int, page_size: int) -> int:
     """Tokens that prompt and answer may have together: as many as the model's positions and the K/V hold.
 
     Args:
@@ -16,13 +16,13 @@ def context_of(model: Any, pages: int, page_size: int) -> int:
     return min(int(model.config.max_position_embeddings), pages * page_size)
 
 
-def check_job(job: Job, model: Any, context: int) -> None:
+def check_request(job: EngineRequest, model: Any, context: int) -> None:
     """Refuses what can never run.
 
     Args:
         job: What is asked.
         model: The looped model; its weights are not looked at.
-        context: As `context_of` tells it.
+        context: As `context_length` tells it.
 
     Raises:
         ValueError: Naming what does not fit.

@@ -13,34 +13,34 @@ import torch
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import (
     Busy,
-    Job,
-    JobCutOff,
-    JobDone,
-    JobFailed,
+    EngineRequest,
+    RequestCutOff,
+    RequestFailed,
+    RequestOutput,
     ServiceStatus,
     ShuttingDown,
-    TokenTold,
+    TokenOutput,
 )
 
 _LOG = logging.getLogger(__name__)
-_Told = TokenTold | JobDone | JobFailed | Busy
+_QueueItem = TokenOutput | RequestOutput | RequestFailed | Busy
 
 
-class Events:
-    """`sigma0.serve.engine.messages.JobEvents` of one job.
+class QueuedEvents:
+    """`sigma0.serve.engine.messages.RequestEvents` of one job.
 
     Args:
         loop: Of the caller.
         cancel: Tells the engine that nobody wants the job any more.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["Events"], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["QueuedEvents"], None]) -> None:
         self._loop = loop
         self._cancel = cancel
-        self._events: asyncio.Queue[_Told] = asyncio.Queue()
+        self._events: asyncio.Queue[_QueueItem] = asyncio.Queue()
         self._is_over = False
 
-    def hear(self, event: _Told) -> None:
+    def hear(self, event: _QueueItem) -> None:
         """Called from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
@@ -48,15 +48,15 @@ class Events:
             # the caller's loop is closed, so that nobody listens any more
             _LOG.debug("an event came for a closed loop")
 
-    def __aiter__(self) -> "Events":
+    def __aiter__(self) -> "QueuedEvents":
         return self
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         event = await self._events.get()
-        self._is_over = not isinstance(event, TokenTold)
-        if isinstance(event, JobFailed | Busy):
+        self._is_over = not isinstance(event, TokenOutput)
+        if isinstance(event, RequestFailed | Busy):
             raise event
         return event
 
@@ -89,9 +89,9 @@ class EngineService:
         self.context = engine.context
         self._engine = engine
         self._threads = threads
-        self._listeners: dict[int, Events] = {}
-        self._keys: dict[Events, int] = {}
-        self._inbox: deque[tuple[Job | None, Events]] = deque()
+        self._listeners: dict[int, QueuedEvents] = {}
+        self._keys: dict[QueuedEvents, int] = {}
+        self._inbox: deque[tuple[EngineRequest | None, QueuedEvents]] = deque()
         self._wake = threading.Condition()
         self._status = engine.status()
         self._entering = 0
@@ -100,7 +100,7 @@ class EngineService:
         self._thread = threading.Thread(target=self._run, name="sigma0-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> Events:
+    def submit(self, job: EngineRequest) -> QueuedEvents:
         """Queues a job at once. Must be called on an event loop.
 
         Raises:
@@ -116,12 +116,12 @@ class EngineService:
             limits = self._engine.limits
             if waiting >= limits.max_waiting + limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
-            events = Events(asyncio.get_running_loop(), self._cancel)
+            events = QueuedEvents(asyncio.get_running_loop(), self._cancel)
             self._inbox.append((job, events))
             self._wake.notify()
         return events
 
-    def _cancel(self, events: Events) -> None:
+    def _cancel(self, events: QueuedEvents) -> None:
         with self._wake:
             self._inbox.append((None, events))
             self._wake.notify()
@@ -167,14 +167,14 @@ class EngineService:
                 # without what it says, which may quote a prompt
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _LOG.error("a pass failed: %s; all requests under way end\n%s", type(error).__name__, frames)
-                self._fail_all(JobFailed(f"{type(error).__name__} in the engine"))
+                self._fail_all(RequestFailed(f"{type(error).__name__} in the engine"))
                 continue
             self._status = self._engine.status()
             for key, event in events:
                 self._listeners[key].hear(event)
-                if isinstance(event, JobDone | JobFailed):
+                if isinstance(event, RequestOutput | RequestFailed):
                     self._end(key)
-        self._fail_all(JobCutOff("the server is being shut down"))
+        self._fail_all(RequestCutOff("the server is being shut down"))
 
     def _take_in(self) -> bool:
         """Waits for work and takes it in; False once there is to be none any more."""
@@ -196,14 +196,14 @@ class EngineService:
             self._status, self._entering = self._engine.status(), 0
         return not closing
 
-    def _begin(self, job: Job, events: Events) -> None:
+    def _begin(self, job: EngineRequest, events: QueuedEvents) -> None:
         try:
             key = self._engine.submit(job)
         except Busy as error:
             events.hear(error)
         except Exception as error:
             # without its thread the service would neither answer nor end: whoever asked logs what it was
-            failed = JobFailed(f"{type(error).__name__} as this request began")
+            failed = RequestFailed(f"{type(error).__name__} as this request began")
             failed.__cause__ = error
             events.hear(failed)
         else:
@@ -212,7 +212,7 @@ class EngineService:
     def _end(self, key: int) -> None:
         del self._keys[self._listeners.pop(key)]
 
-    def _fail_all(self, why: JobFailed) -> None:
+    def _fail_all(self, why: RequestFailed) -> None:
         for key, listener in list(self._listeners.items()):
             self._engine.cancel(key)
             listener.hear(why)
@@ -220,6 +220,6 @@ class EngineService:
         self._status = self._engine.status()
 
 
-def _jobs(inbox: Iterable[tuple[Job | None, Events]]) -> int:
+def _jobs(inbox: Iterable[tuple[EngineRequest | None, QueuedEvents]]) -> int:
     """How many of these are jobs; the others take one back."""
     return sum(job is not None for job, _ in inbox)

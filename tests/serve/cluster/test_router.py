@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.cluster.sessions import SessionTable
-from sigma0.serve.engine.block_pool import root_name
+from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import Busy, Unavailable
 
 IDS = st.lists(st.integers(0, 3), max_size=6)
@@ -47,8 +47,8 @@ def test_a_chat_comes_back_to_where_its_own_salt_was_read():
     table = SessionTable()
     table.note([1, 2], "bare")
     for salt in ("x", "y"):
-        table.note([1, 2], salt, root_name(salt))
-    assert [table.find([1, 2, 3], root_name(salt)) for salt in (None, "x", "y", "z")] == ["bare", "x", "y", None]
+        table.note([1, 2], salt, root_hash(salt))
+    assert [table.find([1, 2, 3], root_hash(salt)) for salt in (None, "x", "y", "z")] == ["bare", "x", "y", None]
 
 
 def test_a_table_without_room():

@@ -4,7 +4,7 @@ import threading
 from time import sleep
 
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job, JobDone
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput
 from sigma0.serve.engine.worker import EngineService
 
 # Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.
@@ -14,7 +14,7 @@ KV = 2**25
 class Ticket:
     """The events of one job; `cancelled` once they were closed before their end."""
 
-    def __init__(self, job: Job, events) -> None:
+    def __init__(self, job: EngineRequest, events) -> None:
         self.job, self.cancelled = job, False
         self._events, self._ended = events, False
 
@@ -27,7 +27,7 @@ class Ticket:
         except Exception:
             self._ended = True
             raise
-        self._ended = isinstance(event, JobDone)
+        self._ended = isinstance(event, RequestOutput)
         return event
 
     async def aclose(self) -> None:
@@ -100,7 +100,7 @@ class SpiedService(EngineService):
     def fails(self, error: Exception | None) -> None:
         self.held.fails = error
 
-    def submit(self, job: Job) -> Ticket:
+    def submit(self, job: EngineRequest) -> Ticket:
         ticket = Ticket(job, super().submit(job))
         self.tickets.append(ticket)
         return ticket

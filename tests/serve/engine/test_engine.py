@@ -13,7 +13,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampler import Sampling
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
@@ -72,7 +72,7 @@ def alone(model, tokenizer, job):
 def told(events):
     """What must not depend on company, near ties apart."""
     done = events[-1]
-    assert isinstance(done, JobDone)
+    assert isinstance(done, RequestOutput)
     tokens = [
         (token.id, token.depth, token.reason, token.text, token.rung, [each.id for each in token.alternatives])
         for token in done.tokens
@@ -100,7 +100,7 @@ def jobs(draw):
     length = draw(st.integers(1, 40))
     seed = draw(st.integers(0, 50))
     ids = np.random.default_rng(seed).integers(5, 60, length)
-    return Job(
+    return EngineRequest(
         prompt_ids=tuple(ids.tolist()),
         max_new_tokens=draw(st.integers(1, 12)),
         exit_config=draw(st.sampled_from(CONFIGS)),
@@ -125,7 +125,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
         if keys and rng.random() < 0.02:
             key = int(rng.choice(list(keys)))
             engine.cancel(key)
-            if key not in found or not isinstance(found[key][-1], JobDone):
+            if key not in found or not isinstance(found[key][-1], RequestOutput):
                 cancelled.add(key)
         for key, event in engine.step():
             assert key not in cancelled
@@ -149,7 +149,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
     """The very depths, reasons, fates, passes, rows and verdict of `sigma0.generate`, greedy and drawn."""
     model, tokenizer = pocket
     story = "Mary went to the park. Leo took the book. The book is in the box. Tom went to the office. Where is Mary?"
-    job = Job(
+    job = EngineRequest(
         tuple(tokenizer(story)["input_ids"]),
         12,
         config,
@@ -174,19 +174,19 @@ def test_alone_is_what_generate_says(pocket, config, number):
 
 def job(length=5, new=6, seed=1, **settings):
     ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
-    return Job(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
+    return EngineRequest(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
 
 
 def test_a_prompt_begun_alike_is_found(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     ids = tuple(np.random.default_rng(1).integers(5, 60, 30).tolist())
-    first = engine.submit(Job(ids, 4, ExitConfig(mode="full")))
+    first = engine.submit(EngineRequest(ids, 4, ExitConfig(mode="full")))
     cold = drain(engine)[first][-1]
-    again = engine.submit(Job((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
+    again = engine.submit(EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     warm = drain(engine)[again][-1]
     assert cold.cached_tokens == 0 and warm.cached_tokens == 20
     assert told([warm]) == told(
-        alone(model, pocket[1], Job((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
+        alone(model, pocket[1], EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     )
 
 
@@ -227,7 +227,7 @@ def test_what_was_dropped_is_never_found(model, pocket):
     key = engine.submit(asked)
     done = drain(engine)[key][-1]
     assert any(token.depth < 4 for token in done.tokens)
-    turn = Job((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, ExitConfig(mode="full"))
+    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, ExitConfig(mode="full"))
     key = engine.submit(turn)
     assert drain(engine)[key][-1].cached_tokens == 8
 
@@ -270,7 +270,7 @@ def test_fates_outlast_a_request_that_is_put_back_while_it_reads_anew(model, poc
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     engine.submit(job(5, 1, exit_config=ExitConfig(mode="fixed", depth=1)))
-    assert isinstance(engine.step()[0][1], TokenTold)
+    assert isinstance(engine.step()[0][1], TokenOutput)
 
 
 def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
@@ -292,14 +292,14 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
     with torch.no_grad():
         weights[60] = torch.nan
     try:
-        good, bad = engine.submit(job(9, 8)), engine.submit(Job((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
+        good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
         found = drain(engine)
         again = engine.submit(job(9, 8))
         afterwards = drain(engine)[again]
     finally:
         with torch.no_grad():
             weights[60] = kept
-    assert isinstance(found[bad][-1], JobFailed) and len(found[bad]) == 1
+    assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
     assert told(found[good]) == told(alone(model, tokenizer, job(9, 8))) == told(afterwards)
 
 
@@ -324,10 +324,10 @@ def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
     """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, KV), watch=True)
     with poisoned(model, 60):
-        bad = engine.submit(Job((5, 60, 7, 8, 9), 8, FULL))
+        bad = engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, FULL))
         long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
         found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed)
+    assert isinstance(found[bad][-1], RequestFailed)
     assert told(found[long]) == told(alone(model, pocket[1], job(9, 12)))
     assert told(found[short]) == told(alone(model, pocket[1], job(2, 12, 2)))
 
@@ -336,7 +336,7 @@ def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
 def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, PAGE * 4 * 3), watch=True)
     with poisoned(model, 60):
-        bad = engine.submit(Job((5, 7, 8, 60, 60, 60), 2, FULL))
+        bad = engine.submit(EngineRequest((5, 7, 8, 60, 60, 60), 2, FULL))
         for _ in range(passes):
             engine.step()
         engine.cancel(bad)
@@ -349,13 +349,13 @@ def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pock
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
-    good = Job((*shared, 7, 8, 9), 16, FULL)
+    good = EngineRequest((*shared, 7, 8, 9), 16, FULL)
     with poisoned(model, 60):
         key = engine.submit(good)
         found = [event for _ in range(8) for _, event in engine.step()]
-        bad = engine.submit(Job((*shared, 60), 4, FULL))
+        bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
         rest = drain(engine)
-    assert isinstance(rest[bad][-1], JobFailed)
+    assert isinstance(rest[bad][-1], RequestFailed)
     again = engine.submit(good)
     expected = told(alone(model, pocket[1], good))
     assert told([*found, *rest[key]]) == told(drain(engine)[again]) == expected
@@ -370,8 +370,8 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
 
     monkeypatch.setattr(engine._jobs[bad], "choose", broken)
     found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed) and "RuntimeError" in str(found[bad][-1])
-    assert isinstance(found[good][-1], JobDone) and engine.pool.used == 0
+    assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
+    assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
 
 
 @pytest.mark.parametrize("where", ["add", "end"])
@@ -384,7 +384,7 @@ def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, 
 
     monkeypatch.setattr(engine._jobs[bad].feed, where, broken)
     found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed) and isinstance(found[good][-1], JobDone)
+    assert isinstance(found[bad][-1], RequestFailed) and isinstance(found[good][-1], RequestOutput)
     assert engine.pool.used == 0 and not engine.scheduler.running
 
 
@@ -395,10 +395,10 @@ def test_what_cannot_run_is_refused(model, pocket):
     with pytest.raises(ValueError, match="exceed the model's context of 256"):
         engine.submit(job(10, 250))
     with pytest.raises(ValueError, match="at least one prompt id"):
-        engine.submit(Job((), 4, ExitConfig()))
+        engine.submit(EngineRequest((), 4, ExitConfig()))
     for odd in (10_000, -1):
         with pytest.raises(ValueError, match="an id outside of the model's"):
-            engine.submit(Job((5, odd), 4, ExitConfig()))
+            engine.submit(EngineRequest((5, odd), 4, ExitConfig()))
     with pytest.raises(ValueError, match="depth=9 exceeds the model's 4 loops"):
         engine.submit(job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)))
     for _ in range(2):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.serve.engine.block_pool import PagePool
-from sigma0.serve.engine.scheduler import Entry, Scheduler
+from sigma0.serve.engine.block_pool import BlockPool
+from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry
 
 
 def entry(key, length):
-    return Entry(key, list(range(key * 1000, key * 1000 + length)), length, length - 1)
+    return SequenceEntry(key, list(range(key * 1000, key * 1000 + length)), length, length - 1)
 
 
 def scheduler(pages=10, size=4, running=3, waiting=8, rows=16):
-    return Scheduler(PagePool(pages, size), running, waiting, rows)
+    return Scheduler(BlockPool(pages, size), running, waiting, rows)
 
 
 def test_first_come_first_admitted_as_far_as_slots_and_pages_go():
@@ -95,7 +95,7 @@ def test_the_last_one_admitted_gives_way():
 
 def test_what_is_complete_is_found_by_the_next():
     plan = scheduler(pages=20, size=2)
-    first, second = entry(0, 7), Entry(1, [*range(7), 50, 51], 9, 8)
+    first, second = entry(0, 7), SequenceEntry(1, [*range(7), 50, 51], 9, 8)
     plan.add(first)
     plan.admit()
     plan.complete(first, 3)
@@ -123,7 +123,7 @@ def test_the_last_position_is_never_found():
 def test_bad_limits_are_named(name):
     limits = {"max_running": 1, "max_waiting": 1, "pass_rows": 1, name: 0}
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        Scheduler(PagePool(1, 1), **limits)
+        Scheduler(BlockPool(1, 1), **limits)
 
 
 def test_it_needs_no_torch():
