@@ -50,9 +50,9 @@ def _gauges(status: ServiceStatus, total_loops: int) -> dict[str, tuple[str, flo
         "running": ("Jobs on their way.", status.running),
         "mean_depth": ("Mean exit depth of all new tokens, in loops.", mean),
         "depth_saved": ("Share of loops saved, over all new tokens.", 1 - mean / total_loops if mean else 0.0),
-        "pages": ("Pages of K/V.", status.pages_total),
-        "pages_used": ("Pages held by jobs.", status.pages_used),
-        "pages_cached": ("Pages kept for prompts that begin alike.", status.pages_cached),
+        "pages": ("Pages of K/V.", status.blocks_total),
+        "pages_used": ("Pages held by jobs.", status.blocks_used),
+        "pages_cached": ("Pages kept for prompts that begin alike.", status.blocks_cached),
     }
 
 

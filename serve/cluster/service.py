@@ -22,8 +22,16 @@ from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.block_pool import root_hash
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, ServiceStatus, TokenOutput
-from sigma0.serve.engine.validation import check_request, context_length
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineRequest,
+    RequestFailed,
+    RequestOutput,
+    ServiceStatus,
+    TokenOutput,
+    check_request,
+    context_length,
+)
 
 _LOG = logging.getLogger(__name__)
 # seconds for a replica to report; one that hangs longer is passed over until it does

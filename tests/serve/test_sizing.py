@@ -89,7 +89,7 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
 @given(st.integers(1, 500), st.integers(1, 64))
 def test_a_sequence_takes_the_pages_that_the_pool_gives_it(tokens, size):
     shape = ModelShape.of(small())
-    pages = BlockPool(1, size).pages_for(tokens)
+    pages = BlockPool(1, size).blocks_for(tokens)
     assert pages_for(tokens, size) == pages
     assert sequence_bytes(shape, 2, size, tokens) == pages * page_bytes(shape, 2, size)
     assert 0 <= sequence_bytes(shape, 2, size, tokens) - tokens * token_bytes(shape, 2) < page_bytes(shape, 2, size)
@@ -141,7 +141,7 @@ def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, co
         return
     model = OuroForCausalLM(config)
     engine = Engine(model, None, "tiny", EngineLimits(page_size=size, kv_bytes=memory - around))
-    assert engine.pool.total // engine.pool.pages_for(context) == sequences
+    assert engine.pool.total // engine.pool.blocks_for(context) == sequences
     assert engine.pool.total * size == fit(shape, serving, memory, context).tokens
 
 

@@ -126,8 +126,8 @@ def test_a_job_that_came_to_another_engine_counts_there():
 
 def test_what_was_done_counts_also_of_engines_that_are_gone():
     engines = Fleet()
-    engines.update([report("a", tokens=5, passes=9, waiting=2, pages_total=8), report("b", tokens=7, pages_total=8)])
-    assert engines.status() == replace(NOTHING, tokens=12, passes=9, waiting=2, pages_total=16)
-    engines.update([report("b", tokens=8, pages_total=8)])
-    assert engines.status() == replace(NOTHING, tokens=13, passes=9, pages_total=8)
+    engines.update([report("a", tokens=5, passes=9, waiting=2, blocks_total=8), report("b", tokens=7, blocks_total=8)])
+    assert engines.status() == replace(NOTHING, tokens=12, passes=9, waiting=2, blocks_total=16)
+    engines.update([report("b", tokens=8, blocks_total=8)])
+    assert engines.status() == replace(NOTHING, tokens=13, passes=9, blocks_total=8)
     assert set(engines.engines()) == {"b"}

@@ -1,4 +1,4 @@
-"""The engine: whatever runs beside a request, it is told what it would be told alone."""
+"""Engine: whatever runs beside a request, its output is what it would be alone."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +37,7 @@ SAMPLINGS = (
     Sampling(repetition_penalty=1.3),
     Sampling(presence_penalty=0.5, frequency_penalty=0.5),
 )
-PAGE = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one column of the model below
+POSITION_BYTES = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one position of the model below
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def alone(model, tokenizer, job):
     return drain(engine)[key]
 
 
-def told(events):
-    """What must not depend on company, near ties apart."""
+def outcome(events):
+    """What must not depend on other requests, near ties apart."""
     done = events[-1]
     assert isinstance(done, RequestOutput)
     tokens = [
@@ -115,7 +115,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
     """Arrivals, cancellations, preemptions and prefixes found: each request as if it were alone."""
     tokenizer, rng = pocket[1], np.random.default_rng(seed)
     columns = max(len(job.prompt_ids) + job.max_new_tokens for job in asked) + (page if crowded else 400)
-    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, PAGE * page * (-(-columns // page) + 1))
+    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, POSITION_BYTES * page * (-(-columns // page) + 1))
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     queue, keys, found, cancelled = list(enumerate(asked)), {}, {}, set()
     for _ in range(3000):
@@ -138,9 +138,9 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
             continue
         job = asked[number]
         expected = alone(model, tokenizer, job)
-        if told(found[key]) != told(expected):
+        if outcome(found[key]) != outcome(expected):
             ids = [*job.prompt_ids, *(token.id for token in expected[-1].tokens)]
-            assert is_near(model, ids, job.exit_config), f"{job} is told otherwise in company"
+            assert is_near(model, ids, job.exit_config), f"{job} differs in company"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -185,7 +185,7 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
     again = engine.submit(EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     warm = drain(engine)[again][-1]
     assert cold.cached_tokens == 0 and warm.cached_tokens == 20
-    assert told([warm]) == told(
+    assert outcome([warm]) == outcome(
         alone(model, pocket[1], EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     )
 
@@ -194,19 +194,19 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
 def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(30, 4, exit_config=ExitConfig(mode=mode))
-    expected = told(alone(model, pocket[1], asked))
+    expected = outcome(alone(model, pocket[1], asked))
     cached = []
     for salt in (None, "a", "b", "a", None, "b"):
         key = engine.submit(replace(asked, cache_salt=salt))
         found = drain(engine)[key]
-        assert told(found) == expected, "a salt changes no answer"
+        assert outcome(found) == expected, "a salt changes no answer"
         cached.append(found[-1].cached_tokens)
     assert cached == [0, 0, 0, 28, 28, 28]
 
 
-def test_a_salt_outlasts_being_put_back(model, pocket):
+def test_a_salt_outlasts_preemption(model, pocket):
     """What a salted request wrote before and after is found by its salt alone."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, PAGE * 4 * 14), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14), watch=True)
     asked = [job(10, 30, seed, exit_config=ExitConfig(mode="full"), cache_salt="a") for seed in range(3)]
     for each in asked:
         engine.submit(each)
@@ -221,7 +221,7 @@ def test_a_salt_outlasts_being_put_back(model, pocket):
 
 
 def test_what_was_dropped_is_never_found(model, pocket):
-    """The prompt's pages are exact, the answer's are not: the next turn finds the former alone."""
+    """The blocks of the prompt are exact, those of the answer are not: the next turn finds the former alone."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(8, 12, exit_config=ExitConfig(q=0.01, after_exit="drop"))
     key = engine.submit(asked)
@@ -233,9 +233,9 @@ def test_what_was_dropped_is_never_found(model, pocket):
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2]], ids=str)
-def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
+def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
     tokenizer = pocket[1]
-    limits = EngineLimits(3, 8, 8, 4, PAGE * 4 * 14)
+    limits = EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14)
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     asked = [job(10, 30, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
     keys = [engine.submit(each) for each in asked]
@@ -243,28 +243,28 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
     assert engine.status().preemptions > 0
     assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
     for key, each in zip(keys, asked, strict=True):
-        assert told(found[key]) == told(alone(model, tokenizer, each))
-        assert found[key][-1].cached_tokens == 0, "its own columns, found again, are no prompt's"
+        assert outcome(found[key]) == outcome(alone(model, tokenizer, each))
+        assert found[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
 
 
-def test_fates_outlast_a_request_that_is_put_back_while_it_reads_anew(model, pocket):
-    """Put back as its columns have entered again and before they have run: what was known of them still is."""
+def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
+    """Preempted after its positions have entered again and before they have run: their fates are kept."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     key = engine.submit(job(6, 20, exit_config=ExitConfig(mode="full")))
-    running = engine._jobs[key]
-    while len(running.told) < 8:
+    state = engine._states[key]
+    while len(state.outputs) < 8:
         engine.step()
     saved = []
     for _ in range(2):
-        slot = running.entry.slot
-        engine.scheduler.preempt(running.entry)
-        engine._put_back(running, slot)
-        saved.append(running.fates.copy())
-        running.entry.reusable = 0
+        slot = state.entry.slot
+        engine.scheduler.preempt(state.entry)
+        engine._preempt(state, slot)
+        saved.append(state.fates.copy())
+        state.entry.cacheable = 0
         engine._schedule()
     assert saved[0].any() and (saved[0] == saved[1]).all()
     done = drain(engine)[key][-1]
-    assert told([done]) == told(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
+    assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
@@ -283,9 +283,9 @@ def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
 
 
 def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
-    """A request whose states are no numbers ends; the pages it wrote do no harm to the next."""
+    """A request whose states are no numbers ends; the blocks it wrote do no harm to the next."""
     tokenizer = pocket[1]
-    limits = EngineLimits(2, 4, 64, 4, PAGE * 4 * 10)
+    limits = EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10)
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     weights = model.get_input_embeddings().weight
     kept = weights[60].clone()
@@ -300,7 +300,7 @@ def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
         with torch.no_grad():
             weights[60] = kept
     assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
-    assert told(found[good]) == told(alone(model, tokenizer, job(9, 8))) == told(afterwards)
+    assert outcome(found[good]) == outcome(alone(model, tokenizer, job(9, 8))) == outcome(afterwards)
 
 
 @contextmanager
@@ -321,20 +321,20 @@ FULL = ExitConfig(mode="full")
 
 
 def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
-    """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
+    """A row of few blocks is padded up to those of the longest: not with blocks of another request."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, KV), watch=True)
     with poisoned(model, 60):
         bad = engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, FULL))
         long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
         found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed)
-    assert told(found[long]) == told(alone(model, pocket[1], job(9, 12)))
-    assert told(found[short]) == told(alone(model, pocket[1], job(2, 12, 2)))
+    assert outcome(found[long]) == outcome(alone(model, pocket[1], job(9, 12)))
+    assert outcome(found[short]) == outcome(alone(model, pocket[1], job(2, 12, 2)))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, PAGE * 4 * 3), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, POSITION_BYTES * 4 * 3), watch=True)
     with poisoned(model, 60):
         bad = engine.submit(EngineRequest((5, 7, 8, 60, 60, 60), 2, FULL))
         for _ in range(passes):
@@ -343,7 +343,7 @@ def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pock
         asked = job(1, 7, 4)
         key = engine.submit(asked)
         found = drain(engine)
-    assert told(found[key]) == told(alone(model, pocket[1], asked))
+    assert outcome(found[key]) == outcome(alone(model, pocket[1], asked))
 
 
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
@@ -357,8 +357,8 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
         rest = drain(engine)
     assert isinstance(rest[bad][-1], RequestFailed)
     again = engine.submit(good)
-    expected = told(alone(model, pocket[1], good))
-    assert told([*found, *rest[key]]) == told(drain(engine)[again]) == expected
+    expected = outcome(alone(model, pocket[1], good))
+    assert outcome([*found, *rest[key]]) == outcome(drain(engine)[again]) == expected
 
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
@@ -368,7 +368,7 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     def broken(logits):
         raise RuntimeError("a processor broke")
 
-    monkeypatch.setattr(engine._jobs[bad], "choose", broken)
+    monkeypatch.setattr(engine._states[bad], "sample", broken)
     found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
     assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
@@ -382,14 +382,14 @@ def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, 
     def broken(*args):
         raise RuntimeError("a decoder broke")
 
-    monkeypatch.setattr(engine._jobs[bad].feed, where, broken)
+    monkeypatch.setattr(engine._states[bad].detokenizer, where, broken)
     found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed) and isinstance(found[good][-1], RequestOutput)
     assert engine.pool.used == 0 and not engine.scheduler.running
 
 
 def test_what_cannot_run_is_refused(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, PAGE * 4 * 4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, POSITION_BYTES * 4 * 4), watch=True)
     with pytest.raises(ValueError, match="17 tokens exceed the 16 that this engine's K/V hold"):
         engine.submit(job(10, 7))
     with pytest.raises(ValueError, match="exceed the model's context of 256"):

@@ -59,7 +59,7 @@ def test_many_at_once_are_told_apart(service, pocket):
 
     told = asyncio.run(run())
     assert [len(events) - 1 for events in told] == [1, 2, 3, 4, 5, 6, 7, 7]
-    assert service.status().pages_used == 0
+    assert service.status().blocks_used == 0
 
 
 def test_a_closed_iterator_frees_what_it_held(service, pocket):
@@ -72,7 +72,7 @@ def test_a_closed_iterator_frees_what_it_held(service, pocket):
         return service.status()
 
     status = asyncio.run(run())
-    assert status.running == 0 and status.pages_used == 0
+    assert status.running == 0 and status.blocks_used == 0
 
 
 def test_a_job_that_nobody_reads_can_be_closed(service, pocket):
@@ -82,7 +82,7 @@ def test_a_job_that_nobody_reads_can_be_closed(service, pocket):
         return service.status()
 
     status = asyncio.run(run())
-    assert status.running == 0 and status.pages_used == 0 and status.tokens < 100
+    assert status.running == 0 and status.blocks_used == 0 and status.tokens < 100
 
 
 def test_a_full_queue_is_told_at_once(service, pocket):
@@ -120,7 +120,7 @@ def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, po
         events = service.submit(endless(pocket))
         await anext(events)
         with monkeypatch.context() as patched:
-            patched.setattr(service._engine._flight, "run", broken)
+            patched.setattr(service._engine._batch, "run", broken)
             with pytest.raises(RequestFailed, match="RuntimeError in the engine"):
                 await collect(events)
         return await collect(service.submit(job(pocket)))
