@@ -32,12 +32,12 @@ from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
 from sigma0.models.ouro import PROMPT_CHUNK
-from sigma0.serve.engine.messages import Job, JobDone, TokenTold
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import explain, objections
 
 logger = logging.getLogger(__name__)
-Event = TokenTold | JobDone
+Event = TokenOutput | RequestOutput
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LadderTask:
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    job: Job
+    job: EngineRequest
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
@@ -66,7 +66,7 @@ class LadderTask:
     sources: tuple[str, ...] = ()
 
 
-class Laddering:
+class LadderRunner:
     """A ladder in a thread.
 
     Args:
@@ -121,7 +121,7 @@ class Laddering:
             read = encode(lowest.tokenizer, task.prompt).shape[1]
             check_context(lowest.model, read, task.job.max_new_tokens)
 
-    async def run(self, task: LadderTask, written: JobDone | None = None) -> AsyncGenerator[Event, None]:
+    async def run(self, task: LadderTask, written: RequestOutput | None = None) -> AsyncGenerator[Event, None]:
         """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above.
 
         Args:
@@ -152,7 +152,7 @@ class Laddering:
         """The engine's events once all have come, or the ladder's where the verdict on them says escalate."""
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
-        ends = [event for event in kept if isinstance(event, JobDone)]
+        ends = [event for event in kept if isinstance(event, RequestOutput)]
         if [end.door for end in ends] != ["escalate"]:
             for event in kept:
                 yield event
@@ -216,7 +216,7 @@ class Laddering:
             tokens, text = (), cut.feed(found.text) + cut.flush()
         yield self._done(task, found, tokens, text)
 
-    def _taken_over(self, task: LadderTask, written: JobDone) -> Iterator[Event]:
+    def _taken_over(self, task: LadderTask, written: RequestOutput) -> Iterator[Event]:
         """What the rungs above make of the engine's answer."""
         found = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
         small, *above = found.costs
@@ -239,11 +239,13 @@ class Laddering:
     def _trail(self, task: LadderTask, found: LadderGeneration) -> tuple[dict[str, Any], ...]:
         return tuple(asdict(line) for line in found.trail.lines) if task.trail else ()
 
-    def _done(self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenTold, ...], text: str) -> JobDone:
+    def _done(
+        self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenOutput, ...], text: str
+    ) -> RequestOutput:
         depths = [token.depth for token in tokens[1:] if token.depth]
         # shares saved are of one model; what the rungs cost stands in the costs
         saved = Savings(sum(depths) / len(depths) if depths else None, None, None, None)
-        return JobDone(
+        return RequestOutput(
             text=text,
             tokens=tokens,
             finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
@@ -273,7 +275,7 @@ class Laddering:
         return f"top_rung: {why}, and there is no rung above."
 
 
-def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTold, ...], str]:
+def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
     """The tokens of a text and the text itself, both up to a stop string."""
     cut = StopCut(stop)
     tokens = [_told(token, cut.feed(token.text)) for token in found.tokens]
@@ -284,7 +286,7 @@ def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTol
     return tuple(tokens), cut.passed
 
 
-def _attempt_of(written: JobDone) -> Attempt:
+def _attempt_of(written: RequestOutput) -> Attempt:
     """The engine's answer as the lowest rung's."""
     assert written.verdict is not None
     stop_reason: LadderStop = "length" if written.finish_reason == "length" else "eos"
@@ -293,7 +295,7 @@ def _attempt_of(written: JobDone) -> Attempt:
     return attempt_from(written.text, written.tokens, written.verdict, stop_reason)
 
 
-def _cost_of(written: JobDone, rung: RungCost) -> RungCost:
+def _cost_of(written: RequestOutput, rung: RungCost) -> RungCost:
     """What the engine spent on an answer, as what the lowest rung did; its prompts share passes with other requests."""
     read = written.prompt_tokens - written.cached_tokens
     loops = written.total_loops
@@ -307,8 +309,8 @@ def _cost_of(written: JobDone, rung: RungCost) -> RungCost:
     )
 
 
-def _told(token: LadderToken, text: str) -> TokenTold:
-    return TokenTold(
+def _told(token: LadderToken, text: str) -> TokenOutput:
+    return TokenOutput(
         id=token.id,
         text=text,
         depth=token.depth,

@@ -10,9 +10,9 @@ from sigma0.decode.sampler import Sampling
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
-from sigma0.serve.api.ladder import Laddering, LadderTask
+from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
-from sigma0.serve.engine.messages import Job, Service
+from sigma0.serve.engine.messages import EngineRequest, Service
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
@@ -34,13 +34,13 @@ class Choice:
     """
 
     prompt: int
-    job: Job
+    job: EngineRequest
     task: LadderTask | None
     routed: bool
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParsedRequest:
     """What a request comes to.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
     trail: bool
 
 
-class Planner:
+class RequestParser:
     """Makes plans; it tokenizes, so it is to be asked in a thread.
 
     Args:
@@ -71,7 +71,7 @@ class Planner:
         laddering: The server's ladder, if it has one.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, laddering: Laddering | None) -> None:
+    def __init__(self, service: Service, settings: ServerSettings, laddering: LadderRunner | None) -> None:
         self._service, self._settings, self._laddering = service, settings, laddering
         self.total_loops = int(service.model.num_loops)
         self.own: ExitConfig = service.model.resolve_exit_config(None)
@@ -79,7 +79,7 @@ class Planner:
         self._bound = TokenBound(service.tokenizer)
         self._most = min(settings.max_prompt_tokens or self.context, self.context)
 
-    def plan(self, body: ChatRequest | CompletionRequest) -> Plan:
+    def plan(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
         """What a request comes to.
 
         Raises:
@@ -92,7 +92,7 @@ class Planner:
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
         choices = tuple(self._choices(body, options, exit_config, effort))
-        return Plan(
+        return ParsedRequest(
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
             stream=bool(body.stream),
@@ -142,7 +142,7 @@ class Planner:
             # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
             text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
             for choice in range(n):
-                job = Job(
+                job = EngineRequest(
                     prompt_ids=ids,
                     max_new_tokens=new,
                     exit_config=exit_config,

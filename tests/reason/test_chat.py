@@ -176,14 +176,14 @@ def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
             expected.usage.completion_tokens,
         )
         assert found.usage.loop_passes > 0 and found.notes == {"requests": 1}
-        job = server.service.tickets[-1].job
+        job = server.service.tickets[-1].request
         assert job.exit_config == exit_for("low", pocket[0].resolve_exit_config(None), 6)
         chat.complete(ASKED, ChatSettings(temperature=0.5, seed=7, stop=("barn",), max_tokens=4))
-        job = server.service.tickets[-1].job
+        job = server.service.tickets[-1].request
         assert (job.sampling.temperature, job.sampling.seed, job.stop) == (0.5, 7, ("barn",))
         silent = EndpointChat(f"{server.url}/v1", "pocket", send_effort=False)
         silent.complete(ASKED, ChatSettings(effort="low", max_tokens=4))
-        assert server.service.tickets[-1].job.exit_config == pocket[0].resolve_exit_config(None)
+        assert server.service.tickets[-1].request.exit_config == pocket[0].resolve_exit_config(None)
         with pytest.raises(ChatFailed, match="refused"):
             EndpointChat(f"{server.url}/v1", "no-such-model").complete(ASKED)
 

@@ -160,7 +160,7 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
     error = error_of(answer, 500)
     assert error["type"] == "server_error" and answer.headers["x-request-id"] in error["message"]
     # found again in the log, which says what it was and not what it was about
-    assert answer.headers["x-request-id"] in caplog.text and "JobFailed, by RuntimeError" in caplog.text
+    assert answer.headers["x-request-id"] in caplog.text and "RequestFailed, by RuntimeError" in caplog.text
     assert STORY not in caplog.text
     plain.service.fails = RuntimeError("broke")
     told = post(plain, stream=True)
