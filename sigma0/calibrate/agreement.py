@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, saved_share
-from sigma0.calibrate.forced_grid import GridReadings, read_grids
 from sigma0.calibrate.ltt import p_value, passing, units_needed
-from sigma0.calibrate.teacher_forcing import ForcedText
+from sigma0.calibrate.teacher_forcing import ForcedText, GridReadings, read_grids
 from sigma0.config import ExitConfig
 
 CHECK_SHARE = 0.2
