@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.api import Messages, encode
+from sigma0.config import Messages
 from sigma0.jsonl import read_lines, read_text
+from sigma0.models.prompts import encode
 
 MAX_PROMPTS = 100_000
 
@@ -70,7 +72,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def encode_prompts(model: Any, tokenizer: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[tuple[int, ...]]:
+def encode_prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[tuple[int, ...]]:
     """Ids of prompts, each with room for what is to come.
 
     Raises:

@@ -15,7 +15,6 @@ settings stop a token at the same loop, so does every setting between them: only
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sigma0.decode.exits import ExitRule, select_exits
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -94,7 +94,7 @@ class LoopReadings:
 
 
 def read_forced(
-    model: Any,
+    model: DepthGenerationMixin,
     rules: Mapping[str, ExitRule],
     texts: Sequence[ForcedText],
     on_text: Callable[[int], None] = lambda done: None,
@@ -162,7 +162,7 @@ class _Part:
 
 
 @torch.no_grad()
-def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]) -> Iterator[_Part]:
+def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]) -> Iterator[_Part]:
     # Pads stand on the right, where no real token sees them.
     ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(model.device)
     real = pad_sequence([torch.ones(len(text.ids) - 1) for text in texts], batch_first=True).bool().to(model.device)
@@ -174,7 +174,7 @@ def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]
         yield _read_tokens(model, rules, states[:, start : start + step], gates[:, start : start + step])
 
 
-def _read_tokens(model: Any, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
+def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
     logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
     top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
@@ -237,7 +237,9 @@ class GridReadings:
 
 
 @torch.no_grad()
-def read_grids(model: Any, grids: Mapping[str, Sequence[ExitRule]], texts: Sequence[ForcedText]) -> GridReadings:
+def read_grids(
+    model: DepthGenerationMixin, grids: Mapping[str, Sequence[ExitRule]], texts: Sequence[ForcedText]
+) -> GridReadings:
     """Reads the new tokens of texts at every loop; each setting decides where it would have stopped.
 
     Args:
@@ -259,7 +261,7 @@ def read_grids(model: Any, grids: Mapping[str, Sequence[ExitRule]], texts: Seque
     )
 
 
-def _grid_chunks(model: Any, texts: Sequence[ForcedText]) -> Iterator[tuple[Tensor, Tensor]]:
+def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> Iterator[tuple[Tensor, Tensor]]:
     """Loop states `[T, n, D]` and gate logits `[T, n]` of the positions that new tokens are read from, in order."""
     parts: list[tuple[Tensor, Tensor]] = []
     held = 0
@@ -284,7 +286,7 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(states, 1), torch.cat(gates, 1)
 
 
-def _same_as_full(model: Any, states: Tensor) -> Bools:
+def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
     step = max(1, _LOGITS // model.config.vocab_size)
     top = [
         torch.cat([check_finite(model.head(part), loop).argmax(-1) for part in state.split(step)])
@@ -294,7 +296,7 @@ def _same_as_full(model: Any, states: Tensor) -> Bools:
     return same
 
 
-def _grid_exits(model: Any, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
+def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
     """Exit depth at each setting, `[settings, n]`."""
     found = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
     step = max(1, _LOGITS // model.config.vocab_size)

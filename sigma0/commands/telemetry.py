@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sigma0.api import Generation
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import Reason
 from sigma0.jsonl import parse_lines
+from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import Door, ReasonVerdict
 
 logger = logging.getLogger(__name__)
