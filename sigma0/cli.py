@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from sigma0.api import Messages, stream
+from sigma0.api import stream
 from sigma0.commands.calibrate import calibrate
 from sigma0.commands.console import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.commands.doctor import examine
@@ -18,7 +18,7 @@ from sigma0.commands.ladder import open_ladder, run_ladder
 from sigma0.commands.solve import solve
 from sigma0.commands.telemetry import TelemetryLog, of_generation
 from sigma0.commands.trail import trail
-from sigma0.config import ExitConfig, parse_on_collapse
+from sigma0.config import ExitConfig, Messages, parse_on_collapse
 from sigma0.decode.ops import Backend
 from sigma0.decode.parallel import together
 from sigma0.ladder import FidelityLadder, LocalRung

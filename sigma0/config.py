@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, wraps
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
@@ -11,6 +11,8 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+# A chat: each message with `role` and `content`.
+Messages = Sequence[Mapping[str, Any]]
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 # What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 
 MAX_TOKENS = 64

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from sigma0.api import Messages, encode
+from sigma0.config import Messages
 from sigma0.decode.endings import cut, end_ids
+from sigma0.models.prompts import encode
 from sigma0.reason.chat import LocalChat, check_fits
 from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
 

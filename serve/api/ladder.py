@@ -21,8 +21,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
-from sigma0.api import Messages, check_context, encode
-from sigma0.config import Effort, ExitConfig
+from sigma0.config import Effort, ExitConfig, Messages
 from sigma0.decode.stopping import StopCut
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
@@ -31,7 +30,9 @@ from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
+from sigma0.models.limits import check_context
 from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.prompts import encode
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import explain, objections

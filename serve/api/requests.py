@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from sigma0.api import Messages, encode
-from sigma0.config import Effort, ExitConfig, exit_for, switches
+from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
 from sigma0.decode.sampler import Sampling
+from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError

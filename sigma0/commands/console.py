@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging
 
-from sigma0.api import Generation, TextStream
+from sigma0.api import TextStream
 from sigma0.commands.doctor import Finding, Report
 from sigma0.config import explain
+from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import explain as explain_door
 
 # From shallow to deep; told apart with red-green colour blindness as well.

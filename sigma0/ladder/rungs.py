@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.decode.endings import end_ids
@@ -47,8 +48,8 @@ class LocalRung:
     """
 
     name: str
-    model: Any = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerFast = field(repr=False)
     exit_config: ExitConfig | None = None
     kv_limit: int | None = None
     declines: Declines = declines_nothing
@@ -145,8 +146,8 @@ class Rung:
 
     @staticmethod
     def local(
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
         name: str | None = None,
         exit_config: ExitConfig | Mapping[str, Any] | None = None,
         kv_limit: int | None = None,
@@ -209,7 +210,7 @@ def check_same_tokens(lower: LocalRung, upper: LocalRung) -> None:
         )
 
 
-def _difference(lower: Any, upper: Any) -> str | None:
+def _difference(lower: PreTrainedTokenizerFast, upper: PreTrainedTokenizerFast) -> str | None:
     mine, other = lower.get_vocab(), upper.get_vocab()
     if mine != other:
         odd = min(key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key))

@@ -3,15 +3,16 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.api import Messages, check_context, encode, generate
-from sigma0.config import Effort, exit_for
+from sigma0.api import generate
+from sigma0.config import Effort, ExitConfig, Messages, exit_for
 from sigma0.decode.endings import cut, end_ids
 from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
@@ -19,6 +20,8 @@ from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker
 from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.limits import check_context
+from sigma0.models.prompts import encode
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 
 __all__ = [
@@ -48,7 +51,13 @@ class LocalChat:
         ValueError: For a tokenizer without a chat template, an exit setting of a model without loops, or a bad one.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, exit_config: Any = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        exit_config: ExitConfig | Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
@@ -323,7 +332,9 @@ class ScriptedChat:
         return reply if isinstance(reply, Completion) else Completion(reply)
 
 
-def check_fits(name: str, model: Any, tokenizer: Any, messages: Messages, max_tokens: int) -> None:
+def check_fits(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, messages: Messages, max_tokens: int
+) -> None:
     """Refuses what a model's positions cannot hold: how long a question gets is no setting of whoever asked it.
 
     Raises:
@@ -337,7 +348,7 @@ def check_fits(name: str, model: Any, tokenizer: Any, messages: Messages, max_to
         raise ChatFailed(f"{name} cannot hold the question: {error}") from error
 
 
-def label_ways(tokenizer: Any, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def label_ways(tokenizer: PreTrainedTokenizerFast, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Ids of each label, with and without the space that some models begin an answer with.
 
     Raises:

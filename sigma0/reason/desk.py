@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from threading import Lock
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 from sigma0.reason.trail import Call, Trail
 

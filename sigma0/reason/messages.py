@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.signals.verdict import Door, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]

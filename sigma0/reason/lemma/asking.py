@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Literal
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.settings import LemmaSettings
 from sigma0.reason.messages import ChatFailed, ChatModel, ChatSettings, Completion

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.reason.desk import Desk, LimitReached
 from sigma0.reason.messages import MAX_TOKENS, ChatModel, ChatSettings, Completion, Usage
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
