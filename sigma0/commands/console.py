@@ -1,8 +1,8 @@
-"""What the command line prints: coloured tokens, the legend, and the doctor's report."""
+"""What the command line prints: coloured tokens, the legend, tables, progress and errors."""
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from unicodedata import category
 
@@ -15,7 +15,6 @@ from rich.text import Text
 from transformers.utils import logging
 
 from sigma0.api import Generation, TextStream
-from sigma0.commands.doctor import Finding, Report
 from sigma0.config import explain
 from sigma0.signals.verdict import explain as explain_door
 
@@ -153,19 +152,9 @@ def verdict_lines(generation: Generation) -> list[str]:
     return lines
 
 
-def print_report(report: Report) -> None:
-    """Prints the doctor's report, a table for each section."""
-    console = Console(highlight=False)
-    sections: dict[str, tuple[Finding, ...]] = {
-        "versions": report.versions,
-        "devices": report.devices,
-        "features": report.features,
-        "switches": report.switches,
-        "models": report.models,
-    }
-    for title, findings in sections.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        for finding in findings:
-            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
-            table.add_row(mark, finding.name, finding.detail)
-        console.print(table)
+def print_table(title: str, rows: Iterable[tuple[Text | str, ...]]) -> None:
+    """Prints rows in aligned columns under a title."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)

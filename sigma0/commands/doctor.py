@@ -1,13 +1,18 @@
-"""What this installation has, what is off, and why."""
+"""`sigma0 doctor`: what this installation has, what is off, and why."""
 
+import json
 import platform
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 import torch
+import typer
 from packaging.requirements import Requirement
-from pydantic import BaseModel, ConfigDict
+from rich.text import Text
 
+from sigma0.commands.console import print_table
+from sigma0.commands.options import AsJson
 from sigma0.config import switches
 from sigma0.models.load import shipped_models
 from sigma0.reason.sandbox.sandbox import Sandbox
@@ -15,7 +20,28 @@ from sigma0.reason.sandbox.sandbox import Sandbox
 DISTRIBUTION = "sigma0-lm"
 
 
-class Finding(BaseModel):
+def doctor(as_json: AsJson = False) -> None:
+    """Print versions, devices, and what is installed or off, and why."""
+    report = examine()
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2, ensure_ascii=False))
+    else:
+        print_report(report)
+
+
+def print_report(report: "Report") -> None:
+    """Prints a table for each section of the report."""
+    for section in fields(report):
+        findings: tuple[Finding, ...] = getattr(report, section.name)
+        rows = []
+        for finding in findings:
+            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
+            rows.append((mark, finding.name, finding.detail))
+        print_table(section.name, rows)
+
+
+@dataclass(frozen=True)
+class Finding:
     """One line of the report.
 
     Attributes:
@@ -24,17 +50,14 @@ class Finding(BaseModel):
         detail: Version or device; or why it is off and what to do.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     ok: bool
     detail: str
 
 
-class Report(BaseModel):
+@dataclass(frozen=True)
+class Report:
     """All findings, by section: `versions`, `devices`, `features`, `switches`, `models`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     versions: tuple[Finding, ...]
     devices: tuple[Finding, ...]
