@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from unicodedata import category
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -15,7 +14,7 @@ from rich.text import Text
 from transformers.utils import logging
 
 from sigma0.api import Generation, TextStream
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.signals.verdict import explain as explain_door
 
 # From shallow to deep; told apart with red-green colour blindness as well.
@@ -28,7 +27,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        message = one_line(error)
         Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
