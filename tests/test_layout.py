@@ -19,13 +19,13 @@ else:
 ROOT = Path(__file__).parent.parent
 # Imports go down only: a module imports modules of its own or an earlier level. A name stands for all that lies in it.
 LEVELS = [
-    {"config", "errors", "extras"},
+    {"checkpoints", "config", "errors", "extras", "lazy"},
     {"kernels"},
     {"decode"},
     {"signals"},
     {"models"},
     {"api"},
-    {""},
+    {"", "registration"},
     {"ladder"},
     {"reason", "calibrate"},
     {"commands"},

@@ -9,10 +9,11 @@ import torch
 import typer
 
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.config import ExitConfig
 from sigma0.extras import needs_extra
-from sigma0.models.load import checkpoint_folder, load, load_causal, shipped_models
+from sigma0.models.load import checkpoint_folder, load, load_causal
 
 Objective = Literal["agreement", "latency", "risk"]
 

@@ -11,10 +11,10 @@ import typer
 from packaging.requirements import Requirement
 from rich.text import Text
 
+from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import print_table
 from sigma0.commands.options import AsJson
 from sigma0.config import switches
-from sigma0.models.load import shipped_models
 from sigma0.reason.sandbox.sandbox import Sandbox
 
 DISTRIBUTION = "sigma0-lm"

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import join_processes
@@ -18,13 +19,7 @@ from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.stored import check_dtypes, read_headers
 
-CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def shipped_models() -> tuple[str, ...]:
-    """Names of the models inside this package."""
-    return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
 
 
 def resolve_model(name: str) -> str:
