@@ -6,9 +6,6 @@ from typing import Annotated
 import typer
 
 from sigma0.commands.console import one_line_errors, quiet_transformers
-from sigma0.config import ExitConfig
-from sigma0.models.export import export as write_folder
-from sigma0.models.load import load
 
 
 def export(
@@ -19,6 +16,10 @@ def export(
     ] = None,
 ) -> None:
     """Write a folder that other tools load with trust_remote_code=True, through this package."""
+    from sigma0.config import ExitConfig
+    from sigma0.models.export import export as write_folder
+    from sigma0.models.load import load
+
     with one_line_errors():
         quiet_transformers()
         looped, tokenizer = load(model, device="cpu")

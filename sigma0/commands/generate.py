@@ -5,25 +5,23 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sigma0.api import Messages, stream
 from sigma0.commands.console import one_line_errors, print_stream, quiet_transformers
-from sigma0.commands.exit_options import exit_settings
-from sigma0.commands.ladder import open_ladder, run_ladder
 from sigma0.commands.options import AsJson, Device, Dtype, Model
-from sigma0.commands.telemetry import TelemetryLog, of_generation
-from sigma0.config import ExitConfig, parse_on_collapse
-from sigma0.decode.ops import Backend
-from sigma0.decode.parallel import together
-from sigma0.ladder import FidelityLadder, LocalRung
-from sigma0.models.load import load
+
+if TYPE_CHECKING:
+    from sigma0.config import ExitConfig
+    from sigma0.ladder import FidelityLadder
 
 
-def ladder_exits(options: dict[str, Any], ladder: FidelityLadder) -> ExitConfig | None:
+def ladder_exits(options: dict[str, Any], ladder: "FidelityLadder") -> "ExitConfig | None":
     """The options that were given, over the first looped rung's own settings; None where none was given."""
+    from sigma0.commands.exit_options import exit_settings
+    from sigma0.ladder import LocalRung
+
     if all(value is None for value in options.values()):
         return None
     looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
@@ -87,6 +85,9 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
+    from sigma0.commands.exit_options import exit_settings
+    from sigma0.config import parse_on_collapse
+
     options: dict[str, Any] = {
         "mode": exit,
         "q": q,
@@ -117,6 +118,13 @@ def generate(
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
+        from sigma0.api import Messages, stream
+        from sigma0.commands.ladder import open_ladder, run_ladder
+        from sigma0.commands.telemetry import TelemetryLog, of_generation
+        from sigma0.decode.ops import Backend
+        from sigma0.decode.parallel import together
+        from sigma0.models.load import load
+
         quiet_transformers()
         settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
         said: str | Messages = [{"role": "user", "content": text}] if chat else text
