@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from transformers.utils import logging
 
-from sigma0.config import RULE_DEFAULTS, AccelScale, ExitConfig, ExitMode, Stored, explain
+from sigma0.config import RULE_DEFAULTS, AccelScale, ExitConfig, ExitMode, Stored
+from sigma0.errors import one_line
 
 logger = logging.get_logger(__name__)
 
@@ -83,7 +84,7 @@ class ExitThresholds(Stored):
             return super().parse(value)
         except ValidationError as error:
             raise ValueError(
-                f"{cls.stored_as}: {explain(error)}; take the record out of generation_config.json, and let "
+                f"{cls.stored_as}: {one_line(error)}; take the record out of generation_config.json, and let "
                 "`sigma0 calibrate` store it anew"
             ) from error
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import sigma0
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.config import RULE_DEFAULTS, ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
-from sigma0.models.load import CHECKPOINTS, shipped_models
 from tests.reference import tiny_model
 
 PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
