@@ -325,5 +325,5 @@ def generate(
         warnings.warn("a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up", stacklevel=2)
     if ladder is None or not switches().ladder or written.door in (None, "converge"):
         return written
-    told = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
-    return replace(written, above=ladder.take_over(prompt, written, **told))
+    settings = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
+    return replace(written, above=ladder.take_over(prompt, written, **settings))

@@ -168,7 +168,7 @@ def bootstrap(
         return None
     rng = np.random.default_rng(0)
     drawn = (statistic(rng.integers(0, count, count)) for _ in range(resamples))
-    low, high = np.percentile([each for each in drawn if each is not None], [100 * _TAIL, 100 * (1 - _TAIL)])
+    low, high = np.percentile([value for value in drawn if value is not None], [100 * _TAIL, 100 * (1 - _TAIL)])
     return Estimate(float(value), (float(low), float(high)))
 
 

@@ -81,7 +81,7 @@ def encode_prompts(
         ValueError: For a prompt that is empty or does not fit into the model's context; names its number from 1.
     """
     limit = model.config.max_position_embeddings
-    found = []
+    encoded = []
     for number, prompt in enumerate(prompts, start=1):
         try:
             ids: Tensor = encode(tokenizer, prompt.content)[0]
@@ -94,8 +94,8 @@ def encode_prompts(
                 f"prompt {number} has {len(ids)} tokens, which with {max_new_tokens} new ones exceed the model's "
                 f"context of {limit}; shorten it or lower the new tokens"
             )
-        found.append(tuple(ids.tolist()))
-    return found
+        encoded.append(tuple(ids.tolist()))
+    return encoded
 
 
 def _paragraphs(text: str) -> list[Prompt]:

@@ -146,7 +146,7 @@ def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
     """Texts in order, as many at once as are read padded to one length: figures depend on it to the last bit."""
     group: list[ForcedText] = []
     for text in texts:
-        longest = max(len(each.ids) for each in [*group, text])
+        longest = max(len(member.ids) for member in [*group, text])
         if group and longest * (len(group) + 1) > _TOKENS:
             yield group
             group = []
@@ -176,9 +176,9 @@ def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Seq
 
 def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
     logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
-    top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
+    top = torch.stack([loop_logits.argmax(-1) for loop_logits in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
-    kl = [divergence(full, torch.log_softmax(each.float(), -1)) for each in logits]
+    kl = [divergence(full, torch.log_softmax(loop_logits.float(), -1)) for loop_logits in logits]
     exits = {name: _exits(rule, states, gates, logits) for name, rule in rules.items()}
     return _Part((top == top[-1]).cpu().numpy(), torch.stack(kl).cpu().numpy(), exits)
 
@@ -298,7 +298,7 @@ def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
 
 def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
     """Exit depth at each setting, `[settings, n]`."""
-    found = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
+    exits = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
     step = max(1, _LOGITS // model.config.vocab_size)
 
     def look(place: int, tokens: Ints) -> None:
@@ -306,7 +306,7 @@ def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: 
             index = torch.from_numpy(part).to(states.device)
             some, of_gate = states.index_select(1, index), gates.index_select(1, index)
             depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.head).depths[0]
-            found[place, part] = depths.cpu().numpy()
+            exits[place, part] = depths.cpu().numpy()
 
     everything = np.arange(states.shape[1])
     last = len(rules) - 1
@@ -318,10 +318,10 @@ def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: 
         low, high, tokens = spans.pop()
         if high - low < 2:
             continue
-        parted = found[low, tokens] != found[high, tokens]
-        found[low + 1 : high, tokens[~parted]] = found[low, tokens[~parted]]
+        parted = exits[low, tokens] != exits[high, tokens]
+        exits[low + 1 : high, tokens[~parted]] = exits[low, tokens[~parted]]
         if parted.any():
             middle = (low + high) // 2
             look(middle, tokens[parted])
             spans += [(low, middle, tokens[parted]), (middle, high, tokens[parted])]
-    return found
+    return exits

@@ -70,10 +70,10 @@ class Price:
     call: float = 0.0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if not 0 <= value < float("inf"):
-                raise ValueError(f"price {each.name} must be a finite number of at least 0, got {value!r}")
+                raise ValueError(f"price {limit.name} must be a finite number of at least 0, got {value!r}")
 
     def of(self, prompt_tokens: int, new_tokens: int) -> float:
         """Price of one request."""
@@ -100,7 +100,7 @@ class Spending:
 
     def plus(self, other: "Spending") -> "Spending":
         """The sum."""
-        return Spending(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        return Spending(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Purse:
             kind: Of step, for its time.
         """
         after = self.spent.plus(step)
-        for name in (each.name for each in fields(Spending)):
+        for name in (item.name for item in fields(Spending)):
             limit = getattr(self.budget, name)
             if limit is not None and getattr(after, name) > limit:
                 self.refused.add(name)
@@ -203,9 +203,9 @@ class RungCost:
         """The sum over runs of one rung."""
         same = ("name", "block_bytes", "parameters")
         sums = {
-            each.name: getattr(self, each.name) + getattr(other, each.name)
-            for each in fields(self)
-            if each.name not in same
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)
+            if item.name not in same
         }
         return replace(self, **sums)
 

@@ -64,8 +64,10 @@ class FidelityLadder:
         self.policy = policy
         self.hysteresis = hysteresis or Hysteresis()
         lowest = self.rungs[0]
-        own = lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
-        self.doors: DoorPolicy = doors or own
+        checkpoint_policy = (
+            lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
+        )
+        self.doors: DoorPolicy = doors or checkpoint_policy
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force for a unit."""
@@ -250,8 +252,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         if not self._criteria:
             return False
         batch = self._unit.batch
-        own = batch.ids[written.sequence][batch.mask[written.sequence] > 0]
-        ids = torch.cat([own, torch.tensor([written.token_id])])[None]
+        ids_of_sequence = batch.ids[written.sequence][batch.mask[written.sequence] > 0]
+        ids = torch.cat([ids_of_sequence, torch.tensor([written.token_id])])[None]
         return bool(self._criteria(ids, None).any())
 
     @property
@@ -278,7 +280,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             reader.cost.plus(cost) for reader, cost in zip(self._unit.readers, self._writer.costs, strict=True)
         )
         spent, seconds = self.purse.spent, self.purse.seconds
-        return [replace(each, costs=costs, spent=spent, seconds=seconds) for each in made]
+        return [replace(generation, costs=costs, spent=spent, seconds=seconds) for generation in made]
 
     def _hand_up(self, number: int, below: LadderGeneration) -> LadderGeneration:
         """What a text becomes that went up whole."""
@@ -316,8 +318,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
     def _generation(self, text: "_Text", context: tuple[str, ...]) -> LadderGeneration:
         grounding = check(text.so_far, context)
         # a text of no tokens: the budget did not allow one
-        told = [of_token(each.reason, each.depth, each.fate, each.proximity) for each in text.tokens]
-        verdict = aggregate(told or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
+        verdicts = [of_token(token.reason, token.depth, token.fate, token.proximity) for token in text.tokens]
+        verdict = aggregate(verdicts or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
         top = self._rungs[-1].name
         aborted = text.stop_reason == "budget" or any(token.low_confidence for token in text.tokens)
         reached = any(token.rung == top for token in text.tokens)
@@ -376,23 +378,23 @@ def local_rungs(rungs: Sequence[AnyRung]) -> list[LocalRung]:
     Raises:
         ValueError: For an endpoint, or different tokenizers.
     """
-    found: list[LocalRung] = []
+    local: list[LocalRung] = []
     for rung in rungs:
         if not isinstance(rung, LocalRung):
             raise ValueError(
                 f"rung {rung.name!r} is an endpoint, which takes no single tokens: use unit='draft' or unit='answer'"
             )
-        if found:
-            check_same_tokens(found[-1], rung)
-        found.append(rung)
-    return found
+        if local:
+            check_same_tokens(local[-1], rung)
+        local.append(rung)
+    return local
 
 
 def _padded(encoded: Sequence[Tensor], pad: int) -> Batch:
     longest = max(map(len, encoded))
     ids = torch.full((len(encoded), longest), pad, dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for row, own in enumerate(encoded):
-        ids[row, longest - len(own) :] = own
-        mask[row, longest - len(own) :] = 1
+    for row, row_ids in enumerate(encoded):
+        ids[row, longest - len(row_ids) :] = row_ids
+        mask[row, longest - len(row_ids) :] = 1
     return Batch(ids, mask)

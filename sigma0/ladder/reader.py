@@ -63,8 +63,8 @@ class Reader:
         parameters = list(rung.block.parameters())
         self.cost = RungCost(
             name=rung.name,
-            block_bytes=sum(each.numel() * each.element_size() for each in parameters),
-            parameters=sum(each.numel() for each in parameters),
+            block_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            parameters=sum(parameter.numel() for parameter in parameters),
         )
         self._cache: Any = None
         self._record: RunRecord | None = None
@@ -196,7 +196,7 @@ class Reader:
     def _look(self, outputs: Any) -> Look:
         assert self.config is not None
         depths, met, diverged = (
-            to_host(told[:, -1]) for told in (outputs.exit_depths, outputs.exit_met, outputs.exit_diverged)
+            to_host(part[:, -1]) for part in (outputs.exit_depths, outputs.exit_met, outputs.exit_diverged)
         )
         mode = self.config.mode
         reasons = [exit_reason(mode, bool(here), bool(off)) for here, off in zip(met, diverged, strict=True)]

@@ -56,12 +56,12 @@ def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
 
 def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:
     """Rung and limit of each kind of step that the budget refused."""
-    found = {
+    refused = {
         f"{names[min(line.rung + (line.why != 'parked'), len(names) - 1)]}: {line.lacking}"
         for line in trail.decisions
         if line.lacking is not None
     }
-    return tuple(sorted(found)) or (f"{names[0]}: the next step",)
+    return tuple(sorted(refused)) or (f"{names[0]}: the next step",)
 
 
 def versions() -> dict[str, str]:

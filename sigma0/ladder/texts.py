@@ -74,7 +74,7 @@ def write_texts(
     rungs = (rung.to_dict() for rung in ladder.rungs)
     trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), ladder.doors)
     writer = Writer(ladder.rungs, ladder.doors, config, stop, purse, trail, ())
-    found = []
+    generations = []
     for sequence, prompt in enumerate(prompts):
         writer.context = (*_said(prompt), *sources)
         if unit == "answer":
@@ -83,12 +83,12 @@ def write_texts(
             units = _drafts(writer, policy, prompt, max_new_tokens, draft_tokens, sequence, warm_start)
         generation = _generation(ladder, unit, units, writer, sequence)
         if generation.door == "accepted" and ladder.policy is None:
-            highest = max(each.rung for each in units if each.attempt is not None)
+            highest = max(climbed.rung for climbed in units if climbed.attempt is not None)
             last = Attempt(generation.text, generation.verdict, None, None, generation.stop_reason)
             whole = hand_up_whole(ladder, writer, prompt, last, highest, max_new_tokens, sequence, len(units))
             generation = _generation(ladder, unit, [whole], writer, sequence)
-        found.append(generation)
-    return found
+        generations.append(generation)
+    return generations
 
 
 def hand_up_whole(
@@ -152,18 +152,18 @@ def _said(prompt: str | Messages) -> tuple[str, ...]:
 
 def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writer, sequence: int) -> LadderGeneration:
     names = [rung.name for rung in ladder.rungs]
-    written = [(names[each.rung], each.attempt) for each in units if each.attempt is not None]
+    written = [(names[climbed.rung], climbed.attempt) for climbed in units if climbed.attempt is not None]
     text = "".join(attempt.text for _, attempt in written)
     grounding = check(text, writer.context)
-    told = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
-    verdict = told[0] if len(told) == 1 else aggregate(told, ladder.doors, grounding.score)
-    aborted, exhausted = any(each.aborted for each in units), any(each.exhausted for each in units)
-    highest = max((each.rung for each in units if each.attempt is not None), default=0)
+    verdicts = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
+    verdict = verdicts[0] if len(verdicts) == 1 else aggregate(verdicts, ladder.doors, grounding.score)
+    aborted, exhausted = any(climbed.aborted for climbed in units), any(climbed.exhausted for climbed in units)
+    highest = max((climbed.rung for climbed in units if climbed.attempt is not None), default=0)
     stop_reason: LadderStop = "budget"
     if written and units[-1].attempt is not None:
         stop_reason = units[-1].attempt.stop_reason
     converges = bool(written) and door(verdict, ladder.doors) == "converge"
-    own = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
+    part = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
     return LadderGeneration(
         text=text,
         unit=unit,
@@ -174,7 +174,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         grounding=grounding,
         door=final_door(aborted, converges, exhausted),
         stop_reason=stop_reason,
-        not_tried=not_tried(own, names) if aborted else (),
+        not_tried=not_tried(part, names) if aborted else (),
         costs=tuple(writer.costs),
         spent=writer.purse.spent,
         seconds=writer.purse.seconds,

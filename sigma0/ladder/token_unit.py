@@ -83,8 +83,8 @@ class _Facts:
     def of(cls, logits: Tensor) -> "_Facts":
         chances = torch.softmax(logits.float(), dim=-1)  # [B, V]
         best = chances.topk(2, dim=-1).values
-        told = torch.stack([torch.special.entr(chances).sum(-1), best[:, 0] - best[:, 1]])
-        entropy, margin = ([_number(value) for value in row] for row in told.tolist())
+        rows = torch.stack([torch.special.entr(chances).sum(-1), best[:, 0] - best[:, 1]])
+        entropy, margin = ([_number(value) for value in row] for row in rows.tolist())
         return cls(entropy, margin, logits.argmax(-1).tolist())
 
 
@@ -177,13 +177,13 @@ class TokenUnit:
             sequence: Batch index.
             number: Of the token, from 0.
         """
-        (reader,) = (each for each in self.readers if each.rung.name == rung)
+        (reader,) = (candidate for candidate in self.readers if candidate.rung.name == rung)
         return reader.fate_of(sequence, self.batch.prompt + number - 1)
 
     def _step(self) -> tuple[Written, ...] | None:
         """The next token of every going sequence; None if the budget is gone."""
-        for each in (self._looks, self._facts, self._reserved):
-            each.clear()
+        for memo in (self._looks, self._facts, self._reserved):
+            memo.clear()
         units = []
         for sequence in np.flatnonzero(~self.batch.ended).tolist():
             rung = self._parking.start(sequence)
@@ -212,23 +212,23 @@ class TokenUnit:
         """Asks the purse for a token that begins above the lowest rung; one that is refused begins at the lowest."""
         if not unit.parked:
             return
-        asked, lacking = self._ask(unit.rung, 1)
+        spending, lacking = self._ask(unit.rung, 1)
         if lacking is None:
             self._pay_token(unit.rung)
             return
-        self._decide(unit, "abort", "parked", asked, lacking)
+        self._decide(unit, "abort", "parked", spending, lacking)
         unit.rung, unit.parked, unit.aborted = 0, False, True
 
     def _ask(self, rung: int, large_tokens: int) -> tuple[Spending, str | None]:
         """The most that writing a token at a rung above costs, and the limit that forbids it; else it is reserved."""
-        asked = Spending(large_tokens=large_tokens)
+        spending = Spending(large_tokens=large_tokens)
         forecast = Spending() if rung in self._looks else self._forecast(rung)
         for reserved in [forecast, *(step for other, step in self._reserved.items() if other != rung)]:
-            asked = asked.plus(reserved)
-        lacking = self.purse.lacks(asked, _kind(rung))
+            spending = spending.plus(reserved)
+        lacking = self.purse.lacks(spending, _kind(rung))
         if lacking is None and rung not in self._looks:
             self._reserved[rung] = forecast
-        return asked, lacking
+        return spending, lacking
 
     def _pay_token(self, rung: int) -> None:
         """For a token above the lowest rung; behind the decision in the trail, which was taken before it was paid."""
@@ -244,10 +244,10 @@ class TokenUnit:
             return True
         forecast = self._forecast(rung)
         if rung == 0:
-            asked = forecast
+            spending = forecast
             for reserved in self._reserved.values():
-                asked = asked.plus(reserved)
-            if self.purse.lacks(asked, _kind(rung)) is not None:
+                spending = spending.plus(reserved)
+            if self.purse.lacks(spending, _kind(rung)) is not None:
                 return False
         reader, began, batch = self.readers[rung], perf_counter(), self.batch
         before = reader.passes
@@ -276,18 +276,18 @@ class TokenUnit:
         why = reason_up(self._policy, unit.signs, "token")
         is_top = unit.rung == len(self.readers) - 1
         outcome: Outcome = "stay" if unit.parked else "top_rung" if why is not None and is_top else "accept"
-        asked = lacking = None
+        spending = lacking = None
         if why is not None and not is_top:
-            asked, lacking = self._ask(unit.rung + 1, int(unit.rung == 0))
+            spending, lacking = self._ask(unit.rung + 1, int(unit.rung == 0))
             if lacking is None:
-                self._decide(unit, "hand_up", why, asked)
+                self._decide(unit, "hand_up", why, spending)
                 if unit.rung == 0:
                     self._pay_token(1)
                 unit.rung, unit.parked, unit.climbed, unit.why = unit.rung + 1, False, True, unit.why or why
                 return
             outcome, unit.aborted = "abort", True
         unit.token_id = self._choose(unit)
-        self._decide(unit, outcome, why, asked, lacking, unit.token_id)
+        self._decide(unit, outcome, why, spending, lacking, unit.token_id)
 
     def _signs(self, unit: _Unit) -> Signs:
         look, facts, sequence = self._looks[unit.rung], self._facts[unit.rung], unit.sequence
@@ -304,8 +304,8 @@ class TokenUnit:
         chooser = self._choosers[unit.rung]
         if chooser.takes_the_likeliest:
             return self._facts[unit.rung].likeliest[unit.sequence]
-        own = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
-        return chooser.choose(own, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
+        ids = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
+        return chooser.choose(ids, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
 
     def _written(self, unit: _Unit) -> Written:
         signs = unit.signs
@@ -334,9 +334,9 @@ class TokenUnit:
         logits = torch.full((len(token_ids), widest), -torch.inf, device=self._device)
         logits[:, 0] = 0.0
         for token in written:
-            own = self._looks[token.rung].logits[token.sequence]
+            row = self._looks[token.rung].logits[token.sequence]
             token_ids[token.sequence], over[token.sequence] = token.token_id, False
-            logits[token.sequence, : len(own)] = own.to(logits)
+            logits[token.sequence, : len(row)] = row.to(logits)
         self._proximity = self._canary.observe(logits, token_ids, over).proximity.tolist()
         self.batch.append(token_ids)
 

@@ -144,10 +144,12 @@ def open_trail(
     doors: DoorPolicy | None = None,
 ) -> Trail:
     """A trail with its heading."""
-    told = tuple(dict(rung) for rung in rungs)
+    rung_settings = tuple(dict(rung) for rung in rungs)
     stay = {} if hysteresis is None else asdict(hysteresis)
-    asked = {} if doors is None else doors.to_dict()
-    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), asked)])
+    door_settings = {} if doors is None else doors.to_dict()
+    return Trail(
+        [Heading(unit, rung_settings, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), door_settings)]
+    )
 
 
 def read_trail(path: Path) -> Trail:
@@ -185,7 +187,7 @@ def replay(trail: Trail) -> list[str]:
         if isinstance(line, Spent):
             again.purse.pay(line.cost, line.step, line.seconds)
         elif isinstance(line, Decision):
-            differences += [f"line {number}: {told}" for told in again.differences(line)]
+            differences += [f"line {number}: {difference}" for difference in again.differences(line)]
     return differences
 
 

@@ -86,8 +86,8 @@ class ExitThresholds(Stored):
         return self
 
     def _records(self) -> dict[str, CalibratedThreshold]:
-        found = {name: getattr(self, name) for name in _MODES}
-        return {name: record for name, record in found.items() if record is not None}
+        records = {name: getattr(self, name) for name in _MODES}
+        return {name: record for name, record in records.items() if record is not None}
 
     def configs(self) -> dict[str, ExitConfig]:
         """The calibrated settings, by the rule's name: its mode, or `accel_steps`."""

@@ -105,12 +105,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         wave.enter(
             input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
         )
-        found = []
+        passes = []
         while wave.has_leaders:
             exits = wave.advance()
             if exits is not None:
-                found.append(exits)
-        logits, depths, met, diverged = _in_batch_order(found, batch)
+                passes.append(exits)
+        logits, depths, met, diverged = _in_batch_order(passes, batch)
         check_logits(logits)
         if cache.trace is not None:
             cache.trace.append((depths, met, diverged))
@@ -133,25 +133,25 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
             )
         for name in ("fate_config", "door_policy"):
-            told = kwargs.get(name, getattr(generation_config, name, None))
-            if told is not None and STORED[name].parse(told) != getattr(self, name):
+            value = kwargs.get(name, getattr(generation_config, name, None))
+            if value is not None and STORED[name].parse(value) != getattr(self, name):
                 raise ValueError(
-                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(told)!r}"
-                    if isinstance(told, Mapping)
+                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(value)!r}"
+                    if isinstance(value, Mapping)
                     else f"{name} belongs to the model, not to a call: set model.generation_config.{name}"
                 )
             kwargs.pop(name, None)
-        asked = kwargs.pop("exit_config", None)
-        if asked is None:
-            asked = getattr(generation_config, "exit_config", None)
-        resolved = self.resolve_exit_config(asked)
-        told = kwargs.pop("output_statistics", None)
-        if told is None:
+        requested = kwargs.pop("exit_config", None)
+        if requested is None:
+            requested = getattr(generation_config, "exit_config", None)
+        resolved = self.resolve_exit_config(requested)
+        wants_statistics = kwargs.pop("output_statistics", None)
+        if wants_statistics is None:
             defaults = self.generation_config if generation_config is None else generation_config
-            told = getattr(defaults, "output_statistics", False)
+            wants_statistics = getattr(defaults, "output_statistics", False)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
-        prepared.output_statistics = bool(told)
+        prepared.output_statistics = bool(wants_statistics)
         return prepared, model_kwargs
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
@@ -379,7 +379,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     def _at_full_depth(self, what: str, model_kwargs: dict[str, Any], settings: tuple[Any, ...]) -> dict[str, Any]:
         """These step back over tokens already fed, which only full depth takes without a trace."""
-        if any(getattr(each, "output_statistics", False) for each in (*settings, *model_kwargs.values())):
+        if any(getattr(source, "output_statistics", False) for source in (*settings, *model_kwargs.values())):
             raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
         if processes_of(self) is not None:
             raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
@@ -401,17 +401,17 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         raise ValueError(CONTINUOUS_BATCHING)
 
 
-def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _in_batch_order(passes: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits `[B, V]`, depths, met and diverged `[B]` of one step out of several passes; zeros behind an end."""
-    logits = found[0].logits.new_zeros((batch, found[0].logits.shape[1]))
+    logits = passes[0].logits.new_zeros((batch, passes[0].logits.shape[1]))
     depths = np.zeros(batch, dtype=np.int64)
     met, diverged = np.zeros((2, batch), dtype=np.bool_)
-    for exits in found:
+    for exits in passes:
         logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
         depths[exits.sequences] = exits.depths
         met[exits.sequences], diverged[exits.sequences] = exits.met, exits.diverged
-    told = [torch.from_numpy(each).to(logits.device) for each in (depths, met, diverged)]
-    return logits, told[0], told[1], told[2]
+    tensors = [torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged)]
+    return logits, tensors[0], tensors[1], tensors[2]
 
 
 def check_cache(cache: Any) -> None:

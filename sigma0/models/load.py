@@ -168,9 +168,9 @@ def _load(
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
         in_config = isinstance(error, StrictDataclassError)
-        told = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
+        reason = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
         where = " (in its config.json)" if in_config else ""
-        raise ValueError(f"{name!r} could not be loaded: {told}{where}") from error
+        raise ValueError(f"{name!r} could not be loaded: {reason}{where}") from error
     tokenizer.padding_side = "left"
     model = model.to(target).eval()
     if looped:
@@ -195,8 +195,8 @@ def _check_settings(model: DepthGenerationMixin) -> None:
         model.resolve_exit_config(None).stops_at(model.num_loops)
         _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
     except ValueError as error:
-        told = explain(error) if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"generation_config.json: {told}") from error
+        reason = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"generation_config.json: {reason}") from error
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:

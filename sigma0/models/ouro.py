@@ -89,8 +89,10 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         wrong = {name: sorted(str(tensor) for tensor in info[name]) for name in checked if info.get(name)}
         if wrong:
-            told = "; ".join(f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items())
-            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {told}")
+            problems = "; ".join(
+                f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items()
+            )
+            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {problems}")
         if check_weights:
             check_finite(model)
         return (model, info) if output_loading_info else model
@@ -454,6 +456,6 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         loss = torch.zeros((), dtype=torch.float32, device=targets.device)
         for states, weight in zip(outputs.loop_states, probabilities, strict=True):
             logits = self.lm_head(states[:, :-1]).float()
-            each = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="none")  # [N]
-            loss = loss + (weight.reshape(-1) * each).sum()
+            losses = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="none")  # [N]
+            loss = loss + (weight.reshape(-1) * losses).sum()
         return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

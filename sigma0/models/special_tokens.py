@@ -79,9 +79,9 @@ class TextEncoder:
         if isinstance(value, str):
             return pattern.sub(lambda match: self._marks[match[0]], value)
         if isinstance(value, Mapping):
-            return {name: self._hidden(each, pattern) for name, each in value.items()}
+            return {name: self._hidden(item, pattern) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._hidden(each, pattern) for each in value]
+            return [self._hidden(item, pattern) for item in value]
         return value
 
 

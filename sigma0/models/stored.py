@@ -109,5 +109,5 @@ def check_generation_config(folder: Path) -> None:
     for name in SPECIAL_IDS:
         value = values.get(name)
         ids = value if isinstance(value, list) else [value]
-        if value is not None and not all(type(each) is int for each in ids):
+        if value is not None and not all(type(token_id) is int for token_id in ids):
             raise ValueError(f"generation_config.json has {name} = {value!r}, which is no token id: write its number")

@@ -89,11 +89,11 @@ class StoredSettings:
             None under a rule, where the checkpoint has none, and where the inner break or `verify` of a fixed loop
             decide what is run.
         """
-        own, asked = self.resolve_exit_config(None), self.exit_rule(exit_config)
+        stored, rule = self.resolve_exit_config(None), self.exit_rule(exit_config)
         checked = exit_config.mode == "fixed" and exit_config.after_exit == "verify"
-        if asked.fixed_depth is None or asked.break_after or checked or own.mode in ("full", "fixed"):
+        if rule.fixed_depth is None or rule.break_after or checked or stored.mode in ("full", "fixed"):
             return None
-        return self.exit_rule(own)
+        return self.exit_rule(stored)
 
     @property
     def fate_config(self) -> FateConfig:

@@ -96,10 +96,10 @@ class LocalChat:
             return sorted({way[len(so_far)] for way in ways if way[: len(so_far)] == so_far < way}) or ends
 
         longest = max(map(len, ways)) + 1
-        found = self._write(messages, effort, longest, seed, (), {"prefix_allowed_tokens_fn": allowed})
-        label = found.text.strip()
+        completion = self._write(messages, effort, longest, seed, (), {"prefix_allowed_tokens_fn": allowed})
+        label = completion.text.strip()
         assert label in labels, (label, labels)
-        return label, found
+        return label, completion
 
     def _write(
         self,
@@ -260,11 +260,11 @@ class LadderChat:
         if not looped:
             return None
         loops = max(rung.model.num_loops for rung in looped)
-        found = exit_for(effort, looped[0].model.resolve_exit_config(looped[0].exit_config), loops)
-        if found.after_exit == "verify":
+        config = exit_for(effort, looped[0].model.resolve_exit_config(looped[0].exit_config), loops)
+        if config.after_exit == "verify":
             # a token that may go up cannot be taken back: all loops are run instead, the rule being asked at the last
-            return replace(found, after_exit="finish", min_loops=loops)
-        return found
+            return replace(config, after_exit="finish", min_loops=loops)
+        return config
 
 
 class EndpointChat:
@@ -322,7 +322,7 @@ class EndpointChat:
             options["reasoning_effort"] = effort
         reply = asker.ask(messages, max_tokens, options)
         if reply.text is None:
-            raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.told}")
+            raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.outcome}")
         return Completion(
             text=reply.text,
             usage=Usage(
@@ -355,7 +355,7 @@ class ScriptedChat:
         self, replies: Iterable[str | Completion] | Callable[..., str | Completion], name: str = "scripted"
     ) -> None:
         self.name = name
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
         self._said = replies if callable(replies) else None
         self._replies = iter(()) if callable(replies) else iter(replies)
         self._alone = Lock()
@@ -371,7 +371,7 @@ class ScriptedChat:
         stop: Sequence[str] = (),
     ) -> Completion:
         """See `ChatModel`."""
-        asked = {
+        call = {
             "messages": [dict(message) for message in messages],
             "effort": effort,
             "max_tokens": max_tokens,
@@ -380,11 +380,11 @@ class ScriptedChat:
             "stop": tuple(stop),
         }
         with self._alone:
-            self.asked.append(asked)
-            number = len(self.asked)
-            found = None if self._said is not None else next(self._replies, None)
+            self.calls.append(call)
+            number = len(self.calls)
+            scripted = None if self._said is not None else next(self._replies, None)
         # a function is called by several threads at once, as a server would be
-        reply = found if self._said is None else self._said(**asked)
+        reply = scripted if self._said is None else self._said(**call)
         if reply is None:
             raise ChatFailed(f"{self.name} has no reply to question {number}")
         return reply if isinstance(reply, Completion) else Completion(reply)

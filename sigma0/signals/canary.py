@@ -157,7 +157,7 @@ class CollapseCanary:
         self._state = CollapseState.empty(self.batch_size, self.device)
         self._slots = torch.arange(self.batch_size, device=self.device)
         self._end_chance = torch.full((self.batch_size,), torch.nan, device=self.device)
-        self._told = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
+        self._stats = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
         self.actions = [Actions() for _ in range(self.batch_size)]
         self._last: Reading | None = None
 
@@ -192,12 +192,12 @@ class CollapseCanary:
         logits, ids = logits.detach().to(self.device), ids.to(self.device)
         going = self._slots if over is None else self._slots[~over.to(self.device)]
         if len(going):
-            self._told[going] = self._ops.collapse(
+            self._stats[going] = self._ops.collapse(
                 logits[going], ids[going], self._state, going, self.rule
             ).statistics  # [N, 8]
-        values = dict(zip(READINGS, self._told.clone().unbind(-1), strict=True))
+        values = dict(zip(READINGS, self._stats.clone().unbind(-1), strict=True))
         values["entropy_drop"] = values.pop("drop")
-        self._last = Reading(**{each.name: values[each.name] for each in fields(Reading)})
+        self._last = Reading(**{field.name: values[field.name] for field in fields(Reading)})
         self._note_end_chance(logits[going], going)
         return self._last
 
@@ -218,9 +218,9 @@ class CollapseCanary:
         """
         parents = parents.to(self.device)
         self._state = CollapseState(
-            **{each.name: getattr(self._state, each.name)[parents] for each in fields(self._state)}
+            **{field.name: getattr(self._state, field.name)[parents] for field in fields(self._state)}
         )
-        self._end_chance, self._told = self._end_chance[parents], self._told[parents]
+        self._end_chance, self._stats = self._end_chance[parents], self._stats[parents]
 
     def run_out(self, limit: int) -> RunOut:
         """How each text stands towards a limit of new tokens.
@@ -364,10 +364,10 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
         assert self.bounds is not None
         if self.limit is None or not len(self.canary._ends):
             return scores
-        told = self.canary.run_out(self.limit)
-        for row, running_out in enumerate(told.running_out.tolist()):
+        run_out = self.canary.run_out(self.limit)
+        for row, running_out in enumerate(run_out.running_out.tolist()):
             if running_out and not over[row]:
-                pressed = min(1.0, (float(told.share[row]) - 0.9) / 0.1 + 0.1)
+                pressed = min(1.0, (float(run_out.share[row]) - 0.9) / 0.1 + 0.1)
                 scores[row, self.canary._ends.to(scores.device)] += pressed * self.bounds.end_bias
                 self.canary.actions[row].ends_pushed += 1
         return scores

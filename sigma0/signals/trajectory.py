@@ -114,10 +114,10 @@ def loop_stats(statistics: Tensor, fates: Tensor) -> tuple[LoopStats, ...]:
     if statistics.dim() != 2 or statistics.shape[1] != len(STATISTICS) or len(fates) != len(statistics):
         raise ValueError(f"one token's [T, {len(STATISTICS)}] and [T], got {tuple(statistics.shape)} and {len(fates)}")
     ran = int(statistics[:, 0].isfinite().sum())
-    told = zip(statistics[:ran].tolist(), fates[:ran].tolist(), strict=True)
+    rows = zip(statistics[:ran].tolist(), fates[:ran].tolist(), strict=True)
     return tuple(
         LoopStats(loop=loop, fate=FATES[fate], **dict(zip(STATISTICS, row, strict=True)))
-        for loop, (row, fate) in enumerate(told, start=1)
+        for loop, (row, fate) in enumerate(rows, start=1)
     )
 
 
@@ -230,8 +230,8 @@ def jacobian_radius(
     def product(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         tangent = torch.from_numpy(np.ascontiguousarray(vector, dtype=np.float64).reshape(-1)).to(state)
         moved = torch.func.jvp(loop, (state,), (tangent,))[1]
-        found: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
-        return found
+        product_array: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
+        return product_array
 
     size = hidden.shape[0]
     start = np.random.default_rng(0).standard_normal(size)

@@ -102,31 +102,31 @@ def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: 
 
 def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     """Why the converge door stays shut, in words; empty where it opens."""
-    found = []
+    reasons = []
     if verdict.reason in ALARMS:
-        found.append(f"its reason is {verdict.reason}")
+        reasons.append(f"its reason is {verdict.reason}")
     elif verdict.converged is not True:
-        found.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
+        reasons.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
     if verdict.stable != "contract":
-        found.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
+        reasons.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
     if not verdict.proximity < policy.tau_c:
-        found.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
+        reasons.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
     if verdict.grounded is None:
         if policy.require_grounding:
-            found.append("its groundedness is not known")
+            reasons.append("its groundedness is not known")
     elif not verdict.grounded > policy.tau_g:
-        found.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
-    return found
+        reasons.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
+    return reasons
 
 
 def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> str:
     """The door and why, in one sentence."""
     policy = policy or DoorPolicy()
     opened = door(verdict, policy, budget_left)
-    told = objections(verdict, policy)
-    if not told:
+    reasons = objections(verdict, policy)
+    if not reasons:
         return f"converge: {verdict.reason}, contracting, read at {verdict.depth:.2f} loops on average."
-    return f"{opened}: {'; '.join(told)}."
+    return f"{opened}: {'; '.join(reasons)}."
 
 
 def mildest(fates: Sequence[Fate | None], patience: int) -> Fate | None:

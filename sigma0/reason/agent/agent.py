@@ -171,10 +171,10 @@ class _Work:
             temperature=self.settings.temperature,
         )
         self.steps = step
-        told, finished = answer.text, False
+        reply, finished = answer.text, False
         try:
             action = parse_action(answer.text)
-            told = action.told
+            reply = action.json_line
             if warned and not isinstance(action, WARNED_TOOLS):
                 allowed = "edit, run_tests, start_over or finish"
                 raise ActionFault(f"{action.action} is not allowed after the last warning: {allowed}.")
@@ -183,7 +183,7 @@ class _Work:
             finished = isinstance(action, Finish) and self._is_solved()
         except (ActionFault, WorkspaceFault) as fault:
             what, observation = "refused", str(fault)
-        times = self.tracker.act(told, observation, refused=what == "refused")
+        times = self.tracker.act(reply, observation, refused=what == "refused")
         self.trail.decide(what, cut(observation, TOLD_CHARS), step=step, times=times)
         if times > 1:
             observation += f"\nThis very action has led to this very result {times} times."
@@ -278,8 +278,8 @@ class _Work:
         self.trail.decide("strategy", why, name=strategy.name, effort=strategy.effort)
         tried.append(strategy.name)
         shown = opening_of(strategy, self.workspace, self.report, self.settings.context_chars)
-        told = cut(self.report.summary, self.settings.context_chars // 10)
-        opening = f"The tests say:\n{told}\n\nWhen you began, this stood there:\n\n{shown}"
+        summary = cut(self.report.summary, self.settings.context_chars // 10)
+        opening = f"The tests say:\n{summary}\n\nWhen you began, this stood there:\n\n{shown}"
         self.context = AgentContext(self.task, strategy, opening, self.settings.context_chars, notes)
         self.plans += 1
         plan = self.desk.ask(

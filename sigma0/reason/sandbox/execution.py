@@ -145,7 +145,7 @@ def _start(stack: ExitStack, way: Way, job: Job, record: int, group: ControlGrou
     """A sandbox within its limits, ended with the stack."""
     status, status_end = os.pipe()
     stack.callback(os.close, status)
-    line, line_end = (stack.enter_context(each) for each in socket.socketpair())
+    line, line_end = (stack.enter_context(end) for end in socket.socketpair())
     with ExitStack() as handed:
         handed.callback(os.close, status_end)
         handed.callback(line_end.close)

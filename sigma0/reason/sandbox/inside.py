@@ -153,7 +153,7 @@ def counted(tree: ast.Module) -> ast.Module:
             block = getattr(node, name, None)
             if isinstance(block, list):
                 waiting += block
-                setattr(node, name, [each for statement in block for each in _around(statement)])
+                setattr(node, name, [counter for statement in block for counter in _around(statement)])
     return tree
 
 

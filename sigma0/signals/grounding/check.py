@@ -115,7 +115,9 @@ def check(
     if not stated:
         return Grounding(None, ())
     evidence = Evidence(texts, common)
-    claims = [_looked_up(part, found, kind, evidence, tolerance, model) for part, found, kind in stated]
+    claims = [
+        _looked_up(part, checkable_parts, kind, evidence, tolerance, model) for part, checkable_parts, kind in stated
+    ]
     score = sum(claim.anchored for claim in claims) / len(claims)
     return Grounding(score, tuple(claims))
 
@@ -125,34 +127,34 @@ def _stated(text: str, common: frozenset[str]) -> list[tuple[str, Checkable, Kin
     stated = []
     for sentence in sentences(text):
         for part in [] if is_question(sentence) else assertions(sentence):
-            found = checkable(part, common)
-            kind = _kind(part, found)
+            parts = checkable(part, common)
+            kind = _kind(part, parts)
             if kind is not None:
-                stated.append((part, found, kind))
+                stated.append((part, parts, kind))
     return stated
 
 
-def _kind(sentence: str, found: Checkable) -> Kind | None:
+def _kind(sentence: str, parts: Checkable) -> Kind | None:
     """What makes a sentence a claim; None where it is none."""
-    kind = found.kind
-    if kind in (None, "entity") and is_opinion(sentence, found.names):
+    kind = parts.kind
+    if kind in (None, "entity") and is_opinion(sentence, parts.names):
         return None
     return "statement" if kind is None and is_statement(sentence) else kind
 
 
 def _looked_up(
-    sentence: str, found: Checkable, kind: Kind, evidence: Evidence, tolerance: float, model: SupportModel | None
+    sentence: str, parts: Checkable, kind: Kind, evidence: Evidence, tolerance: float, model: SupportModel | None
 ) -> Claim:
     words = set(content_words(sentence))
     shared = evidence.shared(words)
-    nearest = _nearest(found, shared, evidence)
+    nearest = _nearest(parts, shared, evidence)
     anchored = (
-        all(map(evidence.has_link, found.links))
-        and all(map(evidence.has_code, found.code))
-        and all(map(evidence.has_quote, found.quotes))
-        and all(evidence.naming(name).any() for name in found.names)
-        and _quantities_stand(found, len(words), shared, evidence, tolerance)
-        and _words_stand(found, words, kind, evidence)
+        all(map(evidence.has_link, parts.links))
+        and all(map(evidence.has_code, parts.code))
+        and all(map(evidence.has_quote, parts.quotes))
+        and all(evidence.naming(name).any() for name in parts.names)
+        and _quantities_stand(parts, len(words), shared, evidence, tolerance)
+        and _words_stand(parts, words, kind, evidence)
         and not (nearest is not None and _denies(nearest, sentence, words))
     )
     if anchored and model is not None:
@@ -160,10 +162,10 @@ def _looked_up(
     return Claim(sentence, anchored, None if nearest is None else nearest.text, kind)
 
 
-def _nearest(found: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Place | None:
+def _nearest(parts: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Place | None:
     """The place with the most shared words and names, the shorter of two; else one that speaks for any claim."""
     likeness = shared.copy()
-    for name in found.names:
+    for name in parts.names:
         likeness += evidence.naming(name)
     if likeness.any():
         likeness = np.where(likeness > 0, likeness - 0.001 * evidence.lengths, -np.inf)
@@ -171,9 +173,9 @@ def _nearest(found: Checkable, shared: NDArray[np.float64], evidence: Evidence) 
     return evidence.places[int(evidence.lone.argmax())] if evidence.lone.any() else None
 
 
-def _words_stand(found: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
+def _words_stand(parts: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
     """Whether enough of the words beside the names stand anywhere in the context."""
-    others = words - {each for name in found.names for each in content_words(name)}
+    others = words - {word for name in parts.names for word in content_words(name)}
     if kind != "statement" and evidence.lone.any():
         others -= _PRESENTING
     share = MOST_WORDS if kind == "statement" else HALF
@@ -181,19 +183,19 @@ def _words_stand(found: Checkable, words: set[str], kind: Kind, evidence: Eviden
 
 
 def _quantities_stand(
-    found: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
+    parts: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
 ) -> bool:
     """Whether every number and date stands in a place that speaks of the same thing."""
-    if not found.numbers and not found.dates:
+    if not parts.numbers and not parts.dates:
         return True
-    if found.names:
-        near = np.logical_and.reduce([evidence.naming(name) for name in found.names])
+    if parts.names:
+        near = np.logical_and.reduce([evidence.naming(name) for name in parts.names])
     elif words:
         near = shared >= max(ENOUGH_WORDS * words, 1)
     else:
         near = evidence.wordless
-    return all(evidence.has_number(number, near, tolerance) for number in found.numbers) and all(
-        evidence.has_date(date, near | evidence.lone) for date in found.dates
+    return all(evidence.has_number(number, near, tolerance) for number in parts.numbers) and all(
+        evidence.has_date(date, near | evidence.lone) for date in parts.dates
     )
 
 

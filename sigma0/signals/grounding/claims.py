@@ -115,7 +115,7 @@ class Checkable:
     @property
     def kind(self) -> Kind | None:
         """The hardest thing in it."""
-        for kind, found in (
+        for kind, parts in (
             ("link", self.links),
             ("code", self.code),
             ("quote", self.quotes),
@@ -123,7 +123,7 @@ class Checkable:
             ("number", self.numbers),
             ("entity", self.names),
         ):
-            if found:
+            if parts:
                 return kind  # type: ignore[return-value]
         return None
 
@@ -171,15 +171,15 @@ def assertions(sentence: str) -> list[str]:
 
 
 def _clauses(sentence: str) -> list[str]:
-    found, start = [], 0
+    clauses, start = [], 0
     for match in _CLAUSES.finditer(sentence):
-        told = sentence[start : match.start()]
+        clause = sentence[start : match.start()]
         # in "perhaps the cat and the dog were there" the subject goes on
-        if "and" in match.group() and _SUBJECT.fullmatch(_HEDGES.sub("", told).strip(" ,")):
+        if "and" in match.group() and _SUBJECT.fullmatch(_HEDGES.sub("", clause).strip(" ,")):
             continue
-        found.append(told)
+        clauses.append(clause)
         start = match.end()
-    return [*found, sentence[start:]]
+    return [*clauses, sentence[start:]]
 
 
 def is_hedged(sentence: str) -> bool:
@@ -249,17 +249,17 @@ def checkable(sentence: str, common: frozenset[str] = frozenset()) -> Checkable:
 def _take(
     pattern: re.Pattern[str], reads: Callable[[re.Match[str]], str | None], text: str
 ) -> tuple[tuple[str, ...], str]:
-    found: list[str] = []
+    taken: list[str] = []
 
     def take(match: re.Match[str]) -> str:
         read = reads(match)
         if not read:
             return match.group()
-        found.append(read)
+        taken.append(read)
         return " "
 
     rest = pattern.sub(take, text)
-    return tuple(found), rest
+    return tuple(taken), rest
 
 
 def _take_links(text: str) -> tuple[tuple[str, ...], str]:

@@ -29,7 +29,7 @@ class Place:
 
     Attributes:
         text: As written.
-        found: What in it can be looked up.
+        parts: What in it can be looked up.
         tokens: Its words and numbers in lower case, in order.
         stems: Of the words that carry meaning.
         negated: Whether it denies something.
@@ -37,7 +37,7 @@ class Place:
     """
 
     text: str
-    found: Checkable
+    parts: Checkable
     tokens: tuple[str, ...]
     stems: frozenset[str]
     negated: bool
@@ -66,9 +66,9 @@ class Evidence:
         self._rows = [f" {' '.join(place.tokens)} " for place in self.places]
         self._by_stem = _postings((index, place.stems) for index, place in enumerate(self.places))
         self._by_token = _postings((index, set(place.tokens)) for index, place in enumerate(self.places))
-        self._by_name = _postings((index, set(place.found.names)) for index, place in enumerate(self.places))
+        self._by_name = _postings((index, set(place.parts.names)) for index, place in enumerate(self.places))
         self._by_initials = _postings(
-            (index, {initials(name) for name in place.found.names}) for index, place in enumerate(self.places)
+            (index, {initials(name) for name in place.parts.names}) for index, place in enumerate(self.places)
         )
         self._naming: dict[str, NDArray[np.bool_]] = {}
         self._index_quantities()
@@ -77,7 +77,7 @@ class Evidence:
         self._words = frozenset(re.findall(r"\w+", everything))
         self._versions = frozenset(_VERSION.findall(everything))
         self._squeezed = "\n".join(f" {_squeezed(text)} " for text in texts)
-        self._links = frozenset(_same_link(link) for place in self.places for link in place.found.links)
+        self._links = frozenset(_same_link(link) for place in self.places for link in place.parts.links)
 
     @property
     def stems(self) -> Set[str]:
@@ -99,11 +99,11 @@ class Evidence:
 
     def _in_a_row(self, name: str) -> NDArray[np.intp]:
         wanted = tokens_of(name)
-        found = min((self._by_token.get(token, _NOWHERE) for token in wanted), key=len, default=_NOWHERE)
+        candidates = min((self._by_token.get(token, _NOWHERE) for token in wanted), key=len, default=_NOWHERE)
         if len(wanted) < 2:
-            return found
+            return candidates
         row = f" {' '.join(wanted)} "
-        return np.array([index for index in found if row in self._rows[index]], dtype=np.intp)
+        return np.array([index for index in candidates if row in self._rows[index]], dtype=np.intp)
 
     def _abbreviated(self, name: str) -> tuple[NDArray[np.intp], ...]:
         if name.isupper() and 2 <= len(name) <= 6 and len(tokens_of(name)) == 1:
@@ -112,8 +112,8 @@ class Evidence:
 
     def _mask(self, *indexes: NDArray[np.intp]) -> NDArray[np.bool_]:
         mask = np.zeros(len(self.places), dtype=bool)
-        for each in indexes:
-            mask[each] = True
+        for rows in indexes:
+            mask[rows] = True
         return mask
 
     def has_link(self, link: str) -> bool:
@@ -155,16 +155,16 @@ class Evidence:
         dates: list[tuple[int, set[tuple[int | None, ...]]]] = []
         numbers: list[tuple[int, set[Number]]] = []
         for index, place in enumerate(self.places):
-            dates.append((index, {less for date in place.found.dates for less in _less_told(date)}))
-            plain = {number.plain for number in place.found.numbers if math.isfinite(number.value)}
+            dates.append((index, {less for date in place.parts.dates for less in _less_told(date)}))
+            plain = {number.plain for number in place.parts.numbers if math.isfinite(number.value)}
             numbers.append((index, plain))
         self._by_date = _postings(dates)
-        found = _postings(numbers)
+        postings = _postings(numbers)
         # a number without a unit is compared with what was written, another with the value in the unit's base
-        entries = {(key, number) for number in found for key in (number.value, number.amount)}
+        entries = {(key, number) for number in postings for key in (number.value, number.amount)}
         ordered = sorted(entries, key=lambda entry: entry[0])
         self._values = [key for key, _ in ordered]
-        self._numbers = [(number, found[number]) for _, number in ordered]
+        self._numbers = [(number, postings[number]) for _, number in ordered]
 
     def _candidates(self, number: Number, tolerance: float) -> Iterator[tuple[Number, NDArray[np.intp]]]:
         """Numbers of the context that may be equal, and where they stand."""
@@ -178,11 +178,11 @@ class Evidence:
 
 def _postings(keyed: Iterable[tuple[int, Iterable[_Key]]]) -> dict[_Key, NDArray[np.intp]]:
     """For each key the indexes of what holds it."""
-    found: defaultdict[_Key, list[int]] = defaultdict(list)
+    postings: defaultdict[_Key, list[int]] = defaultdict(list)
     for index, keys in keyed:
         for key in keys:
-            found[key].append(index)
-    return {key: np.array(indexes, dtype=np.intp) for key, indexes in found.items()}
+            postings[key].append(index)
+    return {key: np.array(indexes, dtype=np.intp) for key, indexes in postings.items()}
 
 
 def _less_told(date: Date) -> Iterable[tuple[int | None, ...]]:
@@ -192,9 +192,9 @@ def _less_told(date: Date) -> Iterable[tuple[int | None, ...]]:
 
 def _places(text: str, common: frozenset[str]) -> list[Place]:
     alone = [_place(part, common) for part in sentences(text) if not is_question(part)]
-    if len(alone) == 1 and alone[0].found.is_lone:
+    if len(alone) == 1 and alone[0].parts.is_lone:
         return [replace(alone[0], lone=True)]
-    return alone + [_together(first, second) for first, second in pairwise(alone) if not second.found.names]
+    return alone + [_together(first, second) for first, second in pairwise(alone) if not second.parts.names]
 
 
 def _place(text: str, common: frozenset[str]) -> Place:
@@ -202,8 +202,8 @@ def _place(text: str, common: frozenset[str]) -> Place:
 
 
 def _together(first: Place, second: Place) -> Place:
-    one, two = first.found, second.found
-    found = Checkable(
+    one, two = first.parts, second.parts
+    joint = Checkable(
         one.links + two.links,
         one.code + two.code,
         one.quotes + two.quotes,
@@ -214,7 +214,7 @@ def _together(first: Place, second: Place) -> Place:
     )
     negated = first.negated != second.negated
     text = f"{first.text} {second.text}"
-    return Place(text, found, first.tokens + second.tokens, first.stems | second.stems, negated)
+    return Place(text, joint, first.tokens + second.tokens, first.stems | second.stems, negated)
 
 
 def tokens_of(text: str) -> tuple[str, ...]:

@@ -238,7 +238,7 @@ def is_measure(word: str) -> bool:
 
 def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
     """The dates of a text, and the text without them."""
-    found: list[Date] = []
+    dates: list[Date] = []
 
     def take(match: re.Match[str]) -> str:
         parts = match.groupdict()
@@ -246,31 +246,31 @@ def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
         if not 1 <= month <= 12:
             return match.group()
         year, day = parts.get("y"), parts.get("d")
-        found.append(Date(int(year) if year else None, month, int(day) if day else None, match.group()))
+        dates.append(Date(int(year) if year else None, month, int(day) if day else None, match.group()))
         return " ; "
 
     if _MAY_HOLD_DATES.search(text):
         for pattern in _DATES:
             text = pattern.sub(take, text)
-    return tuple(found), text
+    return tuple(dates), text
 
 
 def take_numbers(text: str) -> tuple[tuple[Number, ...], str]:
     """The numbers of a text, and the text without them and their units."""
-    found: list[_Found] = []
+    matches: list[_Found] = []
     for pattern, reads in ((_DIGITS, _in_digits), (_IN_WORDS, _in_words)):
-        found += _each(pattern, reads, text)
-    found.sort(key=lambda each: each.start)
+        matches += _each(pattern, reads, text)
+    matches.sort(key=lambda match: match.start)
     pieces, last = [], 0
-    for each in found:
-        pieces.append(text[last : each.start])
-        last = each.behind
+    for match in matches:
+        pieces.append(text[last : match.start])
+        last = match.behind
     rest = " ; ".join((*pieces, text[last:]))
-    return tuple(each.number for each in _compounds(_ranges(found, text), text)), rest
+    return tuple(match.number for match in _compounds(_ranges(matches, text), text)), rest
 
 
 def _each(pattern: re.Pattern[str], reads: Callable[[re.Match[str], str], list[_Found]], text: str) -> list[_Found]:
-    return [each for match in pattern.finditer(text) for each in reads(match, text)]
+    return [quantity for match in pattern.finditer(text) for quantity in reads(match, text)]
 
 
 def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
@@ -297,11 +297,11 @@ def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
     if match["ordinal"]:
         # "the 21st century" lasts no 21 centuries
         return [_Found(replace(number, nouns=_nouns(text, end)), start, end, end)]
-    told = _with_unit(number, start, end, text)
-    if number.may_be_year and not told.number.unit and _OF_A_YEAR.search(before):
+    quantity = _with_unit(number, start, end, text)
+    if number.may_be_year and not quantity.number.unit and _OF_A_YEAR.search(before):
         # "in 1961 scientists" counts no scientists
         return [_Found(number, start, end, end)]
-    return [told]
+    return [quantity]
 
 
 def _in_words(match: re.Match[str], text: str) -> list[_Found]:
@@ -312,16 +312,16 @@ def _in_words(match: re.Match[str], text: str) -> list[_Found]:
             runs[-1].append(word)
         else:
             runs.append([word])
-    found = []
+    quantities = []
     for run in runs:
         start, end = (match.start("row") + place for place in (run[0].start(), run[-1].end()))
         value = _value([word.group() for word in run]) * (0.5 if match["half"] and run is runs[0] else 1.0)
         number = Number(value, text=text[start:end])
-        told = _with_unit(number, start, end, text)
+        quantity = _with_unit(number, start, end, text)
         # "one" alone is mostly no number
-        if told.number.unit or run[0].group() != "one" or len(run) > 1:
-            found.append(told)
-    return found
+        if quantity.number.unit or run[0].group() != "one" or len(run) > 1:
+            quantities.append(quantity)
+    return quantities
 
 
 def _continues(last: re.Match[str], word: re.Match[str], row: str) -> bool:
@@ -376,9 +376,9 @@ def _nouns(text: str, place: int) -> tuple[str, ...]:
     return tuple(nouns)
 
 
-def _ranges(found: list[_Found], text: str) -> list[_Found]:
+def _ranges(matches: list[_Found], text: str) -> list[_Found]:
     """In "5 to 10%" the first number has the unit of the second; in "1990-95" the second the century of the first."""
-    made = list(found)
+    made = list(matches)
     for place in range(len(made) - 2, -1, -1):
         first, second = made[place], made[place + 1]
         between = text[first.end : second.start]
@@ -393,27 +393,27 @@ def _ranges(found: list[_Found], text: str) -> list[_Found]:
     return made
 
 
-def _compounds(found: list[_Found], text: str) -> list[_Found]:
+def _compounds(matches: list[_Found], text: str) -> list[_Found]:
     """Makes one quantity of "1 hour 30 minutes"."""
     made: list[_Found] = []
-    for each in found:
+    for match in matches:
         last = made[-1] if made else None
-        if last is None or not _is_part(last, each, text):
-            made.append(each)
+        if last is None or not _is_part(last, match, text):
+            made.append(match)
             continue
-        first, second = last.number, each.number
+        first, second = last.number, match.number
         amount = first.value / second.factor + second.amount
-        number = replace(second, amount=amount, about=first.about, text=text[last.start : each.end])
-        made[-1] = _Found(number, last.start, each.end, each.behind)
+        number = replace(second, amount=amount, about=first.about, text=text[last.start : match.end])
+        made[-1] = _Found(number, last.start, match.end, match.behind)
     return made
 
 
-def _is_part(last: _Found, each: _Found, text: str) -> bool:
-    between = text[last.behind : each.start]
+def _is_part(last: _Found, match: _Found, text: str) -> bool:
+    between = text[last.behind : match.start]
     return (
         bool(last.number.unit)
-        and last.number.unit == each.number.unit
-        and 0 <= each.number.value < last.number.factor
+        and last.number.unit == match.number.unit
+        and 0 <= match.number.value < last.number.factor
         and len(between) <= 5
         and _COMPOUND.fullmatch(between) is not None
     )
