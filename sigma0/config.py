@@ -1,4 +1,4 @@
-"""What a user may ask of the decoder, and the switches of the environment: frozen, validated messages."""
+"""Settings of the decoder and switches of the environment: frozen, validated dataclasses."""
 
 import math
 import os
@@ -15,18 +15,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 Messages = Sequence[Mapping[str, Any]]
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
-# What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
+# When a text repeats itself: end it, raise repetition penalty and temperature, or let it run.
 OnCollapse = Literal["stop", "tighten", "ignore"]
 AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
 C = TypeVar("C")
-# Which exit modes read which threshold.
+# Exit modes that use a threshold.
 THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
-    """What is to become of a text that runs in circles.
+    """A validated `on_collapse`.
 
     Raises:
         ValueError: For anything else than `stop`, `tighten` or `ignore`.
@@ -36,7 +36,7 @@ def parse_on_collapse(value: Any) -> OnCollapse:
     return cast(OnCollapse, value)
 
 
-# The fields that each adaptive rule reads, its threshold first, and the library's values for them.
+# The fields of each adaptive rule, its threshold first, and their defaults.
 RULE_DEFAULTS: dict[str, dict[str, Any]] = {
     "qexit": {"q": 0.5},
     "margin": {"theta": 0.9},
@@ -46,17 +46,17 @@ RULE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Stored:
-    """Settings that a checkpoint's `generation_config.json` holds: a base of frozen, validated dataclasses.
+    """Settings in a checkpoint's `generation_config.json`: a base of frozen, validated dataclasses.
 
     Attributes:
-        stored_as: Their name there.
+        stored_as: Name of the field there.
     """
 
     stored_as: ClassVar[str]
 
     @classmethod
     def parse(cls: type[S], value: "S | Mapping[str, Any]") -> S:
-        """Takes such settings, or a mapping of their fields as stored in `generation_config.json`.
+        """Settings out of an instance, or out of a mapping as stored in `generation_config.json`.
 
         Args:
             value: An instance, or a mapping with the field names as keys.
@@ -65,7 +65,7 @@ class Stored:
             The validated settings.
 
         Raises:
-            ValueError: For an unknown key or a bad value, naming each.
+            ValueError: Naming every unknown key and bad value.
         """
         if isinstance(value, cls):
             return value
@@ -81,7 +81,7 @@ class Stored:
 
 
 def _one_line(settings: type[C]) -> type[C]:
-    """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
+    """Makes the constructor raise a ValueError of one line; pydantic's errors have several."""
     kind: Any = settings
     construct = kind.__init__
 
@@ -98,17 +98,17 @@ def _one_line(settings: type[C]) -> type[C]:
     return settings
 
 
-# a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+# a dataclass with `to_dict`: the one kind of foreign object that transformers prints, compares and stores
 @_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
-    """When a token may stop looping, and what becomes of its deeper loops afterwards.
+    """When a token may stop looping, and what happens to its deeper loops afterwards.
 
-    A field of the rule that is None takes the value that the model was calibrated with (`models.exit_thresholds`), else
-    that of `RULE_DEFAULTS`; the model's `resolve_exit_config` fills it in.
+    A field of the rule that is None takes the model's calibrated value (`models.exit_thresholds`), else that of
+    `RULE_DEFAULTS`; the model's `resolve_exit_config` fills it in.
 
     Attributes:
-        mode: The exit rule; formulas stand in `sigma0.decode.exits`.
+        mode: The exit rule; its formula is in `sigma0.decode.exits`.
         q: `qexit` stops at the first loop whose cumulative exit probability is at least `q`, in (0, 1].
         eps: Threshold of `converge` and `accel`, relative to the norm of the state, > 0.
         patience: Loops in a row on which `accel` must hold, >= 1.
@@ -117,8 +117,8 @@ class ExitConfig(Stored):
         min_loops: No token stops before this loop, >= 1; a value above T means T.
         after_exit: `finish` runs the deeper loops in later passes (exact for this rule), `verify` also checks each
             token at loop T (equal to full depth), `drop` never runs them (approximate).
-        redraft: Under `verify`, read a proposed token again at every loop and propose anew as soon as one thinks
-            otherwise; else it is read again at T alone. Not used elsewhere.
+        redraft: Under `verify`, check a draft token at every loop and re-draft as soon as a loop disagrees; else check
+            it at T alone. Not used elsewhere.
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
@@ -139,7 +139,7 @@ class ExitConfig(Stored):
     @model_validator(mode="before")
     @classmethod
     def _is_read(cls, given: Any) -> Any:
-        """Refuses a threshold that the mode does not read, unless all fields are given, as when settings are copied."""
+        """Refuses a threshold that the mode does not use, unless all fields are given, as when settings are copied."""
         values = getattr(given, "kwargs", given)
         if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
             return given
@@ -185,21 +185,21 @@ class ExitConfig(Stored):
         return None if fields is None else getattr(self, next(iter(fields)))
 
     def unset(self) -> list[str]:
-        """The fields that the rule reads and that are not set."""
+        """The fields of the rule that are not set."""
         return [name for name in RULE_DEFAULTS.get(self.mode, ()) if getattr(self, name) is None]
 
     def filled(self, values: Mapping[str, Any] | None = None) -> "ExitConfig":
-        """These settings with a value for each field that the rule reads; what is set stays.
+        """A copy with a value for every field of the rule; fields that are set stay.
 
         Args:
-            values: Of those that are not set; by default the library's.
+            values: For the fields that are not set; by default the library's.
         """
         known = RULE_DEFAULTS.get(self.mode, {}) if values is None else values
         missing = {name: known[name] for name in self.unset()}
         return replace(self, **missing) if missing else self
 
     def stops_at(self, total_loops: int) -> int | None:
-        """The loop at which every token stops, if that is known beforehand.
+        """The loop at which every token stops, if the rule fixes it.
 
         Args:
             total_loops: T, the loops at full depth.
@@ -223,12 +223,12 @@ class ExitConfig(Stored):
 @_one_line
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
-    """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
+    """Thresholds of spiralling and diverging: a property of a model, set by `sigma0 calibrate`.
 
     Attributes:
         growth: m: a step 1 + m times as long as the longest of the three before it, or a spectrum of that radius,
             diverges; >= 0.
-        spiral: theta_s: steps that turn by this much spiral; degrees in (0, 180].
+        spiral: theta_s: steps that turn by this angle spiral; degrees in (0, 180].
     """
 
     stored_as: ClassVar[str] = "fate_config"
@@ -252,12 +252,12 @@ class FateConfig(Stored):
 
 
 class Switches(BaseSettings):
-    """The steps that act on verdicts, each by itself; read from `SIGMA0_VERDICT` and so on, 1 or 0.
+    """Switches of the features that act on verdicts, from `SIGMA0_VERDICT` and so on, 1 or 0.
 
     Attributes:
         verdict: Statistics of every token and a verdict for every generation, in `sigma0.generate` and `stream`.
-        inner_break: A token whose loop diverges on `BREAK_AFTER` loops running stops, with the reason `divergence`.
-        ladder: Units whose verdict says escalate are handed up, where a ladder is configured.
+        inner_break: A token that diverges in `BREAK_AFTER` consecutive loops stops, with the reason `divergence`.
+        ladder: Units with the verdict escalate are handed up, where a ladder is configured.
         routing: The server routes by verdicts.
     """
 
@@ -273,7 +273,7 @@ BREAK_AFTER = 2
 
 
 def switches() -> Switches:
-    """The switches as the environment has them now."""
+    """The switches in the environment now."""
     return _switches(
         tuple((name, os.environ[name]) for name in sorted(os.environ) if name.upper().startswith("SIGMA0_"))
     )
@@ -281,18 +281,18 @@ def switches() -> Switches:
 
 @lru_cache(maxsize=32)
 def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
-    """Parsed once for each environment: a forward asks."""
+    """Parsed once for each environment: every forward needs them."""
     return Switches()
 
 
-# Errors that no value explains: of fields that there are not (which may hold anything), and of text that is no JSON.
+# Errors whose value is not shown: of unknown fields (which may hold anything), and of text that is no JSON.
 _NO_VALUE = frozenset({"extra_forbidden", "unexpected_keyword_argument", "json_invalid"})
 _SECRETS = ("key", "secret", "password")
 _LONGEST = 60
 
 
 def _got(item: Any) -> str:
-    """The bad value where it is short and no secret, and where the reason does not tell it."""
+    """The bad value, unless it is long, a secret, or already in the reason."""
     value, reason = item["input"], item["msg"]
     secret = any(str(part).lower().endswith(_SECRETS) for part in item["loc"])
     if secret or item["type"] in _NO_VALUE or "got" in reason.split() or not _is_short(value):
@@ -302,7 +302,7 @@ def _got(item: Any) -> str:
 
 
 def _is_short(value: object) -> bool:
-    # before it is written out: Python refuses to write integers of thousands of digits
+    # before repr: Python refuses to format integers of thousands of digits
     if isinstance(value, str):
         return len(value) <= _LONGEST
     return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 200)
@@ -322,7 +322,7 @@ SHARES: dict[Effort, float] = {"minimal": 0.5, "low": 0.75, "medium": 1.0, "high
 
 
 def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig:
-    """`reasoning_effort` as an exit setting: how deep a model thinks, as changes over the checkpoint's own setting.
+    """`reasoning_effort` as an exit setting, as changes to the model's setting ("kept" where there is none).
 
     | effort | `q`, `theta`, fixed `depth` | `eps` | `min_loops` | `after_exit` |
     |---|---|---|---|---|
@@ -331,12 +331,12 @@ def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig
     | `medium` | kept | kept | kept | kept |
     | `high` | kept | kept | at least T/2, rounded up | `verify`: full depth's own text, and still a verdict |
 
-    A checkpoint whose own setting is full depth, or a fixed one, has no rule to make more eager or check: there `low`
-    and `minimal` stop at a fixed share of its loops, and `high` is full depth. What an effort saves, and what it costs
-    in accuracy, is a matter of the model: measure it.
+    Under `full` and `fixed` there is no rule to make more eager or to check: there `low` and `minimal` stop at a fixed
+    share of the loops, and `high` is full depth. What an effort saves, and what it costs in accuracy, depends on the
+    model: measure it.
 
     Args:
-        effort: How long tokens should loop.
+        effort: `reasoning_effort` of the OpenAI protocol.
         config: The model's setting, as `resolve_exit_config` returns it.
         total_loops: T.
     """
@@ -353,6 +353,6 @@ def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig
     config = config.filled()
     eager: dict[str, float | None] = {"q": config.q, "theta": config.theta, "eps": config.eps}
     factors = {"q": share, "theta": share, "eps": 1 / share}
-    # as decimals: 0.6 * 0.75 is to be told as 0.45
+    # rounded, so that 0.6 * 0.75 is reported as 0.45
     changed = {name: round(value * factors[name], 6) for name, value in eager.items() if value is not None}
     return replace(config, **changed)  # type: ignore[arg-type]

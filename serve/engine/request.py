@@ -81,7 +81,7 @@ class Running:
         self.feed = feed
         self.prompt = len(job.prompt_ids)
         self.drops = job.exit_config.after_exit == "drop"
-        self.unasked: ExitRule | None = model.unasked_rule(job.exit_config) if watch else None
+        self.unasked: ExitRule | None = model.counterfactual_rule(job.exit_config) if watch else None
         asked = rule if self.unasked is None else self.unasked
         self.ruled = Ruled(rule, asked.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
         self.told: list[TokenTold] = []
