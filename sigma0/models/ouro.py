@@ -415,9 +415,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         config: ExitConfig,
     ) -> LoopedCausalLMOutput:
         if input_ids is None:
-            raise ValueError(
-                "a single token after a filled cache needs input_ids; embeddings are for prompts only"
-            )
+            raise ValueError("a single token after a filled cache needs input_ids; embeddings are for prompts only")
         batch = input_ids.shape[0]
         seen = cache.join_mask(attention_mask, batch, 1)
         if position_ids is None:
