@@ -59,7 +59,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Args:
         path: `*.jsonl`: one object a line, see `PromptLine`. Any other file: UTF-8 text, one prompt a paragraph
-            (paragraphs are parted by empty lines).
+            (paragraphs are separated by empty lines).
 
     Raises:
         ValueError: If the file is missing, not UTF-8, empty, too long, or a line is malformed; names the line.

@@ -1,13 +1,13 @@
 """From a stated risk to doors: what diverges in a model, and what its verdict must say before an answer is accepted.
 
-Prompts with known answers are continued once each and parted by chance:
+Prompts with known answers are continued once each and split at random:
 
 * the first two fifths say where the model's loops ordinarily go (`fit_fates`) and rank the policies of a grid by the
   p-value of "an answer that the converge door lets through is wrong with a chance above the risk";
 * the next two fifths test them in that order, each at the full level, down to the first that fails (Learn then Test
   with fixed-sequence testing, arXiv 2110.01052; the ranking from data of its own, arXiv 2210.07913). Of k answers let
   through the wrong ones are Binomial(k, chance), so the p-value is exact: P(Binomial(k, risk) <= wrong ones);
-* the last fifth has no part in the choice, and is told of.
+* the last fifth has no part in the choice, and is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class DoorCalibration:
     """What `calibrate_doors` found.
 
     Attributes:
-        risk: Chance of a wrong answer behind the converge door that was allowed.
+        risk: Allowed chance that an answer of the converge door is wrong.
         confidence: With which that was to be kept.
         exit_config: The exit rule that the answers were written under.
         fates: Where loops spiral and diverge.

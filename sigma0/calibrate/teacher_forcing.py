@@ -49,7 +49,7 @@ class ForcedText:
 
     def __post_init__(self) -> None:
         if not 1 <= self.new < len(self.ids):
-            raise ValueError(f"{self.new!r} new tokens of a text of {len(self.ids)}: at least one, behind a prompt")
+            raise ValueError(f"{self.new!r} new tokens of a text of {len(self.ids)}: at least one, after a prompt")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def read_forced(
         model: A looped model.
         rules: Exit rules by name.
         texts: At least one.
-        on_text: Told how many texts are done.
+        on_text: Called with the number of texts done.
 
     Raises:
         ValueError: If there is no text, or the model computes logits that are not finite.
@@ -301,7 +301,7 @@ def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: 
     exits = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
     step = max(1, _LOGITS // model.config.vocab_size)
 
-    def look(place: int, tokens: Ints) -> None:
+    def fill(place: int, tokens: Ints) -> None:
         for part in np.array_split(tokens, -(-len(tokens) // step)):
             index = torch.from_numpy(part).to(states.device)
             some, of_gate = states.index_select(1, index), gates.index_select(1, index)
@@ -310,18 +310,18 @@ def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: 
 
     everything = np.arange(states.shape[1])
     last = len(rules) - 1
-    look(0, everything)
+    fill(0, everything)
     if last > 0:
-        look(last, everything)
+        fill(last, everything)
     spans = [(0, last, everything)]
     while spans:
         low, high, tokens = spans.pop()
         if high - low < 2:
             continue
-        parted = exits[low, tokens] != exits[high, tokens]
-        exits[low + 1 : high, tokens[~parted]] = exits[low, tokens[~parted]]
-        if parted.any():
+        differ = exits[low, tokens] != exits[high, tokens]
+        exits[low + 1 : high, tokens[~differ]] = exits[low, tokens[~differ]]
+        if differ.any():
             middle = (low + high) // 2
-            look(middle, tokens[parted])
-            spans += [(low, middle, tokens[parted]), (middle, high, tokens[parted])]
+            fill(middle, tokens[differ])
+            spans += [(low, middle, tokens[differ]), (middle, high, tokens[differ])]
     return exits

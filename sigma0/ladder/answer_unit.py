@@ -59,13 +59,13 @@ class Attempt:
 
 @dataclass
 class Climb:
-    """What came of one unit.
+    """Result of one unit.
 
     Attributes:
-        attempt: The text that stands; None if no rung gave any.
-        rung: That wrote it.
-        aborted: Whether it would have gone up further, had the budget allowed.
-        exhausted: Whether the highest rung was asked.
+        attempt: The final text; None if no rung gave any.
+        rung: Index of the rung that wrote it.
+        aborted: Whether the budget kept it from going up further.
+        exhausted: Whether the highest rung was tried.
     """
 
     attempt: Attempt | None = None
@@ -75,10 +75,10 @@ class Climb:
 
 
 def attempt_of(generation: Generation) -> Attempt:
-    """What a looped model wrote, with its verdict.
+    """The attempt of a looped model, with its verdict.
 
     Raises:
-        ValueError: Where no verdict was asked for.
+        ValueError: Without a verdict.
     """
     if generation.verdict is None:
         raise ValueError("no verdict was asked for: pass verdict=True")
@@ -87,12 +87,12 @@ def attempt_of(generation: Generation) -> Attempt:
 
 
 class Read(Protocol):
-    """A token with its reading.
+    """A token with statistics of its logits.
 
     Attributes:
         text: What it adds to the text.
-        entropy: Of the distribution, nats; None where it is not known, as is the next.
-        margin: Lead of the likeliest id.
+        entropy: Of the distribution, nats; None if unknown.
+        margin: Top-1 probability minus top-2; None if unknown.
     """
 
     @property
@@ -127,7 +127,7 @@ def attempt_from(text: str, tokens: Sequence[Read], verdict: ReasonVerdict, stop
 
 @dataclass(frozen=True)
 class Given:
-    """What a rung is given.
+    """Input of a rung.
 
     Attributes:
         prompt: To continue, or to answer.
@@ -179,7 +179,7 @@ class Writer:
         except ValueError:
             if rung == 0:
                 raise
-            return Spending()  # it cannot even read the prompt, as `write` will tell
+            return Spending()  # the prompt does not even fit, which `write` reports
         loops = here.model.num_loops if here.is_looped else 1
         chunks = -(-read // PROMPT_CHUNK) if here.is_looped else 1
         passes = loops * (chunks + max_new_tokens)
@@ -319,7 +319,7 @@ class Writer:
             kept = len(here.tokenizer(draft.sure, add_special_tokens=False)["input_ids"])
             warm = Given(prompt + draft.sure, draft.sure, new - kept)
         else:
-            # an endpoint answers what it is told, it does not go on from half a sentence
+            # an endpoint answers messages, it does not continue half a sentence
             question = {"role": "user", "content": WARM_START.format(draft=draft.text)}
             warm = Given([*as_messages(prompt), question], "", new)
         return warm if warm.new > 0 and self._fits(here, warm) else cold
@@ -371,7 +371,7 @@ def climb(
             sure token, to go on from; in messages the whole draft, as one that may be wrong.
         written: What the rung `start` wrote already; None lets it write.
         start: The lowest rung that has a say.
-        whole: Whether it is a whole text behind single tokens or drafts, for the trail.
+        whole: Whether it is a whole text of single tokens or drafts, for the trail.
     """
     result, top = Climb(), len(writer.rungs) - 1
     # what is there already costs nothing more, and stands even where nothing is left

@@ -163,12 +163,12 @@ class RungCost:
     Attributes:
         name: Of the rung.
         tokens: Tokens of the text that it wrote.
-        passes: Passes of its block behind prompts; of a model that is not looped each such forward is one.
+        passes: Passes of its block after prompts; of a model without loops each such forward is one.
         prompt_passes: The same of prompts and of catching up, which run at full depth.
         rows: Rows (a token in a pass) in both.
         read: Ids that it read in prompts and in catching up.
         catch_ups: How often it caught up on ids that another rung wrote.
-        refills: How often it read everything anew, its K/V having been dropped.
+        refills: How often everything was recomputed, since its K/V had been dropped.
         calls: Requests, repeated ones included.
         money: Paid.
         seconds: Spent in it.

@@ -24,7 +24,7 @@ MOST_PASSES = 2**53
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of an endpoint.
+    """Result of a request to an endpoint, with its attempts.
 
     Attributes:
         text: The answer; None where there is none.
@@ -32,8 +32,8 @@ class Reply:
         lacking: The limit that forbade another attempt, or None.
         limit: The most that the last attempt could cost.
         cut: Whether the endpoint stopped at its limit of tokens.
-        verdict: On the answer, where the endpoint tells one as this package's own server does, like the next two.
-        door: That it opens.
+        verdict: On the answer. None, like door and passes, where the endpoint is no server of this package.
+        door: Routing decision of the verdict.
         passes: Of the looped model's block.
     """
 
@@ -64,7 +64,7 @@ class Asker:
 
     Args:
         rung: The endpoint.
-        purse: Asked before every attempt.
+        purse: Checked before every attempt.
         cost: What the rung did so far.
     """
 
@@ -160,7 +160,7 @@ class Asker:
             with stream:
                 answer.outcome = _gather(stream, answer, max_new_tokens)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError, openai.BadRequestError):
-            # asking again would not help; what the server says may hold the key, so it is not told
+            # a retry would not help; the server's message may hold the key, so it is not reported
             answer.outcome = "refused"
         except openai.APITimeoutError:
             answer.outcome = "timeout"
@@ -169,13 +169,13 @@ class Asker:
         except openai.APIConnectionError:
             answer.outcome = "no connection" if not answer.parts else "cut off"
         except Exception as error:
-            # a thread's end, and a stranger's data: whatever a broken server makes of the client is told by its kind
+            # the end of a thread, with data of a foreign server: any failure of the client is reported by its kind
             late = "Timeout" in type(error).__name__
             whole = answer.finish_reason is not None
             answer.outcome = "ok" if whole else "timeout" if late else "garbage"
 
     def _pay(self, spending: Spending, tokens: tuple[int, int] | None, seconds: float, outcome: str) -> None:
-        """Pays for an attempt: what the endpoint said that it used, if that can be true; else the most."""
+        """Pays for an attempt: the usage in the endpoint's reply if it is plausible, else the upper bound."""
         read, written = most = (spending.catch_up_tokens, spending.large_tokens)
         if tokens is not None and 0 <= tokens[0] <= most[0] and 0 <= tokens[1] <= most[1]:
             read, written = tokens
@@ -220,14 +220,14 @@ def _usage(usage: Any) -> tuple[int, int] | None:
 
 
 def _ending(event: Any) -> dict[str, Any]:
-    """What this package's own server says of a choice once it is over; nothing where that cannot be read."""
+    """The last event of a choice from this package's server; empty if it is malformed."""
     choices = event.get("choices") if isinstance(event, dict) else None
     ended = isinstance(choices, list) and choices and isinstance(choices[0], dict) and "verdict" in choices[0]
     return choices[0] if ended and choices else {}
 
 
 def _verdict(event: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | None, int | None]:
-    """Verdict, door and passes as a stranger tells them: what is not of their form is not known."""
+    """Verdict, door and passes of a foreign server; malformed ones are unknown."""
     try:
         verdict = ReasonVerdict.model_validate(event.get("verdict"))
     except ValidationError:

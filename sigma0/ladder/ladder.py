@@ -355,7 +355,7 @@ class _Text:
         self._ids: list[int] = []
 
     def complete(self, sequence: int, unit: TokenUnit) -> None:
-        """Gives each token the fate that its loops had in the end: some of them ran behind its exit."""
+        """Gives each token the fate of all its loops, of which some ran after its exit."""
         for number, token in enumerate(self.tokens):
             fate = unit.fate_of(token.rung, sequence, number)
             if fate is not None:

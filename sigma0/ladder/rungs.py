@@ -41,10 +41,9 @@ class LocalRung:
         name: In costs and trails.
         model: Looped or not.
         tokenizer: Its fast tokenizer.
-        exit_config: Of a looped model, where a call asks for none; None: as its checkpoint says.
-        kv_limit: Bytes of K/V that may stay between two readings; what is more is dropped and read anew. None: no
-            limit.
-        declines: Says of an answer that it is none, so that the next rung is asked; by default an empty one.
+        exit_config: Default of a looped model; None: its checkpoint's.
+        kv_limit: Bytes of K/V that may stay between two forwards; more is dropped and recomputed. None: no limit.
+        declines: Whether a text is no answer, so that the next rung is tried; by default an empty one.
     """
 
     name: str

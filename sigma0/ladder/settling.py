@@ -1,4 +1,4 @@
-"""What every unit has in common: checks before a run, and doors behind it."""
+"""Checks before a run, and doors after it, which every unit has in common."""
 
 from collections.abc import Sequence
 from importlib.metadata import version

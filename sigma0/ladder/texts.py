@@ -183,7 +183,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
 
 
 def _tokens(unit: Climb, names: Sequence[str]) -> tuple[LadderToken, ...]:
-    """The tokens of an answer, where the rung that wrote it told them."""
+    """The tokens of an answer, if the rung that wrote it returns them."""
     up = "answer" if unit.rung else None
     tokens = () if unit.attempt is None else unit.attempt.tokens
     return tuple(ladder_token(token, names[unit.rung], up) for token in tokens)

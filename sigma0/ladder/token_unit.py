@@ -38,7 +38,7 @@ class Written:
         reason: Why there; None of a model without loops.
         fate: Of its loops so far.
         proximity: Of the text before it.
-        margin: Lead of its likeliest id; None where the logits are no numbers, as is the next.
+        margin: Top-1 probability minus top-2; None for logits that are not finite.
         entropy: Nats.
         why: It left the lowest rung; None where it did not.
         aborted: Whether it would have gone up further, had the budget allowed.
@@ -94,7 +94,7 @@ class Batch:
 
     Attributes:
         ids: `[B, S]`, left-padded, on the CPU.
-        mask: 0 at pads and behind an end, `[B, S]`.
+        mask: 0 at pads and after an end, `[B, S]`.
         prompt: Length of the prompts.
         ended: Sequences that are over, bool `[B]`.
     """
@@ -231,7 +231,7 @@ class TokenUnit:
         return spending, lacking
 
     def _pay_token(self, rung: int) -> None:
-        """For a token above the lowest rung; behind the decision in the trail, which was taken before it was paid."""
+        """For a token above the lowest rung; after its decision in the trail, which came before the payment."""
         self._pay(rung, Spending(large_tokens=1), "token", 0.0)
 
     def _forecast(self, rung: int) -> Spending:
@@ -254,7 +254,7 @@ class TokenUnit:
         try:
             look = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
         except torch.OutOfMemoryError:
-            # what was read counts, and reading it all anew is asked for like any other step
+            # what was read counts, and recomputing it is paid for like any other step
             self._pay(rung, forecast, _kind(rung), perf_counter() - began)
             reader.drop()
             forecast, before = self._forecast(rung), reader.passes

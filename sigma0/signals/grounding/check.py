@@ -47,7 +47,7 @@ _PRESENTING = frozenset(stem(word) for word in ("answer", "result", "output", "v
 
 
 class SupportModel(Protocol):
-    """A model that tells whether evidence supports a claim, as NLI and span models do."""
+    """A model of whether evidence supports a claim, such as NLI and span models."""
 
     def support(self, claim: str, evidence: str) -> float:
         """How far `evidence` supports `claim`, in [0, 1]."""
@@ -58,7 +58,7 @@ class Claim:
     """A checkable sentence.
 
     Attributes:
-        text: The sentence, or the clause of it that is told as certain.
+        text: The sentence, or the clause of it that is stated as certain.
         anchored: Whether the context bears it out.
         evidence: The place in the context that is nearest to it; where none shares a word, a result that stands alone,
             or None.
@@ -101,7 +101,7 @@ def check(
     Args:
         text: What was generated.
         context: The prompt, sources, results: one text or several.
-        tolerance: Relative difference allowed where a number is said to be rough.
+        tolerance: Relative difference allowed for a number that is stated as approximate.
         model: Asked about each claim that the words bear out, with the nearest place; 0.5 and more is support.
 
     Raises:

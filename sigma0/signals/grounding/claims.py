@@ -47,7 +47,7 @@ _VERB = (
     r"(?:is|are|was|were|has|had|have|did|does|do|will|would|can|came|went|won|lost|wrote|made|took|became|began|left|"
     r"got|met|sold|built|led|rose|fell|ran|held|lies|lives|costs?|weighs?|stands?|rises?|\w{2,}ed)"
 )
-# Between what is told as a guess and what is not; whitespace is squeezed before.
+# Between clauses stated as a guess and others; whitespace is squeezed before.
 _CLAUSES = re.compile(
     rf"; |, (?:but|although|though|whereas|while|yet|however) |,? and (?=(?:[\w'’-]+ ){{0,3}}?{_VERB}\b)", re.IGNORECASE
 )
@@ -164,7 +164,7 @@ def _ends_in_abbreviation(piece: str) -> bool:
 
 
 def assertions(sentence: str) -> list[str]:
-    """What a sentence tells as certain: all of it, or, where it holds a guess, the clauses without one."""
+    """What a sentence states as certain: all of it or, if it holds a guess, the clauses without one."""
     if not is_hedged(sentence):
         return [sentence]
     return [clause for clause in _clauses(" ".join(sentence.split())) if not is_hedged(clause)]
@@ -183,7 +183,7 @@ def _clauses(sentence: str) -> list[str]:
 
 
 def is_hedged(sentence: str) -> bool:
-    """Whether something in it is told as a guess."""
+    """Whether something in it is stated as a guess."""
     return bool(_HEDGES.search(sentence))
 
 
@@ -269,7 +269,7 @@ def _take_links(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def _trimmed(link: str) -> str:
-    """A link without the punctuation behind it, and without a parenthesis that was opened before it."""
+    """A link without the punctuation after it, and without a parenthesis that was opened before it."""
     depth = 0
     for place, character in enumerate(link):
         depth += (character == "(") - (character == ")")

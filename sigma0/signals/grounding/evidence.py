@@ -144,7 +144,7 @@ class Evidence:
         )
 
     def has_date(self, date: Date, near: NDArray[np.bool_]) -> bool:
-        """Whether a date stands in one of the near places, as far as it is told."""
+        """Whether a date occurs in one of the near places, in the parts that are given."""
         return self._stands(self._by_date.get((date.year, date.month, date.day)), near)
 
     @staticmethod

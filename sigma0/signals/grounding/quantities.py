@@ -124,8 +124,8 @@ class Number:
         unit: The name of a known unit, or "".
         factor: From its own unit to the base of that name.
         step: Half of it is how far the amount was rounded at most.
-        about: Whether it was said to be rough.
-        nouns: Stems of up to three words behind a number without a known unit: what it counts.
+        about: Whether it was stated as approximate.
+        nouns: Stems of up to three words after a number without a known unit: what it counts.
         text: As written: sign, currency and digits, or words.
     """
 
@@ -160,7 +160,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A date, as far as it was told.
+    """A date; parts that are not given are None.
 
     Attributes:
         year: Or None.
@@ -176,13 +176,13 @@ class Date:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A number and where it stands: from `start`, the number up to `end`, its unit up to `behind`."""
+class _Mention:
+    """A number and its place in the text: from `start`, the number up to `end`, its unit up to `unit_end`."""
 
     number: Number
     start: int
     end: int
-    behind: int
+    unit_end: int
 
 
 def same_number(claimed: Number, other: Number, tolerance: float, *, lone: bool = False) -> bool:
@@ -191,7 +191,7 @@ def same_number(claimed: Number, other: Number, tolerance: float, *, lone: bool 
     Args:
         claimed: What was claimed.
         other: What is known.
-        tolerance: Relative difference allowed where `claimed` was said to be rough.
+        tolerance: Relative difference allowed if `claimed` was stated as approximate.
         lone: Whether `other` stands alone, as a result does, so that its lacking a percent sign says nothing.
     """
     bare = claimed.is_bare or other.is_bare
@@ -257,23 +257,23 @@ def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
 
 def take_numbers(text: str) -> tuple[tuple[Number, ...], str]:
     """The numbers of a text, and the text without them and their units."""
-    matches: list[_Found] = []
+    matches: list[_Mention] = []
     for pattern, reads in ((_DIGITS, _in_digits), (_IN_WORDS, _in_words)):
         matches += _each(pattern, reads, text)
     matches.sort(key=lambda match: match.start)
     pieces, last = [], 0
     for match in matches:
         pieces.append(text[last : match.start])
-        last = match.behind
+        last = match.unit_end
     rest = " ; ".join((*pieces, text[last:]))
     return tuple(match.number for match in _compounds(_ranges(matches, text), text)), rest
 
 
-def _each(pattern: re.Pattern[str], reads: Callable[[re.Match[str], str], list[_Found]], text: str) -> list[_Found]:
+def _each(pattern: re.Pattern[str], reads: Callable[[re.Match[str], str], list[_Mention]], text: str) -> list[_Mention]:
     return [quantity for match in pattern.finditer(text) for quantity in reads(match, text)]
 
 
-def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
+def _in_digits(match: re.Match[str], text: str) -> list[_Mention]:
     start, end = match.span()
     before = text[max(0, start - _WINDOW) : start]
     sign = _BEFORE.search(before)
@@ -296,15 +296,15 @@ def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
     )
     if match["ordinal"]:
         # "the 21st century" lasts no 21 centuries
-        return [_Found(replace(number, nouns=_nouns(text, end)), start, end, end)]
+        return [_Mention(replace(number, nouns=_nouns(text, end)), start, end, end)]
     quantity = _with_unit(number, start, end, text)
     if number.may_be_year and not quantity.number.unit and _OF_A_YEAR.search(before):
         # "in 1961 scientists" counts no scientists
-        return [_Found(number, start, end, end)]
+        return [_Mention(number, start, end, end)]
     return [quantity]
 
 
-def _in_words(match: re.Match[str], text: str) -> list[_Found]:
+def _in_words(match: re.Match[str], text: str) -> list[_Mention]:
     """The numbers in a row of number words: "two hundred and fifty" is one, "one two three" are three."""
     runs: list[list[re.Match[str]]] = []
     for word in re.finditer(rf"(?:{_ROW})\b", match["row"].lower()):
@@ -347,14 +347,14 @@ def _value(words: list[str]) -> float:
     return float(total + group)
 
 
-def _with_unit(number: Number, start: int, end: int, text: str) -> _Found:
+def _with_unit(number: Number, start: int, end: int, text: str) -> _Mention:
     if number.unit:
-        return _Found(number, start, end, end)
+        return _Mention(number, start, end, end)
     known = _known_unit(text, end)
     if known is None:
-        return _Found(replace(number, nouns=_nouns(text, end)), start, end, end)
-    name, factor, behind = known
-    return _Found(replace(number, unit=name, factor=factor), start, end, behind)
+        return _Mention(replace(number, nouns=_nouns(text, end)), start, end, end)
+    name, factor, unit_end = known
+    return _Mention(replace(number, unit=name, factor=factor), start, end, unit_end)
 
 
 def _known_unit(text: str, place: int) -> tuple[str, float, int] | None:
@@ -376,7 +376,7 @@ def _nouns(text: str, place: int) -> tuple[str, ...]:
     return tuple(nouns)
 
 
-def _ranges(matches: list[_Found], text: str) -> list[_Found]:
+def _ranges(matches: list[_Mention], text: str) -> list[_Mention]:
     """In "5 to 10%" the first number has the unit of the second; in "1990-95" the second the century of the first."""
     made = list(matches)
     for place in range(len(made) - 2, -1, -1):
@@ -393,9 +393,9 @@ def _ranges(matches: list[_Found], text: str) -> list[_Found]:
     return made
 
 
-def _compounds(matches: list[_Found], text: str) -> list[_Found]:
+def _compounds(matches: list[_Mention], text: str) -> list[_Mention]:
     """Makes one quantity of "1 hour 30 minutes"."""
-    made: list[_Found] = []
+    made: list[_Mention] = []
     for match in matches:
         last = made[-1] if made else None
         if last is None or not _is_part(last, match, text):
@@ -404,12 +404,12 @@ def _compounds(matches: list[_Found], text: str) -> list[_Found]:
         first, second = last.number, match.number
         amount = first.value / second.factor + second.amount
         number = replace(second, amount=amount, about=first.about, text=text[last.start : match.end])
-        made[-1] = _Found(number, last.start, match.end, match.behind)
+        made[-1] = _Mention(number, last.start, match.end, match.unit_end)
     return made
 
 
-def _is_part(last: _Found, match: _Found, text: str) -> bool:
-    between = text[last.behind : match.start]
+def _is_part(last: _Mention, match: _Mention, text: str) -> bool:
+    between = text[last.unit_end : match.start]
     return (
         bool(last.number.unit)
         and last.number.unit == match.number.unit
