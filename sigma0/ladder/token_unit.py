@@ -345,13 +345,13 @@ class TokenUnit:
         unit: _Unit,
         outcome: Outcome,
         why: str | None,
-        asked: Spending | None = None,
+        limit: Spending | None = None,
         lacking: str | None = None,
         token_id: int | None = None,
     ) -> None:
         signs = None if unit.signs is None else unit.signs.to_dict()
         self._trail.lines.append(
-            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, asked, lacking, token_id)
+            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, limit, lacking, token_id)
         )
 
     def _pay(self, rung: int, cost: Spending, step: str, seconds: float) -> None:

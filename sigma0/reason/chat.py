@@ -1,4 +1,4 @@
-"""Who is asked: a model in this process, a ladder, an endpoint, and a script for tests."""
+"""Chat models: a model in this process, a ladder, an endpoint, and a script for tests."""
 
 import os
 import time
@@ -340,7 +340,7 @@ class EndpointChat:
 
 
 class ScriptedChat:
-    """Says what it is told to say: for tests, and for trying a strategy without a model.
+    """Gives scripted replies: for tests, and for trying a strategy without a model.
 
     Args:
         replies: Texts or completions in order, or a function of the keyword arguments of `complete`, `messages` among

@@ -72,7 +72,7 @@ class RepoAgent:
         """Works on a copy of a folder until its tests pass or a limit is reached.
 
         Nothing is raised once the work has begun: a model that gives no answer, and a sandbox that cannot run, end it,
-        and are told in `AgentResult.failed` beside the patch so far.
+        and are reported in `AgentResult.failed` beside the patch so far.
 
         Args:
             task: What is to be done.

@@ -74,7 +74,7 @@ class AgentSettings:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "AgentSettings":
-        """The settings that `to_dict` told; what is left out has its default.
+        """The settings out of the values of `to_dict`; missing ones have their defaults.
 
         Raises:
             ValueError: For an unknown key or a bad value.

@@ -64,7 +64,7 @@ class TestReport:
 
     @property
     def named(self) -> bool:
-        """Whether the output told tests by name."""
+        """Whether the output names tests."""
         return bool(self.passed or self.failed or self.errors)
 
     def to_dict(self) -> dict[str, Any]:

@@ -158,5 +158,5 @@ def _text(workspace: Workspace, path: str) -> str:
     try:
         return workspace.text(path)
     except WorkspaceFault as fault:
-        # too large, or no text: the model is told so instead
+        # too large, or no text: the model gets this error instead
         return str(fault)

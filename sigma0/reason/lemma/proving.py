@@ -100,7 +100,7 @@ class LemmaVerifier:
         label = self.questions.choose("check", _purpose("judge", step, attempt), judged, (SOUND, FLAWED), step.lemma.id)
         if label == SOUND:
             return None
-        reason = shortened(objected, _OBJECTION) or "no reason was told"
+        reason = shortened(objected, _OBJECTION) or "no reason was given"
         return f"the check {'found it flawed' if label else 'gave no clear judgement'}: {reason}"
 
     def _run(self, step: Step, attempt: int, proof: str, code: str) -> Attempt:

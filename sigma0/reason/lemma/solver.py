@@ -1,4 +1,4 @@
-"""A problem solved lemma by lemma: planned, proved in topological order, and told honestly."""
+"""A problem solved lemma by lemma: planned, proved in topological order, and reported with what was verified."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

@@ -1,6 +1,6 @@
 """What a sandbox makes the machine hold, counted from outside: one sum over processes, files and kernel memory.
 
-Pages of processes and files are read as the kernel tells them. The rest is told nowhere and is counted by what it can
+Pages of processes and files are read from the kernel. The rest is shown nowhere and is counted by what it can
 be at most, which the filter of system calls keeps small: a pipe's buffer has its usual size, a socket is one end of a
 pair with the usual buffers, and no descriptor is under way between processes.
 

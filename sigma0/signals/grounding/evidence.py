@@ -155,7 +155,7 @@ class Evidence:
         dates: list[tuple[int, set[tuple[int | None, ...]]]] = []
         numbers: list[tuple[int, set[Number]]] = []
         for index, place in enumerate(self.places):
-            dates.append((index, {less for date in place.parts.dates for less in _less_told(date)}))
+            dates.append((index, {less for date in place.parts.dates for less in _less_exact(date)}))
             plain = {number.plain for number in place.parts.numbers if math.isfinite(number.value)}
             numbers.append((index, plain))
         self._by_date = _postings(dates)
@@ -185,7 +185,7 @@ def _postings(keyed: Iterable[tuple[int, Iterable[_Key]]]) -> dict[_Key, NDArray
     return {key: np.array(indexes, dtype=np.intp) for key, indexes in postings.items()}
 
 
-def _less_told(date: Date) -> Iterable[tuple[int | None, ...]]:
+def _less_exact(date: Date) -> Iterable[tuple[int | None, ...]]:
     """The date, and all it says when parts of it are left out."""
     return product(*({part, None} for part in (date.year, date.month, date.day)))
 
