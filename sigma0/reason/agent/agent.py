@@ -41,7 +41,7 @@ __all__ = ["AgentResult", "AgentSettings", "RepoAgent"]
 WARNED_TIER = 2
 # what changes or tests: finish tests, too, and start_over takes back what led nowhere
 WARNED_TOOLS = (EditFile, RunTests, StartOver, Finish)
-TOLD_CHARS = 300
+SHOWN_CHARS = 300
 PLAN_TOKENS = 400
 
 
@@ -184,7 +184,7 @@ class _Work:
         except (ActionFault, WorkspaceFault) as fault:
             what, observation = "refused", str(fault)
         times = self.tracker.act(reply, observation, refused=what == "refused")
-        self.trail.decide(what, cut(observation, TOLD_CHARS), step=step, times=times)
+        self.trail.decide(what, cut(observation, SHOWN_CHARS), step=step, times=times)
         if times > 1:
             observation += f"\nThis very action has led to this very result {times} times."
         # half a context, so that the answer and what came of it can be shown together

@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,1000}")
 
 
 @dataclass(frozen=True)
-class Found:
+class Count:
     """What became of a count.
 
     Attributes:
@@ -59,7 +59,7 @@ class CountingCode:
         code: Without assertions that say nothing or merely state the estimate, and with a line that tells the result.
         marker: That this line begins with.
         estimate: The number that those assertions stated; the last one of several.
-        derived: As in `Found`.
+        derived: As in `Count`.
     """
 
     code: str
@@ -112,7 +112,7 @@ class ExhaustiveSearcher:
         purpose: str,
         values: Mapping[str, int] | None = None,
         problem: str = "",
-    ) -> Found:
+    ) -> Count:
         """Runs a program that counts.
 
         Args:
@@ -131,14 +131,14 @@ class ExhaustiveSearcher:
         result = run_written_down(self.runner, self.desk, self.settings, purpose, prepared.code)
         objection = objection_to(result, self.settings)
         if objection is not None:
-            return Found(None, objection)
+            return Count(None, objection)
         printed = [line for line in result.stdout.splitlines() if line.startswith(f"{prepared.marker} ")]
         value = printed[-1].partition(" ")[2] if printed else ""
         if not _WHOLE.fullmatch(value):
             if printed:
-                return Found(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
-            return Found(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
-        return Found(value, None, self._overruled(lemma, proof, prepared, value), prepared.derived)
+                return Count(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
+            return Count(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
+        return Count(value, None, self._overruled(lemma, proof, prepared, value), prepared.derived)
 
     def prepare(
         self, lemma: Lemma, code: str, purpose: str, values: Mapping[str, int] | None = None, problem: str = ""

@@ -151,18 +151,18 @@ def restructuring(problem: str, graph: LemmaGraph, step: Step, most: int) -> lis
 def guess(problem: str, verified: Sequence[Lemma]) -> list[dict[str, str]]:
     """Asks for an answer without a proof."""
     return _asks(
-        f"Problem:\n{problem}\n\nVerified so far:\n{_verified_lines(verified)}\n\nGive your best answer, briefly, in \\boxed{{}}."
+        f"Problem:\n{problem}\n\nVerified so far:\n{_listed(verified)}\n\nGive your best answer, briefly, in \\boxed{{}}."
     )
 
 
 def _situation(step: Step) -> str:
     return (
-        f"Problem:\n{step.problem}\n\nVerified so far:\n{_verified_lines(step.verified)}\n\n"
+        f"Problem:\n{step.problem}\n\nVerified so far:\n{_listed(step.verified)}\n\n"
         f"Step {step.lemma.id}:\n{step.lemma.statement}"
     )
 
 
-def _verified_lines(verified: Sequence[Lemma]) -> str:
+def _listed(verified: Sequence[Lemma]) -> str:
     if not verified:
         return "nothing"
     lines = []

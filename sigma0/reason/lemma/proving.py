@@ -6,7 +6,7 @@ from typing import Literal
 import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
-from sigma0.reason.lemma.counting import ExhaustiveSearcher, Found
+from sigma0.reason.lemma.counting import ExhaustiveSearcher, Count
 from sigma0.reason.lemma.gate import (
     GateRefused,
     Program,
@@ -132,7 +132,7 @@ class LemmaVerifier:
         return Attempt("verified", f"it was {_how(step, count)}: {count.value}", proof, count.value)
 
 
-def _how(step: Step, count: Found) -> str:
+def _how(step: Step, count: Count) -> str:
     if not count.derived:
         return "enumerated"
     return "computed from " + ", ".join(f"{name} = {value}" for name, value in step.values.items())
