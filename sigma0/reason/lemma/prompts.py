@@ -151,7 +151,8 @@ def restructuring(problem: str, graph: LemmaGraph, step: Step, most: int) -> lis
 def guess(problem: str, verified: Sequence[Lemma]) -> list[dict[str, str]]:
     """Asks for an answer without a proof."""
     return _asks(
-        f"Problem:\n{problem}\n\nVerified so far:\n{_listed(verified)}\n\nGive your best answer, briefly, in \\boxed{{}}."
+        f"Problem:\n{problem}\n\nVerified so far:\n{_listed(verified)}\n\n"
+        "Give your best answer, briefly, in \\boxed{}."
     )
 
 

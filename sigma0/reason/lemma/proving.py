@@ -6,7 +6,7 @@ from typing import Literal
 import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
-from sigma0.reason.lemma.counting import ExhaustiveSearcher, Count
+from sigma0.reason.lemma.counting import Count, ExhaustiveSearcher
 from sigma0.reason.lemma.gate import (
     GateRefused,
     Program,
