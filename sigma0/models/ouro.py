@@ -380,15 +380,15 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         record = None if cache is None else cache.record
         # statistics that the rule does not use can wait; with kernels they come with every pass anyway
         watch = record is not None and (self.operations.backend == "triton" or rule.boundary(watch=False).watches)
-        chosen = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
+        exits = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many chunks it has
-            outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]
-        logits = self.lm_head(chosen.hidden)
+            outputs.past_key_values.trace[:] = [(exits.depths[:, -1], exits.met[:, -1], exits.diverged[:, -1])]
+        logits = self.lm_head(exits.hidden)
         if record is not None:
             assert cache is not None
-            if chosen.statistics is not None and chosen.fates is not None:
-                record.put_prompt(chosen.statistics[:, :, -1], chosen.fates[:, :, -1], cache.length - 1)
+            if exits.statistics is not None and exits.fates is not None:
+                record.put_prompt(exits.statistics[:, :, -1], exits.fates[:, :, -1], cache.length - 1)
             else:
                 record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.boundary(watch=True)))
             record.pending = logits[:, -1]
@@ -398,9 +398,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            exit_depths=chosen.depths,
-            exit_met=chosen.met,
-            exit_diverged=chosen.diverged,
+            exit_depths=exits.depths,
+            exit_met=exits.met,
+            exit_diverged=exits.diverged,
             loop_states=states if output_loop_states else None,
             gate_logits=gates if output_loop_states else None,
             loop_logits=self.lm_head(states) if output_loop_states else None,

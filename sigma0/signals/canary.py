@@ -155,7 +155,7 @@ class CollapseCanary:
     def reset(self) -> None:
         """Starts over with empty sequences."""
         self._state = CollapseState.empty(self.batch_size, self.device)
-        self._slots = torch.arange(self.batch_size, device=self.device)
+        self._indices = torch.arange(self.batch_size, device=self.device)
         self._end_chance = torch.full((self.batch_size,), torch.nan, device=self.device)
         self._stats = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
         self.actions = [Actions() for _ in range(self.batch_size)]
@@ -190,7 +190,7 @@ class CollapseCanary:
         if ids.dtype != torch.int64:
             raise ValueError(f"ids must be int64, got {ids.dtype}")
         logits, ids = logits.detach().to(self.device), ids.to(self.device)
-        going = self._slots if over is None else self._slots[~over.to(self.device)]
+        going = self._indices if over is None else self._indices[~over.to(self.device)]
         if len(going):
             self._stats[going] = self._ops.collapse(
                 logits[going], ids[going], self._state, going, self.rule

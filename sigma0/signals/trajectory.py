@@ -136,16 +136,16 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
     change, bend, gain, turning, radius, angle, residual, _ = statistics.double().nan_to_num(0.0).unbind(-1)
     lengths = _lengths(change, gain)
     fates = torch.zeros_like(ran, dtype=torch.int64)
-    for place in range(2, statistics.shape[-2]):
-        kept = lengths[..., max(1, place - KEPT + 1) : place].amax(-1)
-        size, here = lengths[..., place], (..., place)
+    for index in range(2, statistics.shape[-2]):
+        kept = lengths[..., max(1, index - KEPT + 1) : index].amax(-1)
+        size, here = lengths[..., index], (..., index)
         growth = torch.where(kept > 0, size / kept.clamp_min(1e-300), 0.0)
-        steps = Steps(size, lengths[..., place - 1], change[here], bend[here], gain[here], growth, turning[here])
+        steps = Steps(size, lengths[..., index - 1], change[here], bend[here], gain[here], growth, turning[here])
         turns = (angle[here] > 0) & (angle[here] < math.pi - 1e-6)
         fit = Fit(radius[here], angle[here], residual[here], turns)
         # |h_t| is near |h_{t-1}|; it only scales the rounding noise
         norm = torch.where(change[here] > 0, size / change[here].clamp_min(1e-300), torch.inf)
-        count = torch.full_like(size, place, dtype=torch.int32)
+        count = torch.full_like(size, index, dtype=torch.int32)
         fates[here] = fate_of(steps, fit, count, norm, dtype, config.growth, math.radians(config.spiral)).long()
     return fates * ran
 
@@ -158,11 +158,11 @@ def _lengths(change: Tensor, gain: Tensor) -> Tensor:
     """
     lengths = torch.zeros_like(change)
     norm = torch.ones_like(change[..., 0])  # near |h_{t-1}|
-    for place in range(1, change.shape[-1]):
-        before = lengths[..., place - 1]
-        lengths[..., place] = torch.where(before > 0, before * gain[..., place], change[..., place] * norm)
-        moved = (lengths[..., place] > 0) & (change[..., place] > 0)
-        norm = torch.where(moved, lengths[..., place] / change[..., place].clamp_min(1e-300), norm)
+    for index in range(1, change.shape[-1]):
+        before = lengths[..., index - 1]
+        lengths[..., index] = torch.where(before > 0, before * gain[..., index], change[..., index] * norm)
+        moved = (lengths[..., index] > 0) & (change[..., index] > 0)
+        norm = torch.where(moved, lengths[..., index] / change[..., index].clamp_min(1e-300), norm)
     return lengths
 
 

@@ -7,15 +7,15 @@ executed results):
 
     link, identifier, quotation   verbatim, but for case and spaces in a quotation, scheme and host's case in a link
     name                          its words in a row, or what its initials stand for
-    number, date                  equal within its rounding, of the same unit or the same thing, in a place that speaks
-                                  of the claim's names, or of some of its words where it has none
-    every claim                   half of its other words stand somewhere in the context, of a plain statement three
-                                  quarters; and the place that says nearly the same does not deny it, or the reverse
+    number, date                  equal within its rounding, of the same unit or the same thing, in a passage with the
+                                  claim's names, or with some of its words if it has none
+    every claim                   half of its other words occur somewhere in the context, of a plain statement three
+                                  quarters; and the passage that says nearly the same does not deny it, or the reverse
 
-A place is a sentence of the context that asks nothing, or two in a row where the second names nobody. A text that is
-nothing but a number, a date, a quotation or a link, as a result is, speaks for any claim. This is a lexical check: it
-sees what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may
-be asked on top.
+A passage is a sentence of the context that is no question, or two in a row if the second has no name. A text that is
+nothing but a number, a date, a quotation or a link, such as a result, counts for any claim. This is a lexical check: it
+detects invented names and figures, but not a false combination of words that all occur in one passage. A
+`SupportModel` may be added.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from sigma0.signals.grounding.claims import (
     is_statement,
     sentences,
 )
-from sigma0.signals.grounding.evidence import Evidence, Place
+from sigma0.signals.grounding.evidence import Evidence, Passage
 from sigma0.signals.grounding.words import stem
 
 ENOUGH_WORDS, HALF, MOST_WORDS = 0.3, 0.5, 0.75
@@ -60,7 +60,7 @@ class Claim:
     Attributes:
         text: The sentence, or the clause of it that is stated as certain.
         anchored: Whether the context bears it out.
-        evidence: The place in the context that is nearest to it; where none shares a word, a result that stands alone,
+        evidence: The nearest passage in the context; if none shares a word, a result that stands alone,
             or None.
         kind: The hardest thing in it.
     """
@@ -102,7 +102,7 @@ def check(
         text: What was generated.
         context: The prompt, sources, results: one text or several.
         tolerance: Relative difference allowed for a number that is stated as approximate.
-        model: Asked about each claim that the words bear out, with the nearest place; 0.5 and more is support.
+        model: Asked about each claim that the words bear out, with the nearest passage; 0.5 and more is support.
 
     Raises:
         ValueError: For a tolerance outside [0, 1).
@@ -162,15 +162,15 @@ def _looked_up(
     return Claim(sentence, anchored, None if nearest is None else nearest.text, kind)
 
 
-def _nearest(parts: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Place | None:
-    """The place with the most shared words and names, the shorter of two; else one that speaks for any claim."""
+def _nearest(parts: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Passage | None:
+    """The passage with the most shared words and names, the shorter of two; else one that speaks for any claim."""
     likeness = shared.copy()
     for name in parts.names:
         likeness += evidence.naming(name)
     if likeness.any():
         likeness = np.where(likeness > 0, likeness - 0.001 * evidence.lengths, -np.inf)
-        return evidence.places[int(likeness.argmax())]
-    return evidence.places[int(evidence.lone.argmax())] if evidence.lone.any() else None
+        return evidence.passages[int(likeness.argmax())]
+    return evidence.passages[int(evidence.lone.argmax())] if evidence.lone.any() else None
 
 
 def _words_stand(parts: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
@@ -185,7 +185,7 @@ def _words_stand(parts: Checkable, words: set[str], kind: Kind, evidence: Eviden
 def _quantities_stand(
     parts: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
 ) -> bool:
-    """Whether every number and date stands in a place that speaks of the same thing."""
+    """Whether every number and date stands in a passage that speaks of the same thing."""
     if not parts.numbers and not parts.dates:
         return True
     if parts.names:
@@ -199,7 +199,7 @@ def _quantities_stand(
     )
 
 
-def _denies(place: Place, sentence: str, words: set[str]) -> bool:
-    """Whether a place that says nearly the same has the opposite sign."""
-    same = bool(words) and len(words & place.stems) >= MOST_WORDS * len(words)
-    return same and place.negated != is_negated(sentence)
+def _denies(passage: Passage, sentence: str, words: set[str]) -> bool:
+    """Whether a passage that says nearly the same has the opposite sign."""
+    same = bool(words) and len(words & passage.stems) >= MOST_WORDS * len(words)
+    return same and passage.negated != is_negated(sentence)

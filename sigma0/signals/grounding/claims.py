@@ -61,7 +61,7 @@ _ASKS = re.compile(
     r"shall|should|may|might|must)\b",
     re.IGNORECASE,
 )
-_BOUNDARY = re.compile(
+_SENTENCE_END = re.compile(
     rf"(?<=[.!?])(?P<closing>[\"'”’)\]]*)\s+(?=[\"'“‘(\[]?(?:{CAPITAL}|\d))|\n\s*\n|\n(?=\s*(?:[-*•]|\d+[.)])\s)|\n"
 )
 _URL = re.compile(
@@ -146,7 +146,7 @@ def sentences(text: str) -> list[str]:
 
 def _pieces(text: str) -> Iterator[str]:
     start = 0
-    for match in _BOUNDARY.finditer(text):
+    for match in _SENTENCE_END.finditer(text):
         piece = text[start : max(match.start(), match.end("closing"))].strip()
         start = match.end()
         if piece:
@@ -271,10 +271,10 @@ def _take_links(text: str) -> tuple[tuple[str, ...], str]:
 def _trimmed(link: str) -> str:
     """A link without the punctuation after it, and without a parenthesis that was opened before it."""
     depth = 0
-    for place, character in enumerate(link):
+    for index, character in enumerate(link):
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            link = link[:place]
+            link = link[:index]
             break
     return link.rstrip(".,;:!?*’”")
 

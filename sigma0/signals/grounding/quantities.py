@@ -314,7 +314,7 @@ def _in_words(match: re.Match[str], text: str) -> list[_Mention]:
             runs.append([word])
     quantities = []
     for run in runs:
-        start, end = (match.start("row") + place for place in (run[0].start(), run[-1].end()))
+        start, end = (match.start("row") + index for index in (run[0].start(), run[-1].end()))
         value = _value([word.group() for word in run]) * (0.5 if match["half"] and run is runs[0] else 1.0)
         number = Number(value, text=text[start:end])
         quantity = _with_unit(number, start, end, text)
@@ -357,16 +357,16 @@ def _with_unit(number: Number, start: int, end: int, text: str) -> _Mention:
     return _Mention(replace(number, unit=name, factor=factor), start, end, unit_end)
 
 
-def _known_unit(text: str, place: int) -> tuple[str, float, int] | None:
-    """Name and factor of the unit that stands at a place, and where it ends."""
-    match = _UNIT.match(text, place)
+def _known_unit(text: str, index: int) -> tuple[str, float, int] | None:
+    """Name and factor of the unit that stands at an index, and where it ends."""
+    match = _UNIT.match(text, index)
     known = unit_of(match["unit"]) if match else None
     return (*known, match.end()) if match and known else None
 
 
-def _nouns(text: str, place: int) -> tuple[str, ...]:
+def _nouns(text: str, index: int) -> tuple[str, ...]:
     """Stems of what is counted; names and adverbs are left out."""
-    match = _NOUNS.match(text, place)
+    match = _NOUNS.match(text, index)
     nouns: list[str] = []
     for word in match.groups() if match else ():
         if word is None or is_stop(word):
@@ -379,17 +379,17 @@ def _nouns(text: str, place: int) -> tuple[str, ...]:
 def _ranges(matches: list[_Mention], text: str) -> list[_Mention]:
     """In "5 to 10%" the first number has the unit of the second; in "1990-95" the second the century of the first."""
     made = list(matches)
-    for place in range(len(made) - 2, -1, -1):
-        first, second = made[place], made[place + 1]
+    for index in range(len(made) - 2, -1, -1):
+        first, second = made[index], made[index + 1]
         between = text[first.end : second.start]
         if len(between) > 5 or not _RANGE.fullmatch(between):
             continue
         if first.number.is_bare and second.number.unit:
             number = replace(first.number, unit=second.number.unit, factor=second.number.factor)
-            made[place] = replace(first, number=number)
+            made[index] = replace(first, number=number)
         elif first.number.may_be_year and re.fullmatch(r"\d\d", second.number.text) and between.strip() not in _JOINS:
             century = first.number.amount // 100 * 100
-            made[place + 1] = replace(second, number=replace(second.number, amount=century + second.number.amount))
+            made[index + 1] = replace(second, number=replace(second.number, amount=century + second.number.amount))
     return made
 
 

@@ -249,7 +249,7 @@ def test_the_index_tells_where_things_stand():
     texts = ["Bob K. Miller saw 3 cats on May 5, 2024. NASA saw 4,000 grams. He left. Who saw 5 dogs?", "42"]
     evidence = Evidence(texts, common_words(" ".join(texts)))
     # three sentences, one pair whose second half names nobody, one result; the question is no place
-    assert [place.lone for place in evidence.places] == [False] * 4 + [True]
+    assert [passage.lone for passage in evidence.passages] == [False] * 4 + [True]
     assert evidence.shared(["cat", "saw", "dog"]).tolist() == [2, 1, 0, 1, 0]
     assert evidence.naming("Miller").tolist() == [True, False, False, False, False]
     assert evidence.naming("Bob Miller").tolist() == [False] * 5
