@@ -1,4 +1,4 @@
-"""What a ladder may spend, and the purse that is asked before anything is spent."""
+"""The budget of a ladder, and the purse that is checked before anything is spent."""
 
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Price:
-    """What an endpoint costs, in any unit of money.
+    """Prices of an endpoint, in any unit of money.
 
     Attributes:
         prompt_token: For each token read.
@@ -82,10 +82,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Spending:
-    """An amount of everything that is limited but time.
+    """An amount of each limit of a `Budget` but time.
 
     Attributes:
-        loop_passes: See `Budget`, as are the others.
+        loop_passes: Passes of the rungs' blocks.
         large_tokens: Written above the lowest rung.
         catch_up_tokens: Read above the lowest rung.
         calls: Requests.
@@ -109,10 +109,10 @@ class Purse:
 
     Attributes:
         budget: The limits.
-        spent: What is gone.
+        spent: Spent so far.
         began: When the call began, by `time.monotonic`.
         longest: Seconds of the longest step of each kind.
-        refused: The limits that something was refused for.
+        refused: The limits for which steps were refused.
     """
 
     budget: Budget
@@ -132,11 +132,11 @@ class Purse:
         return None if self.budget.seconds is None else self.budget.seconds - self.seconds
 
     def lacks(self, step: Spending, kind: str) -> str | None:
-        """The first limit that a step would exceed, or None; what is refused is remembered.
+        """The first limit that a step would exceed, or None; adds it to `refused`.
 
         Args:
-            step: The most that it may cost.
-            kind: Of step, for its time.
+            step: Upper bound of its cost.
+            kind: Kind of the step, for its time.
         """
         after = self.spent.plus(step)
         for name in (item.name for item in fields(Spending)):

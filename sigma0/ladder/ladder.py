@@ -30,7 +30,7 @@ from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
 
 
 class FidelityLadder:
-    """Rungs from cheap to dear: a unit starts on the lowest and climbs when the policy says so.
+    """A cascade of models from cheap to dear: a unit starts on the lowest rung and climbs when the policy fires.
 
     Args:
         rungs: At least one, the lowest first (`Rung.local`, `Rung.endpoint`).
@@ -38,10 +38,10 @@ class FidelityLadder:
         policy: What goes up; by default saturated, diverging and collapsing tokens, or drafts and answers whose
             verdict does not open the converge door.
         hysteresis: How long a larger model keeps writing tokens.
-        doors: What the converge door asks for; by default as the lowest rung's checkpoint says.
+        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint.
 
     Raises:
-        ValueError: For no rungs, two of one name, or none that is local.
+        ValueError: For no rungs, or two of one name.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class FidelityLadder:
         """Continues a prompt.
 
         Args:
-            prompt: A string to be continued as it is, or messages for the chat template.
+            prompt: A string to be continued, or messages for the chat template.
             unit: What goes up: single tokens (one tokenizer on all rungs), drafts, or whole answers.
-            **settings: As `stream` takes them for tokens; for drafts and answers as `sigma0.ladder.texts.write_texts`.
+            **settings: Of `stream` for tokens; of `sigma0.ladder.texts.write_texts` for drafts and answers.
 
         Raises:
             ValueError: For bad settings, or rungs that do not fit the unit.
@@ -96,7 +96,7 @@ class FidelityLadder:
         Args:
             prompts: At least one.
             unit: What goes up.
-            **settings: As `generate` takes them.
+            **settings: Of `generate`.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts is a list of prompts, got the string {prompts[:40]!r}")
@@ -110,14 +110,14 @@ class FidelityLadder:
         return write_texts(self, prompts, unit, **settings)
 
     def take_over(self, prompt: str | Messages, written: Generation | Attempt, **settings: Any) -> LadderGeneration:
-        """What the rungs above make of an answer that the lowest one wrote already; what it took is not counted again.
+        """Continues from an answer that the lowest rung wrote already; its cost is not counted again.
 
-        It goes up where the verdict does not let it pass, and where the ladder's own policy says so.
+        It goes up if its verdict does not converge, or if the ladder's policy fires.
 
         Args:
-            prompt: What was answered.
+            prompt: The prompt of the answer.
             written: The answer, with its verdict.
-            **settings: As `generate` takes them for answers.
+            **settings: Of `generate`, for answers.
         """
         by_door = ShutDoor(self.doors)
         policy: Trigger = by_door if self.policy is None else AnyOf((cast(AnyTrigger, self.policy), by_door))
@@ -125,10 +125,10 @@ class FidelityLadder:
         return write_texts(self, [prompt], "answer", written=attempt, policy=policy, **settings)[0]
 
     def stream(self, prompt: str | Messages, **settings: Any) -> "TokenRun":
-        """Yields the new tokens of one prompt as they come; `generations` of what it returns sums up.
+        """Yields the new tokens of one prompt; `generations` of the iterator holds the whole text.
 
         Args:
-            prompt: A string to be continued as it is, or messages for the chat template.
+            prompt: A string to be continued, or messages for the chat template.
             **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
                 `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; `takes_back`, see `TokenRun`.
         """
@@ -136,18 +136,18 @@ class FidelityLadder:
 
 
 class TokenRun(Iterator[tuple[LadderToken, ...]]):
-    """New tokens of a batch as they come, one tuple a step; `generations` sums up once they have all come.
+    """Iterator of the new tokens of a batch, one tuple a step; `generations` holds the texts once it has ended.
 
     Args:
         ladder: Rungs, policy and budget.
         prompts: At least one.
         max_new_tokens: New tokens of each at most, >= 1.
-        exit_config: For every looped rung; by default as each checkpoint says.
+        exit_config: For every looped rung; by default each checkpoint's.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
-        takes_back: Whether a text whose verdict does not let it pass goes up whole, so that `generations` may hold
-            another text than the tokens were of. Not under a policy of the caller's, nor where tokens are drawn.
-        **choosing: As `sigma0.decode.ladder_sampler.choosers_for` takes them.
+        takes_back: Whether a text whose verdict does not converge goes up whole, so that `generations` may hold
+            another text than the tokens. Not under a policy of the caller's, nor with sampling.
+        **choosing: Arguments of `sigma0.decode.ladder_sampler.choosers_for`.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
@@ -178,8 +178,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             check_context(rung.model, max(map(len, encoded)), max_new_tokens)
         self._max_new_tokens = max_new_tokens
         self._criteria = StoppingCriteriaList([StopStringCriteria(self._tokenizer, list(stop))] if stop else [])
-        read = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
-        self._contexts = [(text, *sources) for text in read]
+        texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
+        self._contexts = [(text, *sources) for text in texts]
         policy = ladder.policy_for("token")
         self.purse = Purse(ladder.budget)
         self.trail: Trail = open_trail(
@@ -205,7 +205,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         self._done = False
 
     def __next__(self) -> tuple[LadderToken, ...]:
-        """The next token of every sequence that is not over, in the order of the prompts."""
+        """The next token of every sequence that has not ended, in the order of the prompts."""
         try:
             written = next(self._steps)
         except StopIteration:
@@ -248,7 +248,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return token
 
     def _stops(self, written: Written) -> bool:
-        """Whether a stop string ends a text, as transformers sees it: one may begin in the prompt, or be special."""
+        """Whether a stop string ends a text, as in transformers: it may begin in the prompt, or be a special token."""
         if not self._criteria:
             return False
         batch = self._unit.batch
@@ -268,7 +268,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return self._made
 
     def _finish(self) -> list[LadderGeneration]:
-        """The texts, those that do not pass handed up whole where that is wanted; each says what all of them took."""
+        """The texts; with `takes_back`, those that do not converge are handed up whole. Costs are of the batch."""
         made = []
         for number, (text, context) in enumerate(zip(self._texts, self._contexts, strict=True)):
             text.complete(number, self._unit)
@@ -283,7 +283,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return [replace(generation, costs=costs, spent=spent, seconds=seconds) for generation in made]
 
     def _hand_up(self, number: int, below: LadderGeneration) -> LadderGeneration:
-        """What a text becomes that went up whole."""
+        """The result of handing a whole text up."""
         names, writer = [rung.name for rung in self._rungs], self._writer
         entropies = [token.entropy for token in below.tokens if token.entropy is not None]
         attempt = Attempt(
@@ -373,7 +373,7 @@ class _Text:
 
 
 def local_rungs(rungs: Sequence[AnyRung]) -> list[LocalRung]:
-    """The rungs, where tokens may go up between them.
+    """The rungs, checked for handing up single tokens.
 
     Raises:
         ValueError: For an endpoint, or different tokenizers.

@@ -11,7 +11,7 @@ _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
 
 def check_policy(policy: Trigger) -> None:
-    """Refuses what no trail could hold.
+    """Checks that a trail can hold a policy.
 
     Raises:
         ValueError: For a trigger of another kind.
@@ -25,10 +25,10 @@ def check_policy(policy: Trigger) -> None:
 
 
 def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[str]) -> None:
-    """Refuses what makes no sense.
+    """Checks settings that every unit takes.
 
     Raises:
-        ValueError: Naming it.
+        ValueError: Naming the setting.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
@@ -45,7 +45,7 @@ def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
     Args:
         aborted: Whether the budget kept something from going up.
         converges: Whether the verdict opens the converge door.
-        exhausted: Whether no rung is left above: the highest one had its say, or failed.
+        exhausted: Whether no rung is left above: the highest one was tried.
     """
     if aborted:
         return "abort"
@@ -65,5 +65,5 @@ def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that have a say."""
+    """Versions of the libraries that decisions depend on."""
     return {name: version(name) for name in _LIBRARIES}

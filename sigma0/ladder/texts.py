@@ -18,7 +18,7 @@ DRAFT_TOKENS = 32
 
 
 class Ladder(Protocol):
-    """What is used of a `FidelityLadder`."""
+    """The part of a `FidelityLadder` that texts need."""
 
     rungs: tuple[AnyRung, ...]
     budget: Budget
@@ -47,18 +47,18 @@ def write_texts(
 
     Args:
         ladder: Rungs, policy and budget.
-        prompts: Strings to be continued as they are, or messages; an endpoint is given a string as what the user says.
-        unit: `draft`: a text grows by drafts, each judged and, where need be, written again higher up; `answer`: it is
-            judged as a whole. A draft goes on from the text so far, taken apart anew, not from its ids: where a
-            tokenizer would take it apart otherwise, drafts differ from one answer in a single go.
+        prompts: Strings to be continued, or messages; an endpoint gets a string as a message of the user.
+        unit: `draft`: a text grows by drafts, each judged and, if the policy fires, written again higher up; `answer`:
+            it is judged as a whole. A draft continues the text so far, tokenized again, not its ids: where a tokenizer
+            splits it differently, drafts differ from one answer in a single go.
         max_new_tokens: New tokens of each text at most, >= 1; of drafts, as many drafts as that makes.
         draft_tokens: New tokens of each draft at most, >= 1.
-        exit_config: For every looped rung; by default as each checkpoint says.
+        exit_config: For every looped rung; by default each checkpoint's.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
-        warm_start: Whether a higher rung is given what the lower one wrote.
-        written: What the lowest rung wrote already; one prompt and the unit `answer` only.
-        policy: In place of the ladder's.
+        warm_start: Whether a higher rung gets the lower one's text.
+        written: Finished answer of the lowest rung; for one prompt and the unit `answer` only.
+        policy: Replaces the ladder's.
 
     Raises:
         ValueError: For no prompts, or bad settings.
@@ -101,14 +101,14 @@ def hand_up_whole(
     sequence: int,
     position: int,
 ) -> Climb:
-    """What becomes of a text whose pieces stood one by one, but whose verdict as a whole does not let it pass.
+    """Hands up a text whose tokens or drafts were accepted, but whose verdict as a whole may not converge.
 
     Args:
         ladder: Its doors decide.
         writer: Writes and pays.
-        prompt: What was asked.
-        text: What there is.
-        rung: The highest that wrote of it.
+        prompt: Of the text.
+        text: The text so far.
+        rung: The highest rung that wrote a part of it.
         max_new_tokens: New tokens at most.
         sequence: Number of the prompt.
         position: Number of the decision in its text.
@@ -140,7 +140,7 @@ def _drafts(
 
 
 def _continued(prompt: str | Messages, text: str) -> str | Messages:
-    """What is continued once some of the answer is there: its turn is not over yet."""
+    """The prompt with the beginning of its answer, whose turn is left open."""
     if not text:
         return prompt
     return prompt + text if isinstance(prompt, str) else [*prompt, {"role": "assistant", "content": text}]

@@ -1,9 +1,9 @@
-"""Single tokens that go up: the larger model stays parked with its K/V and catches up on the ids it missed.
+"""Single tokens that go up: the larger model keeps its K/V and catches up on the ids it missed.
 
-A token begins at the lowest rung, or where its sequence is parked. Its signs are looked at, and where the policy says
-so the next rung reads on to the same place and writes the token instead; that is what both are fed next, so nothing is
-rolled back. All sequences of a batch step together, and so what one of them needs read is read for all: their texts
-have the same length, and one reading serves whoever goes up.
+A token begins at the lowest rung, or at the rung where its sequence is parked. If the policy fires on its signs, the
+next rung prefills the missed ids and writes the token instead; both models are fed that token next, so nothing is
+rolled back. All sequences of a batch step together: their texts have the same length, so a forward of a rung covers all
+of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,15 +33,15 @@ class Written:
     Attributes:
         sequence: Batch index.
         token_id: Its id.
-        rung: That wrote it, 0 the lowest.
-        depth: Loop it was read at; 0 of a model without loops.
-        reason: Why there; None of a model without loops.
+        rung: Index of the rung that wrote it, 0 the lowest.
+        depth: Exit depth; 0 of a model without loops.
+        reason: Exit reason; None of a model without loops.
         fate: Of its loops so far.
-        proximity: Of the text before it.
+        proximity: Repetition score of the text before it.
         margin: Top-1 probability minus top-2; None for logits that are not finite.
         entropy: Nats.
-        why: It left the lowest rung; None where it did not.
-        aborted: Whether it would have gone up further, had the budget allowed.
+        why: Reason for leaving the lowest rung; None if it stayed there.
+        aborted: Whether the budget kept it from going up further.
     """
 
     sequence: int
@@ -73,7 +73,7 @@ class _Unit:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the logits of one reading say, on the host, each `[B]`; None where they are no numbers."""
+    """Statistics of the logits of one forward, on the host, each `[B]`; None for logits that are not finite."""
 
     entropy: list[float | None]
     margin: list[float | None]
@@ -81,9 +81,9 @@ class _Facts:
 
     @classmethod
     def of(cls, logits: Tensor) -> "_Facts":
-        chances = torch.softmax(logits.float(), dim=-1)  # [B, V]
-        best = chances.topk(2, dim=-1).values
-        rows = torch.stack([torch.special.entr(chances).sum(-1), best[:, 0] - best[:, 1]])
+        probs = torch.softmax(logits.float(), dim=-1)  # [B, V]
+        best = probs.topk(2, dim=-1).values
+        rows = torch.stack([torch.special.entr(probs).sum(-1), best[:, 0] - best[:, 1]])
         entropy, margin = ([_number(value) for value in row] for row in rows.tolist())
         return cls(entropy, margin, logits.argmax(-1).tolist())
 
@@ -114,7 +114,7 @@ class Batch:
         return bool((self.mask == 0).any())
 
     def append(self, token_ids: Tensor) -> None:
-        """One more id for each sequence `[B]`; those that are over get one that nobody sees."""
+        """Appends an id to each sequence `[B]`; those of ended sequences are masked."""
         going = torch.from_numpy(~self.ended).to(self.mask)
         self.ids = torch.cat([self.ids, token_ids[:, None]], dim=1)
         self.mask = torch.cat([self.mask, going[:, None]], dim=1)
@@ -158,7 +158,7 @@ class TokenUnit:
         self._reserved: dict[int, Spending] = {}
 
     def run(self) -> Iterator[tuple[Written, ...]]:
-        """Yields a token of every sequence that is not over; the caller marks ends in `batch.ended`.
+        """Yields a token of every sequence that has not ended; the caller marks ends in `batch.ended`.
 
         Ends early where the budget does not allow the lowest rung's next step.
         """
@@ -201,7 +201,7 @@ class TokenUnit:
             if here and not self._look(rung):
                 return None
             for unit in here:
-                self._settle(unit)
+                self._resolve(unit)
         return tuple(self._written(unit) for unit in going) or None
 
     def _starved(self, units: "list[_Unit]") -> "list[_Unit]":
@@ -209,7 +209,7 @@ class TokenUnit:
         return units if units and not self._look(0) else []
 
     def _admit(self, unit: _Unit) -> None:
-        """Asks the purse for a token that begins above the lowest rung; one that is refused begins at the lowest."""
+        """Reserves the cost of a token that begins above the lowest rung; if refused, it begins at the lowest."""
         if not unit.parked:
             return
         spending, lacking = self._ask(unit.rung, 1)
@@ -239,7 +239,7 @@ class TokenUnit:
         return step if rung else Spending(loop_passes=step.loop_passes)
 
     def _look(self, rung: int) -> bool:
-        """Reads on at a rung; False where the lowest rung's step is not allowed. Above, it was asked for already."""
+        """Runs a rung's forward; False if the budget refuses the lowest rung's. Above, it was reserved already."""
         if rung in self._looks:
             return True
         forecast = self._forecast(rung)
@@ -270,8 +270,8 @@ class TokenUnit:
         self._pay(rung, cost, _kind(rung), perf_counter() - began)
         return True
 
-    def _settle(self, unit: _Unit) -> None:
-        """Writes a token at its rung, or sends it up."""
+    def _resolve(self, unit: _Unit) -> None:
+        """Writes a token at its rung, or hands it up."""
         unit.signs = self._signs(unit)
         why = reason_up(self._policy, unit.signs, "token")
         is_top = unit.rung == len(self.readers) - 1
@@ -326,7 +326,7 @@ class TokenUnit:
         )
 
     def _feed(self, written: Sequence[Written]) -> None:
-        """Appends the tokens and reads how near their texts are to running in circles."""
+        """Appends the tokens and updates the repetition scores of their texts."""
         token_ids = torch.zeros(len(self.batch.ids), dtype=torch.int64)
         over = torch.ones(len(token_ids), dtype=torch.bool)
         # heads may be padded to different widths over one vocabulary
@@ -364,5 +364,5 @@ def _kind(rung: int) -> str:
 
 
 def _number(value: float) -> float | None:
-    """None where logits were no numbers."""
+    """None for NaN and infinity."""
     return value if np.isfinite(value) else None
