@@ -59,7 +59,7 @@ class ServedModel(LoopedModel, Protocol):
             ValueError: If this model has not so many loops.
         """
 
-    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
+    def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""
 
 

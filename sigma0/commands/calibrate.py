@@ -69,9 +69,9 @@ def calibrate(
         from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
             copy_checkpoint,
-            found_json,
-            print_found,
+            print_result,
             refusal,
+            result_json,
             settings_of,
             write_calibration,
         )
@@ -102,9 +102,9 @@ def calibrate(
         else:
             found = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(found_json(found), indent=1))
+            typer.echo(json.dumps(result_json(found), indent=1))
         else:
-            print_found(found)
+            print_result(found)
         settings = settings_of(found, looped.exit_thresholds)
         if not settings:
             typer.echo(refusal(found) if as_json else "nothing was stored", err=True)

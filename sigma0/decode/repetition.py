@@ -24,7 +24,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Repeated:
-    """How much a text repeats itself, as `sigma0.signals.canary.Reading` has it.
+    """How much a text repeats itself, as `sigma0.signals.canary.CollapseStats` has it.
 
     Attributes:
         periodicity: Share of the last ids that repeat at the best lag.

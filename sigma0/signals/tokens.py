@@ -85,8 +85,8 @@ def with_statistics(
     if max_loops is not None:
         loops_run = np.minimum(loops_run, max_loops)
     last = paths[np.arange(len(paths)), loops_run - 1]  # [N, 8]
-    columns = [last[:, _RADIUS], last[:, _ANGLE], *logit_stats[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T]
-    rows = np.stack(columns, axis=1).tolist()
+    numbers = [last[:, _RADIUS], last[:, _ANGLE], *logit_stats[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T]
+    rows = np.stack(numbers, axis=1).tolist()
     described = []
     for token, path, row, codes, count in zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), strict=True):
         radius, angle, proximity, margin, entropy = map(_finite, row)
