@@ -21,7 +21,7 @@ from sigma0.exits import ExitRule, exit_reason
 from sigma0.generation import DepthGenerationMixin
 from sigma0.grounding import Grounding, check
 from sigma0.limits import check_context as check_context
-from sigma0.ops import FATES, READINGS, STATISTICS
+from sigma0.ops import FATES, READINGS, STATISTICS, Fate
 from sigma0.repetition import CollapseStop
 from sigma0.savings import savings
 from sigma0.settings import ExitConfig, OnCollapse, parse_on_collapse, switches
@@ -271,13 +271,16 @@ class TextStream(Iterator[Token]):
         last = paths[np.arange(len(paths)), ran - 1]  # [N, 8]
         numbers = np.stack([last[:, _RADIUS], last[:, _ANGLE], *readings[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T], axis=1)
         rule, described = self._unasked, []
+        mildest_of: dict[tuple[int, ...], Fate | None] = {}  # few paths differ
         for token, path, row, known, count in zip(
             tokens, paths, numbers.tolist(), fates.tolist(), ran.tolist(), strict=True
         ):
             radius, angle, proximity, margin, entropy = map(_finite, row)
-            fate = mildest([FATES[code] for code in known[:count]], self.patience)
+            codes = tuple(known[:count])
+            if codes not in mildest_of:
+                mildest_of[codes] = mildest([FATES[code] for code in codes], self.patience)
             met = None if rule is None else rule.would_have_been_met(path[:count], margin)
-            figures = (radius, angle, fate, proximity, margin, entropy, met)
+            figures = (radius, angle, mildest_of[codes], proximity, margin, entropy, met)
             described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
         return tuple(described)
 
