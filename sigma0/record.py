@@ -7,6 +7,7 @@ enough has come together; what is kept until then is bounded.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -65,7 +66,6 @@ class RunRecord:
         device: Where the figures are told.
 
     Attributes:
-        collapse: What readings are reckoned from where a kernel does it at once.
         first_column: Column of the planes whose state the first new token is read from.
         pending: Logits `[B, V]` of tokens that a foreign loop is about to choose; None elsewhere.
     """
@@ -76,7 +76,6 @@ class RunRecord:
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
             self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
-            self.collapse = CollapseState.empty(batch, device)
         # the pass from which on what is noted of a place counts, as far as it is taken in
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
@@ -96,6 +95,12 @@ class RunRecord:
     def empty(cls, batch: int, new: int, total_loops: int, device: torch.device) -> "RunRecord":
         """Nothing told yet; grows beyond `new` tokens as needed."""
         return cls(batch, new, total_loops, device)
+
+    @cached_property
+    def collapse(self) -> CollapseState:
+        """What readings are reckoned from where a kernel does it at once."""
+        with torch.inference_mode(False):
+            return CollapseState.empty(len(self._drops), self.device)
 
     @property
     def device(self) -> torch.device:
@@ -271,8 +276,12 @@ class RunRecord:
             assert len(states) == len(told) and self._reader is not None
             hidden = torch.cat(states)  # [R, D]
             hidden = hidden if everything else hidden.index_select(0, to_device(valid, hidden.device))
-            tokens, row_tokens = np.unique(sequences * self._fates.shape[1] + places, return_inverse=True)  # [M], [R]
-            paths = hidden.new_zeros((len(tokens), self._fates.shape[2], hidden.shape[1]))
+            keys = sequences * self._fates.shape[1] + places
+            known = np.zeros(keys.max() + 1, dtype=np.bool_)
+            known[keys] = True
+            numbers = known.cumsum() - 1
+            row_tokens = numbers[keys]  # [R]
+            paths = hidden.new_zeros((int(numbers[-1]) + 1, self._fates.shape[2], hidden.shape[1]))
             where = to_device(np.stack([row_tokens, loops]), hidden.device)
             paths[where[0], where[1]] = hidden
             statistics, fates = (part[where[0], where[1]].to(self.device) for part in self._reader.read(paths))
