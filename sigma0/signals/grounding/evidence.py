@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise, product
 from typing import TypeVar
 
@@ -63,21 +64,46 @@ class Evidence:
         self.lone = np.array([passage.lone for passage in self.passages], dtype=bool)
         self.wordless = np.array([not passage.stems for passage in self.passages], dtype=bool)
         self.lengths = np.array([len(passage.tokens) for passage in self.passages], dtype=float)
-        self._rows = [f" {' '.join(passage.tokens)} " for passage in self.passages]
         self._by_stem = _postings((index, passage.stems) for index, passage in enumerate(self.passages))
-        self._by_token = _postings((index, set(passage.tokens)) for index, passage in enumerate(self.passages))
-        self._by_name = _postings((index, set(passage.parts.names)) for index, passage in enumerate(self.passages))
-        self._by_initials = _postings(
+        self._naming: dict[str, NDArray[np.bool_]] = {}
+        self._texts = texts
+        self._everything = "\n".join(texts)
+
+    # what few claims ask for is indexed when one does
+
+    @cached_property
+    def _rows(self) -> list[str]:
+        return [f" {' '.join(passage.tokens)} " for passage in self.passages]
+
+    @cached_property
+    def _by_token(self) -> dict[str, NDArray[np.intp]]:
+        return _postings((index, set(passage.tokens)) for index, passage in enumerate(self.passages))
+
+    @cached_property
+    def _by_name(self) -> dict[str, NDArray[np.intp]]:
+        return _postings((index, set(passage.parts.names)) for index, passage in enumerate(self.passages))
+
+    @cached_property
+    def _by_initials(self) -> dict[str, NDArray[np.intp]]:
+        return _postings(
             (index, {initials(name) for name in passage.parts.names}) for index, passage in enumerate(self.passages)
         )
-        self._naming: dict[str, NDArray[np.bool_]] = {}
-        self._index_quantities()
-        everything = "\n".join(texts)
-        self._everything = everything
-        self._words = frozenset(re.findall(r"\w+", everything))
-        self._versions = frozenset(_VERSION.findall(everything))
-        self._squeezed = "\n".join(f" {_squeezed(text)} " for text in texts)
-        self._links = frozenset(_same_link(link) for passage in self.passages for link in passage.parts.links)
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self._everything))
+
+    @cached_property
+    def _versions(self) -> frozenset[str]:
+        return frozenset(_VERSION.findall(self._everything))
+
+    @cached_property
+    def _squeezed_texts(self) -> str:
+        return "\n".join(f" {_squeezed(text)} " for text in self._texts)
+
+    @cached_property
+    def _links(self) -> frozenset[str]:
+        return frozenset(_same_link(link) for passage in self.passages for link in passage.parts.links)
 
     @property
     def stems(self) -> Set[str]:
@@ -131,7 +157,7 @@ class Evidence:
 
     def has_quote(self, quote: str) -> bool:
         """Whether a quotation stands there, but for case, spaces and punctuation."""
-        return f" {_squeezed(quote)} " in self._squeezed if _squeezed(quote) else True
+        return f" {_squeezed(quote)} " in self._squeezed_texts if _squeezed(quote) else True
 
     def has_number(self, number: Number, near: NDArray[np.bool_], tolerance: float) -> bool:
         """Whether a number stands in one of the near passages, or is a year of a date there."""
@@ -151,29 +177,34 @@ class Evidence:
     def _occurs(where: NDArray[np.intp] | None, near: NDArray[np.bool_]) -> bool:
         return where is not None and bool(near[where].any())
 
-    def _index_quantities(self) -> None:
-        dates: list[tuple[int, set[tuple[int | None, ...]]]] = []
-        numbers: list[tuple[int, set[Number]]] = []
-        for index, passage in enumerate(self.passages):
-            dates.append((index, {less for date in passage.parts.dates for less in _less_exact(date)}))
-            plain = {number.plain for number in passage.parts.numbers if math.isfinite(number.value)}
-            numbers.append((index, plain))
-        self._by_date = _postings(dates)
-        postings = _postings(numbers)
+    @cached_property
+    def _by_date(self) -> dict[tuple[int | None, ...], NDArray[np.intp]]:
+        return _postings(
+            (index, {less for date in passage.parts.dates for less in _less_exact(date)})
+            for index, passage in enumerate(self.passages)
+        )
+
+    @cached_property
+    def _numbers(self) -> tuple[list[float], list[tuple[Number, NDArray[np.intp]]]]:
+        """Values in their order, and the number of each with the passages that it is in."""
+        postings = _postings(
+            (index, {number.plain for number in passage.parts.numbers if math.isfinite(number.value)})
+            for index, passage in enumerate(self.passages)
+        )
         # a number without a unit is compared with what was written, another with the value in the unit's base
         entries = {(key, number) for number in postings for key in (number.value, number.amount)}
         ordered = sorted(entries, key=lambda entry: entry[0])
-        self._values = [key for key, _ in ordered]
-        self._numbers = [(number, postings[number]) for _, number in ordered]
+        return [key for key, _ in ordered], [(number, postings[number]) for _, number in ordered]
 
     def _candidates(self, number: Number, tolerance: float) -> Iterator[tuple[Number, NDArray[np.intp]]]:
         """Numbers of the context that may be equal, and where they stand."""
         if not math.isfinite(number.value):
             return
+        values, numbers = self._numbers
         relative = max(tolerance if number.about else 0.0, 1e-9)
         for key, step in {(number.value, number.step * number.factor), (number.amount, number.step)}:
             reach = 1.001 * max(step / 2, relative / (1 - relative) * abs(key))
-            yield from self._numbers[bisect_left(self._values, key - reach) : bisect_right(self._values, key + reach)]
+            yield from numbers[bisect_left(values, key - reach) : bisect_right(values, key + reach)]
 
 
 def _postings(keyed: Iterable[tuple[int, Iterable[_Key]]]) -> dict[_Key, NDArray[np.intp]]:

@@ -82,6 +82,7 @@ _MARKED = frozenset({"%", "$", "EUR", "GBP", "JPY"})
 _DEGREES = frozenset({"degree", "celsius", "fahrenheit"})
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
 
+_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(
     r"(?<![\w.])(?P<digits>(?:\d{1,3}(?:,\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+)(?P<exponent>e[+-]?\d{1,2}(?!\w))?"
     r"(?P<ordinal>(?:st|nd|rd|th)\b)?(?P<short>(?:k|m|bn|b)\b)?"
@@ -258,8 +259,9 @@ def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
 def take_numbers(text: str) -> tuple[tuple[Number, ...], str]:
     """The numbers of a text, and the text without them and their units."""
     matches: list[_Mention] = []
-    for pattern, reads in ((_DIGITS, _in_digits), (_IN_WORDS, _in_words)):
-        matches += _each(pattern, reads, text)
+    if _DIGIT.search(text):
+        matches += _each(_DIGITS, _in_digits, text)
+    matches += _each(_IN_WORDS, _in_words, text)
     matches.sort(key=lambda match: match.start)
     pieces, last = [], 0
     for match in matches:
