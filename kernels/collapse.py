@@ -82,7 +82,8 @@ class CollapseRule:
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
         certainty = (self.drop.of(drop) + self.margin.of(margin)).clip(max=0.5)
-        return 1 - repetition * (1 - certainty)
+        proximity: Numbers = 1 - repetition * (1 - certainty)
+        return proximity
 
 
 @dataclass(frozen=True)
