@@ -4,21 +4,22 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sigma0.bench.core.ledger import FidelityRow, LadderRow
 from sigma0.bench.effort.table import markdown as effort_table
+from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
+from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.results import Results
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ladder_tables import ladder_runs, ladder_table
-from sigma0.bench.ledger import FidelityRow, LadderRow
+from sigma0.bench.ladder.tables import ladder_runs, ladder_table
 from sigma0.bench.pocket.card import model_card
-from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
 from sigma0.bench.serving.table import latest_load, load_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import speed_table
+from sigma0.bench.speed.table import latest_speed_runs, speed_table
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
-from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
+from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
 
 MODELS = ("pocket", "pocket-large")
 # of the speed bench by default, transformers' own decoding among them
@@ -200,8 +201,6 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
 
 def size_page(name: str) -> str:
     """What `sigma0 size` prints of a shape."""
-    from sigma0.bench.figures.texts import printed
-
     return printed(f"sigma0 size {name} --context 4096,32768 --memory 24GB,48GB,80GB").strip()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sigma0.settings import explain
+from sigma0.config import explain
 
 FILE = "about.json"
 _WORD = re.compile(r"[^\W\d_]+|\d+")
