@@ -134,7 +134,7 @@ def verdict_lines(generation: Generation) -> list[str]:
     reasons = Counter(token.reason for token in tokens).most_common()
     fates = Counter(token.fate or "unknown" for token in tokens).most_common()
     nearest = max(tokens, key=lambda token: token.proximity or 0.0)
-    known = {True: "yes", False: "no", None: "not known"}
+    known = {True: "yes, which says nothing of truth", False: "no", None: "not known"}
     lines = [
         f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
         f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",
