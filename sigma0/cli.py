@@ -1,4 +1,4 @@
-"""The command line: `sigma0 generate`, `solve`, `serve`, `size`, `calibrate`, `trail`, `doctor`, `export`."""
+"""The command line: `sigma0 generate`, `chat`, `solve`, `serve`, `size`, `calibrate`, `trail`, `doctor`, `export`."""
 
 import json
 import sys
@@ -11,9 +11,10 @@ import typer
 
 from sigma0.api import Messages, stream
 from sigma0.commands.calibrate import calibrate
+from sigma0.commands.chat import chat as chat_command
 from sigma0.commands.console import one_line_errors, print_report, print_stream, quiet_transformers
 from sigma0.commands.doctor import examine
-from sigma0.commands.examples import about_model, show_examples
+from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
 from sigma0.commands.exit_options import exit_settings
 from sigma0.commands.ladder import open_ladder, run_ladder
 from sigma0.commands.options import (
@@ -137,7 +138,7 @@ def generate(
             show_examples(model)
             return
         if prompt is None:
-            raise ValueError("no prompt: give a text, or - to read it from standard input")
+            raise ValueError(NO_PROMPT)
         check_sampling(temperature, seed)
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
@@ -218,6 +219,7 @@ def generate(
                 log.close()
 
 
+app.command("chat")(chat_command)
 app.command()(calibrate)
 app.command()(solve)
 app.command()(trail)

@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unicodedata import category
 
@@ -29,9 +29,14 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-        Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        print_error(error)
         raise typer.Exit(2) from error
+
+
+def print_error(error: Exception) -> None:
+    """Prints what went wrong, in one line on stderr."""
+    message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+    Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:
@@ -86,7 +91,7 @@ def print_stream(
         text.append_text(piece)
     console.print("\n")
     generation = tokens.generation
-    report = [legend(generation), *map(Text, summary(generation))]
+    report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
         report += [Text(""), *map(Text, verdict_lines(generation))]
     for line in report:
@@ -97,12 +102,17 @@ def print_stream(
         picture.save_svg(svg, title="sigma0 generate")
 
 
-def legend(generation: Generation) -> Text:
-    """How many tokens were read at each loop, in the loop's colour."""
+def legend(depths: Sequence[int], total_loops: int) -> Text:
+    """How many tokens were read at each loop, in the loop's colour.
+
+    Args:
+        depths: Loop of each token.
+        total_loops: T.
+    """
     text = Text("tokens by loop  ")
-    for depth in range(1, generation.total_loops + 1):
-        count = sum(token.depth == depth for token in generation.tokens)
-        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, generation.total_loops)}")
+    for depth in range(1, total_loops + 1):
+        count = sum(token_depth == depth for token_depth in depths)
+        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, total_loops)}")
         text.append(" ")
     return text
 

@@ -4,12 +4,13 @@ import shlex
 import sys
 from pathlib import Path
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
 from sigma0.models.about import About, read_about
 from sigma0.models.load import resolve_model
+
+NO_PROMPT = "no prompt: give a text, or - to read it from standard input"
 
 
 def about_model(model: str) -> tuple[str, About | None]:
@@ -29,12 +30,12 @@ def show_examples(model: str) -> None:
     """Prints example prompts as command lines, each with the answer that belongs to it.
 
     Raises:
-        ValueError: For a model without examples.
-        typer.Exit: With code 2 where standard input is no terminal: then a prompt was meant to come from it.
+        ValueError: For a model without examples; and after them where standard input is no terminal, since a prompt
+            may have been meant to come from it.
     """
     name, about = about_model(model)
     if about is None or not about.examples:
-        raise ValueError(f"no prompt: give a text, or - to read it from standard input; {name} ships no examples")
+        raise ValueError(f"{NO_PROMPT}; {name} ships no examples")
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"{name} knows {about.knows}. Examples:"))
     option = "" if model == "pocket" else f"--model {shlex.quote(model)} "
@@ -43,7 +44,4 @@ def show_examples(model: str) -> None:
         console.print(Text(f"sigma0 generate {option}{shlex.quote(example.prompt)}"))
         console.print(Text(f"  {example.answer}", style="dim"))
     if not sys.stdin.isatty():
-        Console(stderr=True, highlight=False).print(
-            "error: no prompt: give a text, or - to read it from standard input", style="red", soft_wrap=True
-        )
-        raise typer.Exit(2)
+        raise ValueError(NO_PROMPT)

@@ -84,5 +84,6 @@ def unseen_note(name: str, about: About | None, text: str) -> str | None:
     if about is None or not unseen:
         return None
     quoted = ", ".join(f"'{word[:_LONGEST]}'" for word in unseen[:_QUOTED])
-    more = f" and {len(unseen) - _QUOTED} more words" if len(unseen) > _QUOTED else ""
+    others = len(unseen) - _QUOTED
+    more = f" and {others} more {'word' if others == 1 else 'words'}" if others > 0 else ""
     return f"note: {name} has never seen {quoted}{more}; it knows {about.knows}"
