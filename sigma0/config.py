@@ -3,13 +3,15 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
-from functools import lru_cache, wraps
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sigma0.errors import LONGEST, one_line_constructor
 
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
@@ -18,7 +20,6 @@ OnCollapse = Literal["stop", "tighten", "ignore"]
 AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
-C = TypeVar("C")
 # Which exit modes read which threshold.
 THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
 
@@ -30,7 +31,7 @@ def parse_on_collapse(value: Any) -> OnCollapse:
         ValueError: For anything else than `stop`, `tighten` or `ignore`.
     """
     if value not in get_args(OnCollapse):
-        raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:_LONGEST]!r}")
+        raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:LONGEST]!r}")
     return cast(OnCollapse, value)
 
 
@@ -78,26 +79,8 @@ class Stored:
         return asdict(instance)
 
 
-def _one_line(settings: type[C]) -> type[C]:
-    """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
-    kind: Any = settings
-    construct = kind.__init__
-
-    @wraps(construct)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            construct(self, *args, **kwargs)
-        except ValidationError as error:
-            unknown = any(item["type"] == "unexpected_keyword_argument" for item in error.errors())
-            way = f"; there are {', '.join(field.name for field in fields(kind))}" if unknown else ""
-            raise ValueError(f"{kind.stored_as}: {explain(error)}{way}") from error
-
-    kind.__init__ = checked
-    return settings
-
-
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
-@_one_line
+@one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
@@ -218,7 +201,7 @@ class ExitConfig(Stored):
         return self.depth
 
 
-@_one_line
+@one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
     """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
@@ -281,39 +264,6 @@ def switches() -> Switches:
 def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
     """Parsed once for each environment: a forward asks."""
     return Switches()
-
-
-# Errors that no value explains: of fields that there are not (which may hold anything), and of text that is no JSON.
-_NO_VALUE = frozenset({"extra_forbidden", "unexpected_keyword_argument", "json_invalid"})
-_SECRETS = ("key", "secret", "password")
-_LONGEST = 60
-
-
-def _got(item: Any) -> str:
-    """The bad value where it is short and no secret, and where the reason does not tell it."""
-    value, reason = item["input"], item["msg"]
-    secret = any(str(part).lower().endswith(_SECRETS) for part in item["loc"])
-    if secret or item["type"] in _NO_VALUE or "got" in reason.split() or not _is_short(value):
-        return ""
-    told = repr(value)
-    return "" if told in reason or len(told) > _LONGEST else f", got {told}"
-
-
-def _is_short(value: object) -> bool:
-    # before it is written out: Python refuses to write integers of thousands of digits
-    if isinstance(value, str):
-        return len(value) <= _LONGEST
-    return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 200)
-
-
-def explain(error: ValidationError) -> str:
-    """One line for a pydantic error: each bad field with its value and the reason."""
-    parts = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
-        reason = item["msg"].removeprefix("Value error, ") + _got(item)
-        parts.append(f"{field}: {reason}" if field else reason)
-    return "; ".join(parts)
 
 
 SHARES: dict[Effort, float] = {"minimal": 0.5, "low": 0.75, "medium": 1.0, "high": 1.0}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
 
 from sigma0 import ExitConfig
-from sigma0.config import FateConfig, explain
+from sigma0.config import FateConfig
+from sigma0.errors import one_line
 from sigma0.serve.api.access import ServerSettings
 
 
@@ -80,23 +81,23 @@ class Told(BaseModel):
 def test_secrets_unknown_fields_and_long_values_are_not_told(wrong):
     with pytest.raises(ValidationError) as caught:
         Told(**wrong)
-    told = explain(caught.value)
+    told = one_line(caught.value)
     assert told.startswith(next(iter(wrong))) and "5" not in told and "got" not in told
 
 
 def test_the_servers_key_is_not_told():
     with pytest.raises(ValidationError) as caught:
         ServerSettings(api_key="open sesame")
-    assert "it is not shown here" in explain(caught.value) and "sesame" not in explain(caught.value)
+    assert "it is not shown here" in one_line(caught.value) and "sesame" not in one_line(caught.value)
 
 
 def test_signs_that_steer_a_terminal_are_told_as_such():
     with pytest.raises(ValidationError) as caught:
         Told(count="forgot\x1b[31m")
-    assert explain(caught.value).endswith(r", got 'forgot\x1b[31m'")
+    assert one_line(caught.value).endswith(r", got 'forgot\x1b[31m'")
     with pytest.raises(ValidationError) as caught:
         Told.model_validate_json('{"text": ')
-    assert "got" not in explain(caught.value)
+    assert "got" not in one_line(caught.value)
 
 
 def test_only_mappings_and_configs_are_parsed():

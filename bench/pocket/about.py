@@ -2,7 +2,7 @@
 
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
-from sigma0.models.about import About, Example, split_words
+from sigma0.checkpoints.about import About, Example, split_words
 
 KNOWS = (
     "short stories of who went where, who holds what, whose child somebody is and how old people are, and answers "

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from sigma0.checkpoints.about import read_about
 from sigma0.config import SHARES, exit_for
-from sigma0.models.about import read_about
 from sigma0.serve.api.errors import ApiError, ErrorBody, unavailable
 from sigma0.serve.api.handlers import Answerer
 from sigma0.serve.api.ladder import Laddering

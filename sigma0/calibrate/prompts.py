@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from sigma0.api import Messages, encode
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 MAX_PROMPTS = 100_000
 
@@ -111,7 +111,7 @@ def _lines(path: Path, text: str) -> list[Prompt]:
         try:
             read = PromptLine.model_validate_json(line)
         except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+            raise ValueError(f"line {number} of {str(path)!r}: {one_line(error)}") from error
         content = read.prompt if isinstance(read.prompt, str) else [turn.model_dump() for turn in read.prompt]
         if not content:
             raise ValueError(f"line {number} of {str(path)!r}: the prompt is empty")

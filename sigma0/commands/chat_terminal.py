@@ -12,9 +12,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 from rich.text import Text
 
+from sigma0.checkpoints.about import About, unseen_note
 from sigma0.commands.console import depth_style, print_error, printable
 from sigma0.commands.conversation import COMMANDS, Conversation, Turn, exit_in_words
-from sigma0.models.about import About, unseen_note
 
 # the next line, or None when there are no more
 ReadLine: TypeAlias = Callable[[], str | None]

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from sigma0.models.about import About, read_about
-from sigma0.models.load import resolve_model
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.checkpoints.about import About, read_about
 
 NO_PROMPT = "no prompt: give a text, or - to read it from standard input"
 
@@ -22,6 +22,11 @@ def about_model(model: str) -> tuple[str, About | None]:
     Raises:
         ValueError: If there is no such model.
     """
+    if model in shipped_models():
+        return model, read_about(CHECKPOINTS / model)
+    # known only to what loads models, which imports torch
+    from sigma0.models.load import resolve_model
+
     source = resolve_model(model)
     return Path(source).name, read_about(source)
 

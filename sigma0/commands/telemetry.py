@@ -17,13 +17,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigma0.api import Generation
-from sigma0.config import ExitConfig, explain
+from sigma0.commands.options import KEPT_FILES
+from sigma0.config import ExitConfig
 from sigma0.decode.exits import Reason
+from sigma0.errors import one_line
 from sigma0.signals.verdict import Door, ReasonVerdict
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 64 * 2**20
-KEPT_FILES = 5
 # Lines that wait to be written at most: a disk that hangs must not fill the memory.
 WAITING_LINES = 10_000
 # Seconds that the end waits for a disk, twice.
@@ -318,4 +319,4 @@ def read_telemetry(path: Path) -> Iterator[RequestLine]:
             try:
                 yield RequestLine.model_validate_json(line)
             except ValidationError as error:
-                raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+                raise ValueError(f"line {number} of {str(path)!r}: {one_line(error)}") from error

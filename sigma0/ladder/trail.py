@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.ladder.budget import Budget, Purse, Spending
 from sigma0.ladder.hysteresis import Hysteresis, Parking
 from sigma0.ladder.triggers import ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
@@ -172,7 +172,7 @@ def read_trail(path: Path) -> Trail:
             value = json.loads(line)
             lines.append(_LINES[value["kind"]].validate_python(value))
         except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+            raise ValueError(f"line {number} of {str(path)!r}: {one_line(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
     if not lines or not isinstance(lines[0], Heading) or any(isinstance(line, Heading) for line in lines[1:]):

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sigma0.config import Effort, explain
+from sigma0.config import Effort
+from sigma0.errors import one_line
 
 Strategy = Literal["progressive", "lemma", "agent"]
 MAX_LINES = 1_000_000
@@ -214,7 +215,7 @@ def read_lines(path: Path) -> Sequence[Line]:
             value = json.loads(line)
             lines.append(_LINES[value["kind"]].validate_python(value))
         except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+            raise ValueError(f"line {number} of {str(path)!r}: {one_line(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
     if not lines or not isinstance(lines[0], Heading):

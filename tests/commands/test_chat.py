@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
+from sigma0.checkpoints.about import About
 from sigma0.cli import app
 from sigma0.commands.chat_terminal import HOW_TO_QUIT, Talk, terminal_lines
 from sigma0.commands.console import PALETTE
 from sigma0.commands.conversation import ChatSettings, Conversation
-from sigma0.models.about import About
 
 STORY = "Mary went to the park. The hat is with Mary. John went to the barn. Ida went to the attic."
 FIRST, SECOND = f"{STORY} Where is the hat?", "Where is Ida?"

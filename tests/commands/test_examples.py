@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.checkpoints.about import read_about
 from sigma0.cli import app
 from sigma0.commands import examples
-from sigma0.models.about import read_about
 from sigma0.models.load import resolve_model
 
 STORY = "Mary went to the kitchen. Where is Mary?"

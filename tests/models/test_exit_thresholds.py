@@ -9,10 +9,11 @@ import torch
 from pydantic import ValidationError
 
 import sigma0
-from sigma0.config import RULE_DEFAULTS, ExitConfig, explain
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.config import RULE_DEFAULTS, ExitConfig
 from sigma0.decode.exits import ExitRule
+from sigma0.errors import one_line
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
-from sigma0.models.load import CHECKPOINTS, shipped_models
 from tests.reference import tiny_model
 
 PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
@@ -110,7 +111,7 @@ def test_a_rule_without_a_model_has_the_librarys():
 def test_bad_records_are_named(wrong, message):
     with pytest.raises(ValidationError) as caught:
         ExitThresholds.parse(wrong)
-    assert message in explain(caught.value)
+    assert message in one_line(caught.value)
 
 
 def test_records_survive_saving_and_loading(calibrated, tmp_path):

@@ -9,7 +9,7 @@ import sigma0
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.world import draw
-from sigma0.models.about import read_about
+from sigma0.checkpoints.about import read_about
 from sigma0.models.load import resolve_model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 FILE = "about.json"
 _WORD = re.compile(r"[^\W\d_]+|\d+")
@@ -69,7 +69,7 @@ def read_about(folder: str | Path) -> About | None:
     try:
         return About.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r}: {explain(error)}") from error
+        raise ValueError(f"{str(path)!r}: {one_line(error)}") from error
 
 
 def unseen_note(name: str, about: About | None, text: str) -> str | None:
