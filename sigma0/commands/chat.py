@@ -51,14 +51,14 @@ def chat(
         Path | None, typer.Option(help="Keep the lines that were typed in this file; by default they are forgotten.")
     ] = None,
 ) -> None:
-    """Talk with a model; each token is coloured by the loop that it was read at. /help lists the commands.
+    """ChatLoop with a model; each token is coloured by the loop that it was read at. /help lists the commands.
 
     Where standard input or output is no terminal, each line is a message, and answers are printed as they are.
     """
     # what is heavy is imported only when a conversation begins
     from rich.console import Console
 
-    from sigma0.commands.chat_terminal import Talk, piped_lines, terminal_lines
+    from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
     from sigma0.commands.console import one_line_errors, quiet_transformers
     from sigma0.commands.conversation import ChatSettings, Conversation
     from sigma0.commands.examples import about_model
@@ -89,4 +89,4 @@ def chat(
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)
         conversation = Conversation(looped, tokenizer, config, settings)
-        Talk(conversation, *about_model(model), out, err, interactive).run(read_line)
+        ChatLoop(conversation, *about_model(model), out, err, interactive).run(read_line)

@@ -21,7 +21,7 @@ ReadLine: TypeAlias = Callable[[], str | None]
 HOW_TO_QUIT = "Ctrl-D or /quit leaves"
 
 
-class Talk:
+class ChatLoop:
     """Takes lines until there are no more, and prints what they lead to.
 
     Answers and what slash commands show go to `out`; errors, notes and how an answer ended go to `err`.
@@ -103,9 +103,9 @@ class Talk:
         if len(self._conversation.turns) == before:
             self._note("stopped before the first token: the message is not kept")
         else:
-            self._tell_end(self._conversation.turns[-1], stopped)
+            self._print_end(self._conversation.turns[-1], stopped)
 
-    def _tell_end(self, turn: Turn, stopped: bool) -> None:
+    def _print_end(self, turn: Turn, stopped: bool) -> None:
         """How an answer ended, where it is not as usual; in a terminal also its savings."""
         generation, count = turn.generation, len(turn.tokens)
         parts = [f"{count} {'token' if count == 1 else 'tokens'}"]

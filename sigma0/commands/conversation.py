@@ -110,8 +110,8 @@ class Conversation:
             parts = [part for turn in self.turns for part in (turn.message, turn.answer)]
             return SEPARATOR.join([*parts, message]) + SEPARATOR
         pairs = [(turn.message, turn.answer) for turn in self.turns]
-        said = [{"role": role, "content": text} for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
-        return [*said, {"role": "user", "content": message}]
+        messages = [{"role": role, "content": text} for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
+        return [*messages, {"role": "user", "content": message}]
 
     def ask(self, message: str) -> Generator[Token, None, None]:
         """Writes an answer, a token at a time.
@@ -168,7 +168,7 @@ class Conversation:
     def exit(self, rule: str | None = None, threshold: str | None = None) -> Reply:
         """Shows or sets the exit rule; a rule without a threshold takes the one that the model was calibrated with."""
         if rule is None:
-            return self._tell_exit(" (to leave: /quit)")
+            return self._show_exit(" (to leave: /quit)")
         if rule not in get_args(ExitMode):
             raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {', '.join(get_args(ExitMode))}")
         options: dict[str, Any] = {
@@ -186,7 +186,7 @@ class Conversation:
     def after(self, setting: str | None = None) -> Reply:
         """Shows or sets what becomes of the loops after the exit."""
         if setting is None:
-            return self._tell_exit()
+            return self._show_exit()
         if setting not in get_args(AfterExit):
             raise ValueError(f"/after takes {', '.join(get_args(AfterExit))}, got {setting[:_LONGEST]!r}")
         return self._use(replace(self.exit_config, after_exit=cast(AfterExit, setting)))
@@ -195,9 +195,9 @@ class Conversation:
         resolved: ExitConfig = self._model.resolve_exit_config(config)
         resolved.stops_at(self.total_loops)
         self.exit_config = resolved
-        return self._tell_exit()
+        return self._show_exit()
 
-    def _tell_exit(self, more: str = "") -> Reply:
+    def _show_exit(self, more: str = "") -> Reply:
         return Reply((Text(f"exit            {exit_in_words(self.exit_config)}{more}"),))
 
     def quit(self) -> Reply:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sigma0.checkpoints.about import About
 from sigma0.cli import app
-from sigma0.commands.chat_terminal import HOW_TO_QUIT, Talk, terminal_lines
+from sigma0.commands.chat_terminal import HOW_TO_QUIT, ChatLoop, terminal_lines
 from sigma0.commands.console import PALETTE
 from sigma0.commands.conversation import ChatSettings, Conversation
 
@@ -61,7 +61,7 @@ class Screen:
                     keyboard.send_text(left.pop(0))
                 return read_line()
 
-            talk = Talk(self.conversation, "pocket", self._about, console, console, interactive=True)
+            talk = ChatLoop(self.conversation, "pocket", self._about, console, console, interactive=True)
             talk.run(next_line)
         return self.file.getvalue()
 
@@ -111,7 +111,7 @@ def test_tokens_are_coloured_by_depth(pocket):
     assert "The hat is in the park.\n8 tokens, mean depth" in strip(shown)
 
 
-def test_the_greeting_tells_model_rule_and_an_example(pocket):
+def test_the_greeting_shows_model_rule_and_an_example(pocket):
     about = About(knows="hats", examples=[{"prompt": "Where is the hat?", "answer": "Here."}])
     shown = strip(Screen(pocket, about=about).type(CTRL_D))
     assert "pocket, 6 loops at full depth; margin, theta = " in shown

@@ -111,7 +111,7 @@ def test_doors_are_told_by_icon_and_word(opened, server, door, word):
     expect(page.locator("#verdict-text")).to_have_text("It did not converge.")
 
 
-def test_settling_is_never_told_as_being_right(opened, server):
+def test_settling_is_not_shown_as_being_right(opened, server):
     page = opened()
     finish(page, server)
     expect(page.locator("#conversation .foot")).to_contain_text("Settled; says nothing of truth")
