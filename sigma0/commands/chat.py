@@ -51,7 +51,7 @@ def chat(
         Path | None, typer.Option(help="Keep the lines that were typed in this file; by default they are forgotten.")
     ] = None,
 ) -> None:
-    """ChatLoop with a model; each token is coloured by the loop that it was read at. /help lists the commands.
+    """Talk with a model; each token is coloured by the loop that it was read at. /help lists the commands.
 
     Where standard input or output is no terminal, each line is a message, and answers are printed as they are.
     """
