@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sigma0.errors import LONGEST, one_line_constructor
 
+# A chat: each message with `role` and `content`.
+Messages = Sequence[Mapping[str, Any]]
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 # What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
@@ -21,7 +23,13 @@ AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
 # Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
+THRESHOLDS = {
+    "q": ("qexit",),
+    "eps": ("converge", "accel"),
+    "patience": ("accel",),
+    "theta": ("margin",),
+    "accel_scale": ("accel",),
+}
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
@@ -79,6 +87,13 @@ class Stored:
         return asdict(instance)
 
 
+def _refuse_unread(values: Mapping[str, Any]) -> None:
+    mode = values.get("mode", "qexit")
+    for name, modes in THRESHOLDS.items():
+        if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
+            raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+
+
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
 @one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -124,10 +139,7 @@ class ExitConfig(Stored):
         values = getattr(given, "kwargs", given)
         if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
             return given
-        mode = values.get("mode", "qexit")
-        for name, modes in THRESHOLDS.items():
-            if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
-                raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+        _refuse_unread(values)
         return given
 
     @field_validator("q", "theta")
@@ -158,6 +170,14 @@ class ExitConfig(Stored):
         if self.mode != "fixed" and self.depth is not None:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
         return self
+
+    def check_read(self) -> None:
+        """Refuses a threshold that the mode does not read also where all fields are given.
+
+        Raises:
+            ValueError: Naming it, and the modes that read it.
+        """
+        _refuse_unread(vars(self))
 
     @property
     def threshold(self) -> float | None:

@@ -15,7 +15,8 @@ from rich.text import Text
 from sigma0.errors import one_line
 
 if TYPE_CHECKING:
-    from sigma0.api import Generation, TextStream
+    from sigma0.api import TextStream
+    from sigma0.signals.generation import Generation
 
 # From shallow to deep; told apart with red-green colour blindness as well.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")

@@ -140,9 +140,10 @@ def generate(
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
             raise ValueError("the prompt is empty")
-        from sigma0.api import Messages, stream
+        from sigma0.api import stream
         from sigma0.commands.ladder import open_ladder, run_ladder
         from sigma0.commands.telemetry import TelemetryLog, of_generation
+        from sigma0.config import Messages
         from sigma0.decode.ops import Backend
         from sigma0.decode.parallel import together
         from sigma0.models.load import load

@@ -1,13 +1,12 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -94,7 +93,7 @@ def load(
     backend: Backend = "auto",
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
     Args:
@@ -123,7 +122,7 @@ def load_causal(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
@@ -136,7 +135,7 @@ def _load(
     looped_only: bool,
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
@@ -180,7 +179,7 @@ def _load(
     return model, tokenizer
 
 
-def _check_settings(model: Any) -> None:
+def _check_settings(model: DepthGenerationMixin) -> None:
     """Refuses a `generation_config.json` whose settings of ours no generation could use.
 
     Raises:

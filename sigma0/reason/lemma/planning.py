@@ -23,7 +23,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 import sigma0.reason.lemma.prompts as prompts
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.errors import one_line
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
