@@ -28,8 +28,10 @@ class ServedModel(LoopedModel, Protocol):
         num_block_layers: Layers of the shared block.
         dtype: Of its weights.
         door_policy: Thresholds of the routing decision.
+        name_or_path: Where its checkpoint was loaded from; empty for none.
     """
 
+    name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
 

@@ -60,7 +60,7 @@ def chat(
 
     from sigma0.commands.chat_terminal import ChatLoop, piped_lines, terminal_lines
     from sigma0.commands.console import one_line_errors, quiet_transformers
-    from sigma0.commands.conversation import ChatSettings, Conversation
+    from sigma0.commands.conversation import Conversation, ConversationSettings
     from sigma0.commands.examples import about_model
     from sigma0.commands.exit_options import exit_settings
     from sigma0.config import parse_on_collapse
@@ -80,7 +80,9 @@ def chat(
     with one_line_errors():
         check_sampling(temperature, seed)
         exit_settings(options)
-        settings = ChatSettings(max_new_tokens, temperature, seed, tuple(stop or ()), parse_on_collapse(on_collapse))
+        settings = ConversationSettings(
+            max_new_tokens, temperature, seed, tuple(stop or ()), parse_on_collapse(on_collapse)
+        )
         out, err = (Console(highlight=False, soft_wrap=True, stderr=stderr) for stderr in (False, True))
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         read_line = terminal_lines(history, out) if interactive else piped_lines

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple, cast, get_args
 
 from rich.text import Text
 
-from sigma0.api import Generation, Messages, encode, stream
+from sigma0.api import stream
 from sigma0.commands.console import legend, summary
 from sigma0.commands.exit_options import exit_settings
-from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, OnCollapse
+from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages, OnCollapse
+from sigma0.models.prompts import encode
+from sigma0.signals.generation import Generation
 from sigma0.signals.tokens import Token
 
 # between the turns of a model without a chat template
@@ -17,7 +19,7 @@ SEPARATOR = "\n"
 
 
 @dataclass(frozen=True)
-class ChatSettings:
+class ConversationSettings:
     """How answers are written, but for the exit rule, which a slash command may change.
 
     Attributes:
@@ -86,7 +88,11 @@ class Conversation:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, exit_config: ExitConfig, settings: ChatSettings = ChatSettings()
+        self,
+        model: Any,
+        tokenizer: Any,
+        exit_config: ExitConfig,
+        settings: ConversationSettings = ConversationSettings(),
     ) -> None:
         self.exit_config = exit_config
         self.turns: list[Turn] = []
