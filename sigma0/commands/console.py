@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from sigma0.api import TextStream
     from sigma0.signals.generation import Generation
 
-# From shallow to deep; told apart with red-green colour blindness as well.
+# From shallow to deep; distinguishable with red-green colour blindness too.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns bad input, and a model that computes no numbers, into one line on stderr and exit code 2."""
+    """Turns bad input, and weights or logits that are not finite, into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
@@ -38,12 +38,12 @@ def print_error(error: Exception) -> None:
 
 
 def printable(text: str) -> str:
-    """A stranger's text for a terminal: lines and tabs stay, other signs that would steer it are shown as U+FFFD."""
+    """Untrusted text made safe for a terminal: control characters but newline and tab become U+FFFD."""
     return "".join(sign if sign in "\n\t" or category(sign) not in ("Cc", "Cs") else "\ufffd" for sign in text)
 
 
 def quiet_transformers() -> None:
-    """Keeps loading bars out of the output; warnings stay."""
+    """Hides transformers' loading bars; warnings stay."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -90,7 +90,7 @@ def print_stream(
         total_loops: T.
         prompt: The prompt, shown in the picture.
         svg: File for a picture of the same, or None.
-        verdict: Whether to tell the verdict.
+        verdict: Whether to print the verdict.
     """
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
