@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 T = TypeVar("T")
 MAX_LINES = 1_000_000
@@ -58,7 +58,7 @@ def parse_lines(path: Path, lines: Iterable[str], parse: Callable[[str], T], wha
         try:
             parsed = parse(line)
         except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+            raise ValueError(f"line {number} of {str(path)!r}: {one_line(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number} of {str(path)!r} is no {what}") from error
         yield parsed

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sigma0.commands.options import KEPT_FILES
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import Reason
 from sigma0.jsonl import parse_lines
@@ -24,7 +25,6 @@ from sigma0.signals.verdict import Door, ReasonVerdict
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 64 * 2**20
-KEPT_FILES = 5
 # Lines that wait to be written at most: a disk that hangs must not fill the memory.
 WAITING_LINES = 10_000
 # Seconds that the end waits for a disk, twice.

@@ -1,7 +1,7 @@
 """The rungs of a ladder: local models, looped or not, and endpoints that speak OpenAI's protocol."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.decode.endings import end_ids
 from sigma0.ladder.budget import Price
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -125,6 +125,19 @@ class EndpointRung:
 
 
 AnyRung = LocalRung | EndpointRung
+
+
+def at_effort(rung: AnyRung, effort: Effort) -> AnyRung:
+    """A rung with its exit setting at an effort; one without loops as it is.
+
+    Args:
+        rung: Of any kind.
+        effort: Changes over the rung's setting, or its checkpoint's: see `sigma0.config`.
+    """
+    if isinstance(rung, EndpointRung) or not rung.is_looped:
+        return rung
+    setting = rung.model.resolve_exit_config(rung.exit_config)
+    return replace(rung, exit_config=exit_for(effort, setting, rung.model.num_loops))
 
 
 class Rung:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, objections
 
 _STRICT = ConfigDict(extra="forbid")
@@ -279,7 +279,7 @@ def trigger_from_dict(value: Mapping[str, Any]) -> Trigger:
     try:
         return cast(Trigger, TRIGGER.validate_python(dict(value)))
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
+        raise ValueError(one_line(error)) from error
 
 
 @checked(frozen=True, config=_STRICT)

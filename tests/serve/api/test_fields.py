@@ -289,7 +289,7 @@ def test_a_ladder_reads_special_tokens_as_text(climbing):
 
 def test_a_job_holds_its_salt(plain):
     post(plain, cache_salt="mine", n=2)
-    jobs = [ticket.job for ticket in plain.service.tickets[-2:]]
+    jobs = [ticket.request for ticket in plain.service.tickets[-2:]]
     assert [job.cache_salt for job in jobs] == ["mine", "mine"] and jobs[0] == replace(
         jobs[1], sampling=jobs[0].sampling
     )
