@@ -120,9 +120,9 @@ class Desk:
         turns = list(messages)
         for attempt in ("", " again"):
             completion = self.ask(model, f"{purpose}{attempt}", turns, ChatSettings(effort, LABEL_TOKENS))
-            chosen_label = as_label(completion.text, labels)
-            if chosen_label is not None:
-                return chosen_label
+            chosen = as_label(completion.text, labels)
+            if chosen is not None:
+                return chosen
             ask_again = f"Answer with one word alone: {' or '.join(labels)}."
             turns += [{"role": "assistant", "content": completion.text}, {"role": "user", "content": ask_again}]
         return None
