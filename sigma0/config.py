@@ -94,7 +94,7 @@ def _refuse_unread(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
 
 
-# a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+# a dataclass with `to_dict`: the one kind of foreign object that transformers prints, compares and stores
 @one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):

@@ -120,9 +120,9 @@ class Desk:
         turns = list(messages)
         for attempt in ("", " again"):
             completion = self.ask(model, f"{purpose}{attempt}", turns, ChatSettings(effort, LABEL_TOKENS))
-            label_found = as_label(completion.text, labels)
-            if label_found is not None:
-                return label_found
+            chosen = as_label(completion.text, labels)
+            if chosen is not None:
+                return chosen
             ask_again = f"Answer with one word alone: {' or '.join(labels)}."
             turns += [{"role": "assistant", "content": completion.text}, {"role": "user", "content": ask_again}]
         return None
