@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -15,15 +16,16 @@ from sigma0.cli import app
 from sigma0.decode.repetition import CollapseStop
 from sigma0.signals.canary import Adaptation, Tighten
 
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 CIRCLES = "hello world"
 ORDINARY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 CONFIGS = [
     ExitConfig(mode="margin", theta=0.9),
-    ExitConfig(q=0.3),
-    ExitConfig(mode="full"),
+    SLOW(ExitConfig(q=0.3)),
+    SLOW(ExitConfig(mode="full")),
     ExitConfig(q=0.3, after_exit="verify"),
-    ExitConfig(q=0.3, after_exit="verify", redraft=False),
-    ExitConfig(q=0.3, after_exit="drop"),
+    SLOW(ExitConfig(q=0.3, after_exit="verify", redraft=False)),
+    SLOW(ExitConfig(q=0.3, after_exit="drop")),
 ]
 
 

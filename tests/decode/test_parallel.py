@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ RULES = (
     {"mode": "converge", "eps": 0.6, "after_exit": "drop"},
     {"mode": "accel", "eps": 0.9, "patience": 1},
 )
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 STORY = "Mary went to the kitchen. John is older than Mary. Where is Mary?"
 IDS = torch.tensor([[0, 0, 7, 8, 9], [10, 11, 12, 13, 14], [0, 15, 16, 17, 18]])
 
@@ -126,11 +128,12 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("count", "checkpoints", "names"),
     [
-        (2, {"ouro-mha": RULES, "ouro-gqa": FEW}, ("pocket",)),
-        (4, {"ouro-mha": FEW}, ("pocket",)),
-        pytest.param(5, {}, ("pocket-large",), marks=pytest.mark.slow),
+        (2, {"ouro-gqa": FEW}, ()),
+        SLOW(2, {"ouro-mha": RULES}, ("pocket",)),
+        SLOW(4, {"ouro-mha": FEW}, ("pocket",)),
+        SLOW(5, {}, ("pocket-large",)),
     ],
-    ids=["2", "4", "5"],
+    ids=["2", "2, every rule", "4", "5"],
 )
 def test_together_they_write_what_one_writes(folders, tmp_path, count, checkpoints, names):
     asked = {str(folders[name].folder): rules for name, rules in checkpoints.items()}
@@ -192,6 +195,7 @@ def forced_apart(rank, folder):
     return [*found, *asked_to_stop(model, rank != 0)]
 
 
+@pytest.mark.slow
 def test_decisions_that_are_forced_apart_are_the_first_ones(folders, tmp_path):
     golden = folders["ouro-mha"]
     first, second = in_processes(2, forced_apart, tmp_path, str(golden.folder))
@@ -283,7 +287,7 @@ def wait_for(found, what):
 
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
-    [(1, signal.SIGKILL, "300"), (0, signal.SIGKILL, "300"), (1, signal.SIGSTOP, "8")],
+    [(1, signal.SIGKILL, "300"), SLOW(0, signal.SIGKILL, "300"), SLOW(1, signal.SIGSTOP, "8")],
     ids=["the other dies", "the first dies", "the other stands still"],
 )
 def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim, blow, timeout):

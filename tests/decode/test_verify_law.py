@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sigma0 import ExitConfig
 from sigma0.decode.verify import VerifiedLoop
 from tests.reference import tiny_model
 
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 FULL = ExitConfig(mode="full")
 FIRST = ExitConfig(mode="fixed", depth=1, after_exit="verify")
 TEMPERATURE, PROMPT, EOS = 0.3, (1, 4, 2), 3
@@ -88,19 +90,20 @@ def chi_square(counts, law):
 
 
 @pytest.mark.parametrize(
-    "config, eos, company",
+    "config, eos, company, draws",
     [
-        (FIRST, None, False),
-        (replace(FIRST, redraft=False), None, False),
-        (ExitConfig(q=0.6, after_exit="verify"), EOS, False),
-        (ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True),
+        (FIRST, None, False, 4_000),
+        SLOW(FIRST, None, False, 20_000),
+        SLOW(replace(FIRST, redraft=False), None, False, 20_000),
+        SLOW(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
+        SLOW(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
-    ids=["fixed", "one draft", "qexit with an end", "margin in company"],
+    ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
 )
-def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company):
+def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, draws):
     law = exact_law(small, eos)
     assert sum(law.values()) == pytest.approx(1.0)
-    assert abs(chi_square(joint_law(small, config, 20_000, eos, company), law)) < 4
+    assert abs(chi_square(joint_law(small, config, draws, eos, company), law)) < 4
 
 
 def accepts_all(right, self, sequence, place, depth, proposal, row, scores):
@@ -125,8 +128,8 @@ def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores
     "wrong, config",
     [
         (accepts_all, replace(FIRST, redraft=False)),
-        (draws_from_p, replace(FIRST, redraft=False)),
-        (keeps_the_first_q, FIRST),
+        SLOW(draws_from_p, replace(FIRST, redraft=False)),
+        SLOW(keeps_the_first_q, FIRST),
     ],
 )
 def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):
@@ -135,6 +138,7 @@ def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config
     assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
 
 
+@pytest.mark.slow
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
     right, kept, redrawn = VerifiedLoop._open, {}, []
 
