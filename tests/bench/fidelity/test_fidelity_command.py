@@ -25,7 +25,8 @@ def rows_of(path):
     return [row for row in read_rows(path) if isinstance(row, FidelityRow)]
 
 
-@pytest.fixture(scope="module")
+# whoever looks at a whole run is slow with it
+@pytest.fixture(scope="module", params=[pytest.param("whole run", marks=pytest.mark.slow)])
 def ledger(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger") / "rows.jsonl"
     result = run("fidelity", "pocket", *QUICK, "--out", path)
