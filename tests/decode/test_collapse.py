@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -15,17 +14,17 @@ from sigma0 import ExitConfig
 from sigma0.cli import app
 from sigma0.decode.repetition import CollapseStop
 from sigma0.signals.canary import Adaptation, Tighten
+from tests.marks import slow
 
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
 CIRCLES = "hello world"
 ORDINARY = "Mary went to the park. The hat is with Mary. Where is the hat?"
 CONFIGS = [
     ExitConfig(mode="margin", theta=0.9),
-    SLOW(ExitConfig(q=0.3)),
-    SLOW(ExitConfig(mode="full")),
+    slow(ExitConfig(q=0.3)),
+    slow(ExitConfig(mode="full")),
     ExitConfig(q=0.3, after_exit="verify"),
-    SLOW(ExitConfig(q=0.3, after_exit="verify", redraft=False)),
-    SLOW(ExitConfig(q=0.3, after_exit="drop")),
+    slow(ExitConfig(q=0.3, after_exit="verify", redraft=False)),
+    slow(ExitConfig(q=0.3, after_exit="drop")),
 ]
 
 

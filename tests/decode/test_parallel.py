@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from sigma0.decode.parallel import agreement, check_heads, processes_of
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
+from tests.marks import slow
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
 
@@ -46,7 +46,6 @@ RULES = (
     {"mode": "converge", "eps": 0.6, "after_exit": "drop"},
     {"mode": "accel", "eps": 0.9, "patience": 1},
 )
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
 STORY = "Mary went to the kitchen. John is older than Mary. Where is Mary?"
 IDS = torch.tensor([[0, 0, 7, 8, 9], [10, 11, 12, 13, 14], [0, 15, 16, 17, 18]])
 
@@ -129,9 +128,9 @@ def folders(tmp_path_factory):
     ("count", "checkpoints", "names"),
     [
         (2, {"ouro-gqa": FEW}, ()),
-        SLOW(2, {"ouro-mha": RULES}, ("pocket",)),
-        SLOW(4, {"ouro-mha": FEW}, ("pocket",)),
-        SLOW(5, {}, ("pocket-large",)),
+        slow(2, {"ouro-mha": RULES}, ("pocket",)),
+        slow(4, {"ouro-mha": FEW}, ("pocket",)),
+        slow(5, {}, ("pocket-large",)),
     ],
     ids=["2", "2, every rule", "4", "5"],
 )
@@ -287,7 +286,7 @@ def wait_for(found, what):
 
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
-    [(1, signal.SIGKILL, "300"), SLOW(0, signal.SIGKILL, "300"), SLOW(1, signal.SIGSTOP, "8")],
+    [(1, signal.SIGKILL, "300"), slow(0, signal.SIGKILL, "300"), slow(1, signal.SIGSTOP, "8")],
     ids=["the other dies", "the first dies", "the other stands still"],
 )
 def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim, blow, timeout):

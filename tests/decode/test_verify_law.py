@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.verify import VerifiedLoop
+from tests.marks import slow
 from tests.reference import tiny_model
 
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
 FULL = ExitConfig(mode="full")
 FIRST = ExitConfig(mode="fixed", depth=1, after_exit="verify")
 TEMPERATURE, PROMPT, EOS = 0.3, (1, 4, 2), 3
@@ -93,10 +92,10 @@ def chi_square(counts, law):
     "config, eos, company, draws",
     [
         (FIRST, None, False, 4_000),
-        SLOW(FIRST, None, False, 20_000),
-        SLOW(replace(FIRST, redraft=False), None, False, 20_000),
-        SLOW(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
-        SLOW(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
+        slow(FIRST, None, False, 20_000),
+        slow(replace(FIRST, redraft=False), None, False, 20_000),
+        slow(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
+        slow(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
     ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
 )
@@ -128,8 +127,8 @@ def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores
     "wrong, config",
     [
         (accepts_all, replace(FIRST, redraft=False)),
-        SLOW(draws_from_p, replace(FIRST, redraft=False)),
-        SLOW(keeps_the_first_q, FIRST),
+        slow(draws_from_p, replace(FIRST, redraft=False)),
+        slow(keeps_the_first_q, FIRST),
     ],
 )
 def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):

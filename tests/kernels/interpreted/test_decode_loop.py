@@ -1,7 +1,5 @@
 """The decode loop of a shipped model, in plain torch and with every kernel: the same tokens, depths and statistics."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -9,9 +7,9 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.ops import operations
 from tests.kernels.interpreted.conftest import DEVICE
+from tests.marks import slow
 from tests.reference import tiny_model
 
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
 STORIES = [
     "Mary went to the kitchen. The hat is with Mary. Where is the hat?",
     "John went to the park. Where is John?",
@@ -37,14 +35,14 @@ def run(pocket, backend, config, **kwargs):
 @pytest.mark.parametrize(
     "config",
     [
-        SLOW(ExitConfig(mode="qexit", q=0.6)),
-        SLOW(ExitConfig(mode="margin", theta=0.9, min_loops=2)),
-        SLOW(ExitConfig(mode="converge", eps=0.2)),
-        SLOW(ExitConfig(mode="accel", eps=0.3, patience=1)),
+        slow(ExitConfig(mode="qexit", q=0.6)),
+        slow(ExitConfig(mode="margin", theta=0.9, min_loops=2)),
+        slow(ExitConfig(mode="converge", eps=0.2)),
+        slow(ExitConfig(mode="accel", eps=0.3, patience=1)),
         ExitConfig(mode="qexit", q=0.4, after_exit="drop"),
-        SLOW(ExitConfig(mode="margin", theta=0.3, after_exit="verify")),
-        SLOW(ExitConfig(mode="fixed", depth=3)),
-        SLOW(ExitConfig(mode="full")),
+        slow(ExitConfig(mode="margin", theta=0.3, after_exit="verify")),
+        slow(ExitConfig(mode="fixed", depth=3)),
+        slow(ExitConfig(mode="full")),
     ],
     ids=lambda config: f"{config.mode}-{config.after_exit}",
 )

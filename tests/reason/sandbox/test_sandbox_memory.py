@@ -1,5 +1,7 @@
 """What hostile programs can make the machine hold: one sum over all of it, as root and as an ordinary user."""
 
+import pytest
+
 from tests.reason.sandbox.sandboxes import attempts
 
 
