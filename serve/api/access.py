@@ -41,7 +41,7 @@ class ServerSettings:
         max_prompts: Prompts of one completion request.
         max_at_once: Choices of one request that are with the engine at once; the others wait for those to end.
         max_concurrent: Requests that are being answered at once; more are told to come back.
-        max_planning: Requests that are being tokenized or wait for it; more are told to come back.
+        max_parsing: Requests that are being tokenized or wait for it; more are told to come back.
         header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
         body_timeout: Seconds until its body must have come, from the headers on.
         drain_timeout: Seconds for what is under way when the server is to end; what is left then is cut off.
@@ -59,7 +59,7 @@ class ServerSettings:
     max_prompts: Count = 32
     max_at_once: Count = 32
     max_concurrent: Count = 256
-    max_planning: Count = 64
+    max_parsing: Count = 64
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = DRAIN_TIMEOUT

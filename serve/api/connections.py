@@ -216,7 +216,7 @@ class Server(uvicorn.Server):
 
     async def _cut_off(self) -> None:
         await asyncio.sleep(self._settings.drain_timeout)
-        self.cut_off = int(self._app.state.answerer.open)
+        self.cut_off = int(self._app.state.handler.open)
         await asyncio.to_thread(self._service.close)
 
     @contextmanager
@@ -227,7 +227,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for the end; the second one is the end."""
         if self.should_exit:
-            number = int(self._app.state.answerer.open)
+            number = int(self._app.state.handler.open)
             os.write(2, f"ended at once by a second signal: {number} request(s) cut off\n".encode())
             os._exit(128 + sig)
         self.should_exit = True

@@ -83,61 +83,61 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-def told(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def failure_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The failures of a route, for the API's description."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-def information(
+def info_router(
     service: Service,
-    planner: RequestParser,
-    laddering: LadderRunner | None,
+    parser: RequestParser,
+    ladder_runner: LadderRunner | None,
     metrics: Metrics,
-    answerer: RequestHandler,
+    handler: RequestHandler,
     created: int,
 ) -> APIRouter:
     """The routes that only tell.
 
     Args:
         service: The engine.
-        planner: Knows the model's settings.
-        laddering: The server's ladder, if it has one.
+        parser: Knows the model's settings.
+        ladder_runner: The server's ladder, if it has one.
         metrics: What Prometheus reads.
-        answerer: Knows whether the server is being shut down.
+        handler: Knows whether the server is being shut down.
         created: When the server was started, seconds since 1970.
     """
     router = APIRouter()
     model = ModelInfo(id=service.name, created=created)
 
-    @router.get("/v1/models", responses=told(401, 413))
+    @router.get("/v1/models", responses=failure_responses(401, 413))
     async def models() -> ModelList:
         """All models."""
         return ModelList(data=[model])
 
     # ids of the hub hold a slash
-    @router.get("/v1/models/{name:path}", responses=told(401, 404, 413))
+    @router.get("/v1/models/{name:path}", responses=failure_responses(401, 404, 413))
     async def model_of(name: str) -> ModelInfo:
         """One model."""
         if name != model.id:
             raise ApiError(404, f"the model {name[:80]!r} does not exist", "model", "model_not_found")
         return model
 
-    @router.get("/v1/sigma0", responses=told(401, 413))
+    @router.get("/v1/sigma0", responses=failure_responses(401, 413))
     async def sigma0() -> Sigma0Info:
         """The served model as a looped one."""
         return Sigma0Info(
             model=service.name,
-            total_loops=planner.total_loops,
-            exit=planner.own.to_dict(),
-            efforts={effort: exit_for(effort, planner.own, planner.total_loops).to_dict() for effort in SHARES},
-            ladder=None if laddering is None else list(laddering.names),
-            context=planner.context,
+            total_loops=parser.total_loops,
+            exit=parser.default_exit.to_dict(),
+            efforts={effort: exit_for(effort, parser.default_exit, parser.total_loops).to_dict() for effort in SHARES},
+            ladder=None if ladder_runner is None else list(ladder_runner.names),
+            context=parser.context,
         )
 
-    @router.get("/health", responses=told(413, 503))
+    @router.get("/health", responses=failure_responses(413, 503))
     async def health() -> Health:
         """Whether the server takes requests."""
-        if answerer.draining:
+        if handler.draining:
             raise unavailable("the server is being shut down", "shutting_down")
         if not service.is_up:
             raise unavailable("no engine is up", "unavailable")
@@ -146,7 +146,7 @@ def information(
     # balancers ask so, and FastAPI offers no HEAD of its own
     router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
-    @router.get("/metrics", responses={**told(401, 413), 200: {"content": {"text/plain": {}}}})
+    @router.get("/metrics", responses={**failure_responses(401, 413), 200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
         """What Prometheus reads."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)

@@ -53,7 +53,7 @@ class LadderTask:
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    job: EngineRequest
+    request: EngineRequest
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
@@ -100,8 +100,8 @@ class LadderRunner:
         Raises:
             ValueError: Naming it.
         """
-        sampling = task.job.sampling
-        if task.job.logprobs is not None:
+        sampling = task.request.sampling
+        if task.request.logprobs is not None:
             raise ValueError("a ladder tells no logprobs: leave them out, or leave sigma0.ladder out")
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
@@ -115,7 +115,7 @@ class LadderRunner:
         lowest = self._ladder.rungs[0]
         if isinstance(lowest, LocalRung):
             read = encode(lowest.tokenizer, task.prompt).shape[1]
-            check_context(lowest.model, read, task.job.max_new_tokens)
+            check_context(lowest.model, read, task.request.max_new_tokens)
 
     async def run(self, task: LadderTask, written: RequestOutput | None = None) -> AsyncGenerator[Event, None]:
         """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above.
@@ -178,11 +178,11 @@ class LadderRunner:
         return FidelityLadder(own.rungs, Budget(**least), own.policy, own.hysteresis, own.doors)
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
-        job, sampling = task.job, task.job.sampling
+        request, sampling = task.request, task.request.sampling
         settings: dict[str, Any] = {
-            "max_new_tokens": job.max_new_tokens,
+            "max_new_tokens": request.max_new_tokens,
             "exit_config": task.exit_config,
-            "stop": job.stop,
+            "stop": request.stop,
             "sources": task.sources,
         }
         if task.unit != "token":
@@ -196,14 +196,14 @@ class LadderRunner:
     def _events(self, task: LadderTask) -> Iterator[Event]:
         ladder = self._within(task.budget)
         settings = self._settings(task)
-        cut = StopCut(task.job.stop)
+        cut = StopCut(task.request.stop)
         if task.unit == "token":
             # of a whole answer nothing was told before its end, so that it may still go up as a whole
-            run = ladder.stream(task.prompt, takes_back=task.job.whole, **settings)
+            run = ladder.stream(task.prompt, takes_back=task.request.whole, **settings)
             for (token,) in run:
                 yield _told(token, cut.feed(token.text))
             found = run.generations[0]
-            tokens, text = _cut(found, task.job.stop)
+            tokens, text = _cut(found, task.request.stop)
         else:
             found = ladder.generate(task.prompt, task.unit, **settings)
             tokens, text = (), cut.feed(found.text) + cut.flush()
@@ -221,7 +221,7 @@ class LadderRunner:
             )
             return
         yield replace(
-            self._done(task, found, *_cut(found, task.job.stop)),
+            self._done(task, found, *_cut(found, task.request.stop)),
             cached_tokens=written.cached_tokens,
             preemptions=written.preemptions,
             passes=written.passes + sum(cost.passes for cost in above),
@@ -242,7 +242,7 @@ class LadderRunner:
             text=text,
             tokens=tokens,
             finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
-            prompt_tokens=len(task.job.prompt_ids),
+            prompt_tokens=len(task.request.prompt_ids),
             cached_tokens=0,
             total_loops=self._total_loops,
             passes=sum(cost.passes for cost in found.costs),

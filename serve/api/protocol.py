@@ -154,7 +154,7 @@ class RequestFields(Closed, ABC):
 
     @property
     @abstractmethod
-    def told_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """Alternatives beside each token's log-probability; None where neither is asked for."""
 
 
@@ -179,7 +179,7 @@ class ChatRequest(RequestFields, ChatFields):
         return value
 
     @property
-    def told_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """Alternatives beside each token's log-probability; None where neither is asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -223,6 +223,6 @@ class CompletionRequest(RequestFields):
         return (tuple(ids),) if ids else tuple(found)
 
     @property
-    def told_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """Alternatives beside each token's log-probability; None where neither is asked for."""
         return self.logprobs

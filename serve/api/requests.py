@@ -28,13 +28,13 @@ class Choice:
 
     Attributes:
         prompt: Number of its prompt.
-        job: For the engine.
+        request: For the engine.
         task: For the ladder; None where none has a say.
         routed: Whether the engine answers first.
     """
 
     prompt: int
-    job: EngineRequest
+    request: EngineRequest
     task: LadderTask | None
     routed: bool
 
@@ -68,18 +68,18 @@ class RequestParser:
     Args:
         service: The engine.
         settings: Limits.
-        laddering: The server's ladder, if it has one.
+        ladder_runner: The server's ladder, if it has one.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, laddering: LadderRunner | None) -> None:
-        self._service, self._settings, self._laddering = service, settings, laddering
+    def __init__(self, service: Service, settings: ServerSettings, ladder_runner: LadderRunner | None) -> None:
+        self._service, self._settings, self._ladder_runner = service, settings, ladder_runner
         self.total_loops = int(service.model.num_loops)
-        self.own: ExitConfig = service.model.resolve_exit_config(None)
+        self.default_exit: ExitConfig = service.model.resolve_exit_config(None)
         self.context = service.context
         self._bound = TokenBound(service.tokenizer)
         self._most = min(settings.max_prompt_tokens or self.context, self.context)
 
-    def plan(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
+    def parse(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
         """What a request comes to.
 
         Raises:
@@ -114,8 +114,8 @@ class RequestParser:
             _or_400("sigma0.exit", lambda: config.stops_at(self.total_loops))
             return config, None
         if body.reasoning_effort is not None:
-            return exit_for(body.reasoning_effort, self.own, self.total_loops), body.reasoning_effort
-        return self.own, None
+            return exit_for(body.reasoning_effort, self.default_exit, self.total_loops), body.reasoning_effort
+        return self.default_exit, None
 
     def _choices(
         self, body: ChatRequest | CompletionRequest, options: Sigma0Options, exit_config: ExitConfig, exit_asked: bool
@@ -136,13 +136,13 @@ class RequestParser:
             # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
             text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
             for choice in range(n):
-                job = EngineRequest(
+                request = EngineRequest(
                     prompt_ids=ids,
                     max_new_tokens=new,
                     exit_config=exit_config,
                     sampling=_seeded(sampling, choice),
                     stop=body.stops,
-                    logprobs=body.told_logprobs,
+                    logprobs=body.num_logprobs,
                     context=(read, *options.sources),
                     whole=not body.stream,
                     cache_salt=body.cache_salt,
@@ -150,25 +150,25 @@ class RequestParser:
                 )
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
-                if unit is not None and text is not None and not (routed and job.logprobs is not None):
+                if unit is not None and text is not None and not (routed and request.logprobs is not None):
                     budget = options.limits
                     asked = exit_config if exit_asked else None
-                    task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))
-                found.append(Choice(number, job, task, routed))
+                    task = LadderTask(request, text, unit, asked, budget, options.trail, tuple(options.sources))
+                found.append(Choice(number, request, task, routed))
             self._check_ladder(unit, routed, found[-1])
         return found
 
     def _unit(self, options: Sigma0Options) -> tuple[Any, bool]:
         """What goes up, and whether the engine answers first."""
-        if options.ladder and self._laddering is None:
+        if options.ladder and self._ladder_runner is None:
             raise ApiError(400, NO_LADDER, "sigma0.ladder", "no_ladder")
-        unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
+        unit = None if self._ladder_runner is None else self._ladder_runner.unit_for(options.ladder or False)
         if unit is not None:
             if options.on_collapse is not None:
                 told = "sigma0.on_collapse: does not reach the rungs of a ladder: leave it out"
                 raise ApiError(400, told, "sigma0.on_collapse")
             return unit, False
-        if self._laddering is not None and switches().routing and options.ladder is not False:
+        if self._ladder_runner is not None and switches().routing and options.ladder is not False:
             return "answer", True
         for name in ("budget", "trail"):
             if getattr(options, name):
@@ -176,11 +176,11 @@ class RequestParser:
         return None, False
 
     def _check_ladder(self, unit: Any, routed: bool, choice: Choice) -> None:
-        if self._laddering is None or unit is None or routed:
+        if self._ladder_runner is None or unit is None or routed:
             return
         if choice.task is None:
             raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt")
-        ladder, task = self._laddering, choice.task
+        ladder, task = self._ladder_runner, choice.task
         _or_400("sigma0.ladder", lambda: ladder.check(task))
 
     def _prompts(self, body: ChatRequest | CompletionRequest) -> Sequence[str | Messages | tuple[int, ...]]:

@@ -44,7 +44,7 @@ class ResponseBuilder:
     """Tells what became of one request.
 
     Attributes:
-        plan: What the request came to.
+        parsed: What the request came to.
         model: Name of the model.
         tokenizer: Its tokenizer.
         total_loops: T.
@@ -52,7 +52,7 @@ class ResponseBuilder:
         created: Seconds since 1970.
     """
 
-    plan: ParsedRequest
+    parsed: ParsedRequest
     model: str
     tokenizer: Any
     total_loops: int
@@ -61,11 +61,11 @@ class ResponseBuilder:
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12)
-        self._told = [_StreamProgress() for _ in self.plan.choices]
+        self._told = [_StreamProgress() for _ in self.parsed.choices]
 
     @property
     def _is_chat(self) -> bool:
-        return self.plan.kind == "chat"
+        return self.parsed.kind == "chat"
 
     def response(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole response.
@@ -81,7 +81,7 @@ class ResponseBuilder:
     def opening(self) -> Iterator[dict[str, Any]]:
         """The chunks ahead of all tokens: of chats, one for each choice that says who speaks."""
         if self._is_chat:
-            for index in range(len(self.plan.choices)):
+            for index in range(len(self.parsed.choices)):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, (), None)
 
     def token(self, index: int, token: TokenOutput) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class ResponseBuilder:
             "model": self.model,
             "choices": choices,
             "sigma0": {
-                "exit": self.plan.exit_config.to_dict(),
+                "exit": self.parsed.exit_config.to_dict(),
                 "total_loops": self.total_loops,
-                "reasoning_effort": self.plan.effort,
+                "reasoning_effort": self.parsed.effort,
                 "choices": told,
             },
         }
@@ -147,10 +147,10 @@ class ResponseBuilder:
             "finish_reason": None if done is None else done.finish_reason,
         }
         chunk = self._envelope("chat.completion.chunk" if self._is_chat else "text_completion", [choice], [told])
-        return {**chunk, "usage": None} if self.plan.include_usage else chunk
+        return {**chunk, "usage": None} if self.parsed.include_usage else chunk
 
     def _logprobs(self, index: int, tokens: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
-        wanted = self.plan.choices[index].job.logprobs
+        wanted = self.parsed.choices[index].request.logprobs
         if wanted is None:
             return None
         if self._is_chat:
@@ -173,13 +173,13 @@ class ResponseBuilder:
         }
         if done.costs:
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}
-            if self.plan.trail:
+            if self.parsed.trail:
                 summary["trail"] = list(done.trail)
         return summary
 
     def _usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """Each prompt counts once, however many choices were written for it."""
-        first = {choice.prompt: done for choice, done in reversed(list(zip(self.plan.choices, ends, strict=True)))}
+        first = {choice.prompt: done for choice, done in reversed(list(zip(self.parsed.choices, ends, strict=True)))}
         read = sum(done.prompt_tokens for done in first.values())
         written = sum(self._written(done) for done in ends)
         cached = self._cached(first.values())
@@ -192,7 +192,7 @@ class ResponseBuilder:
 
     def _cached(self, ends: Iterable[RequestOutput]) -> int | None:
         """Prompt tokens found in the cache; None without a salt, where they may be those of somebody else's prompt."""
-        if self.plan.choices[0].job.cache_salt is None:
+        if self.parsed.choices[0].request.cache_salt is None:
             return None
         return sum(done.cached_tokens for done in ends)
 
