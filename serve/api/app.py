@@ -1,4 +1,4 @@
-"""The app: OpenAI's protocol over a service."""
+"""ASGI app: OpenAI's protocol over a service."""
 
 import time
 from collections.abc import AsyncIterator
@@ -47,20 +47,20 @@ def create_app(
 
     Args:
         service: The engine; it is drained when the app shuts down.
-        settings: Limits, and the key that clients must know.
+        settings: Limits and the API key.
         ladder: Answers requests with `sigma0.ladder`, and with `SIGMA0_ROUTING=1` those whose verdict says escalate.
-        telemetry: Takes a line for each choice of a request; whoever made it closes it.
+        telemetry: Log with a line for each choice of a request; closed by the caller.
 
     Returns:
-        The app. `sigma0.serve.api.app.drain` ends it gently ahead of its shutdown.
+        The app. `sigma0.serve.api.app.drain` finishes its requests ahead of its shutdown.
     """
     metrics = Metrics(service)
     ladder_runner = None if ladder is None else LadderRunner(ladder, int(service.model.num_loops), service.name)
     parser = RequestParser(service, settings, ladder_runner)
     handler = RequestHandler(service, settings, ladder_runner, metrics)
     handler.telemetry = telemetry
-    # two threads: of the large ones one at a time is let in, so that one is there for all others
-    parsing_pool, ending = BoundedPool("parsing_pool", 2, settings.max_parsing), ShutdownSignal()
+    # two threads: large bodies come one at a time, so that the other thread stays free for small ones
+    parsing_pool, ending = BoundedPool("parsing", 2, settings.max_parsing), ShutdownSignal()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +76,7 @@ def create_app(
     limit, seconds = settings.max_body_bytes, settings.body_timeout
     middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
     middleware.append(Middleware(LargeBodies))
-    # the documentation pages that FastAPI has load scripts from elsewhere; /openapi.json stays
+    # FastAPI's documentation pages load scripts from other hosts; /openapi.json stays
     app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
     app.state.handler, app.state.service, app.state.ending = handler, service, ending
     errors.install(app)
@@ -86,15 +86,15 @@ def create_app(
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         kind = "chat" if isinstance(body, ChatRequest) else "completion"
         try:
-            # ahead of the tokenizer, which a flood of requests would keep busy too
+            # before tokenization, which a flood of requests would keep busy too
             with handler.room():
                 parsed: ParsedRequest = await parsing_pool.run(parser.parse, body)
             turn_is_over(request.scope)
             return await handler.handle(request, parsed)
         except Exception as error:
-            found = as_api_error(error, str(request.state.request_id))
-            metrics.requests.labels(kind, str(found.status_code)).inc()
-            raise found from error
+            failure = as_api_error(error, str(request.state.request_id))
+            metrics.requests.labels(kind, str(failure.status_code)).inc()
+            raise failure from error
 
     @app.post("/v1/chat/completions", response_model=None, responses=_STREAMED)
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -111,7 +111,7 @@ def create_app(
 
 
 def stop_taking(app: FastAPI) -> None:
-    """Takes no more requests (503), those whose body is still to come among them; from any thread.
+    """Refuses further requests (503), also those whose body is incomplete; may be called from any thread.
 
     Args:
         app: As `create_app` returned it.
@@ -123,7 +123,7 @@ def stop_taking(app: FastAPI) -> None:
 
 
 async def drain(app: FastAPI) -> None:
-    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+    """Refuses further requests (503), and returns once those that were taken are answered.
 
     Args:
         app: As `create_app` returned it.

@@ -1,4 +1,4 @@
-"""From a parsed to an HTTP answer: jobs are opened, told whole or as they come, and cancelled when the client leaves."""
+"""Request handlers: run the choices of a parsed request, and answer whole or as a stream of events."""
 
 import asyncio
 import json
@@ -24,25 +24,25 @@ from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, RequestOutput, Service, TokenOutput
 
 logger = logging.getLogger(__name__)
-# seconds beyond those of the request in which a client is to read what was written
+# seconds beyond the time limit of a request for its client to read the rest
 SENDING = 5.0
-# of the client that left: nobody reads it, but an access log
+# status of a client that disconnected: only an access log reads it
 GONE = 499
 
 
 class RequestHandler:
-    """Answers plans.
+    """Answers parsed requests.
 
     Args:
         service: The engine.
         settings: Limits.
         ladder_runner: The server's ladder, if it has one.
-        metrics: Take what happens.
+        metrics: Of the server.
 
     Attributes:
-        draining: Whether nothing more is taken; it is `sigma0.serve.api.access.BodyLimit` that refuses then.
+        draining: Whether no more requests are taken; `sigma0.serve.api.access.BodyLimit` refuses them then.
         open: Requests that are being answered.
-        telemetry: Takes a line for each choice; None: nothing is kept of them.
+        telemetry: Log with a line for each choice; None: no log.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class RequestHandler:
         self._service, self._settings, self._ladder_runner, self._metrics = service, settings, ladder_runner, metrics
         self.draining = False
         self.open = 0
-        # as many as the largest request has, which is so let in whenever nothing else waits
+        # as many as the largest request has, so that it is taken whenever nothing else waits
         self._backlog = Backlog(settings.max_n * settings.max_prompts)
         self.telemetry: TelemetryLog | None = None
 
     @contextmanager
     def room(self) -> Iterator[None]:
-        """Counts a request that is being taken apart among those that are being answered.
+        """Counts a request that is being parsed among those that are being answered.
 
         Raises:
             ApiError: 429 where too many are being answered.
@@ -71,14 +71,13 @@ class RequestHandler:
             self._over()
 
     async def handle(self, request: Request, parsed: ParsedRequest) -> Response:
-        """The response to a request that was let in, or the beginning of its stream.
+        """The response to a request, or the start of its stream.
 
         Raises:
-            ApiError: For what the engine refuses or fails at.
+            ApiError: For a request that the engine refuses or fails at.
         """
-        builder = ResponseBuilder(
-            parsed, self._service.name, self._service.tokenizer, int(self._service.model.num_loops)
-        )
+        service = self._service
+        builder = ResponseBuilder(parsed, service.name, service.tokenizer, service.model.num_loops)
         request_id = str(request.state.request_id)
         running = await self._start(parsed, request_id)
         if parsed.stream:
@@ -90,7 +89,7 @@ class RequestHandler:
             self._left(parsed)
             return Response(status_code=GONE)
         except asyncio.CancelledError:
-            # a server in front may tell it so
+            # a server in front may cancel the task when the client disconnects
             self._left(parsed)
             raise
         except Exception as error:
@@ -105,13 +104,13 @@ class RequestHandler:
         self._metrics.cancelled.inc()
 
     def count(self, parsed: ParsedRequest, status: int) -> None:
-        """Notes that a parsed came to its end."""
+        """Counts a finished request by its kind and status."""
         self._metrics.requests.labels(parsed.kind, str(status)).inc()
 
     async def _start(self, parsed: ParsedRequest, request_id: str) -> RunningChoices:
         observe, over = self._metrics.watch(), self._over
         if self.telemetry is not None:
-            loops = int(self._service.model.num_loops)
+            loops = self._service.model.num_loops
             telemetry = RequestTelemetry(self.telemetry, parsed, request_id, self._service.name, loops)
             observe = telemetry.watch(observe)
 
@@ -145,12 +144,12 @@ class RequestHandler:
 
 
 class EventStream(StreamingResponse):
-    """A response in server-sent events; whatever becomes of it, its jobs end with it.
+    """A response of server-sent events; its choices are cancelled however it ends.
 
     Args:
-        handler: Counts it.
-        running: Its jobs.
-        builder: Tells them.
+        handler: Counts the response.
+        running: Choices of the request.
+        builder: Builds the chunks.
         request_id: Of the request.
     """
 
@@ -166,7 +165,7 @@ class EventStream(StreamingResponse):
         """Sends it."""
         try:
             with self._handler._metrics.latency.time():
-                # a client that stays and does not read would hold its place for ever
+                # a client that neither reads nor disconnects would keep its slot for ever
                 await asyncio.wait_for(super().__call__(scope, receive, send), self._running.left + SENDING)
         finally:
             await self._running.close()
@@ -191,10 +190,10 @@ class EventStream(StreamingResponse):
             if builder.parsed.include_usage:
                 yield _data(builder.usage([ends[index] for index in sorted(ends)]))
         except Exception as error:
-            # the status was sent long ago: what went wrong is an event, and ends the stream
-            told = as_api_error(error, self._request_id)
-            self._status = told.status_code
-            yield b"event: error\n" + _data(told.body)
+            # the status line was sent long ago: the failure is an event, and ends the stream
+            failure = as_api_error(error, self._request_id)
+            self._status = failure.status_code
+            yield b"event: error\n" + _data(failure.body)
             return
         self._status = 200
         yield b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""What the server says of itself: models, the looped one's settings, health, metrics, and the page."""
+"""Info routes: models, settings of the looped model, health, metrics, and the page."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ PAGE_HEADERS = {
 
 
 class ModelInfo(BaseModel):
-    """A model, as OpenAI tells it.
+    """A model in OpenAI's shape.
 
     Attributes:
         id: Its name.
@@ -42,7 +42,7 @@ class ModelInfo(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models of the server: one.
+    """The models of the server: one.
 
     Attributes:
         object: Always `list`.
@@ -62,7 +62,7 @@ class Sigma0Info(BaseModel):
         exit: Its own exit setting.
         efforts: The exit setting of each `reasoning_effort`.
         ladder: Names of the ladder's rungs, the lowest first; None where there is no ladder.
-        context: Tokens that prompt and answer may have together.
+        context: Most tokens of prompt and answer together.
     """
 
     model: str
@@ -84,7 +84,7 @@ class Health(BaseModel):
 
 
 def failure_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The failures of a route, for the API's description."""
+    """The failures of a route, for `/openapi.json`."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
@@ -96,14 +96,14 @@ def info_router(
     handler: RequestHandler,
     created: int,
 ) -> APIRouter:
-    """The routes that only tell.
+    """The routes that only read.
 
     Args:
         service: The engine.
-        parser: Knows the model's settings.
+        parser: Has the default exit setting and the limits.
         ladder_runner: The server's ladder, if it has one.
-        metrics: What Prometheus reads.
-        handler: Knows whether the server is being shut down.
+        metrics: Of the server.
+        handler: Has the state of the shutdown.
         created: When the server was started, seconds since 1970.
     """
     router = APIRouter()
@@ -114,7 +114,7 @@ def info_router(
         """All models."""
         return ModelList(data=[model])
 
-    # ids of the hub hold a slash
+    # hub ids hold a slash
     @router.get("/v1/models/{name:path}", responses=failure_responses(401, 404, 413))
     async def model_of(name: str) -> ModelInfo:
         """One model."""
@@ -143,12 +143,12 @@ def info_router(
             raise unavailable("no engine is up", "unavailable")
         return Health()
 
-    # balancers ask so, and FastAPI offers no HEAD of its own
+    # load balancers send HEAD, which FastAPI does not add to a GET
     router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
     @router.get("/metrics", responses={**failure_responses(401, 413), 200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
-        """What Prometheus reads."""
+        """Metrics for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/", include_in_schema=False)

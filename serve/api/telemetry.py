@@ -1,4 +1,4 @@
-"""One telemetry line for each choice of a request, whatever became of it."""
+"""Telemetry: one line for each choice of a request, finished, failed or cancelled."""
 
 import time
 from collections import Counter
@@ -15,12 +15,12 @@ Event = TokenOutput | RequestOutput
 
 
 class RequestTelemetry:
-    """Gathers what is written of one request, until it is over.
+    """Collects the events of one request, and writes its lines at the end.
 
     Args:
-        log: Where its lines go.
-        parsed: What the request came to.
-        request_id: Its name.
+        log: Telemetry log.
+        parsed: The request.
+        request_id: Its id.
         model: Name of the served model.
         total_loops: T.
     """
@@ -35,15 +35,15 @@ class RequestTelemetry:
         self._done: dict[int, RequestOutput] = {}
 
     def watch(self, observe: Callable[[int, Event], None]) -> Callable[[int, Event], None]:
-        """An observer of the request's events that also tells `observe`."""
+        """An observer of the request's events that also calls `observe`."""
 
         def both(index: int, event: Event) -> None:
-            self._hear(index, event)
+            self._record(index, event)
             observe(index, event)
 
         return both
 
-    def _hear(self, index: int, event: Event) -> None:
+    def _record(self, index: int, event: Event) -> None:
         since = time.monotonic() - self._began
         if isinstance(event, RequestOutput):
             self._done[index], self._seconds[index] = event, since
@@ -55,7 +55,7 @@ class RequestTelemetry:
         """Writes the lines.
 
         Args:
-            failure: What ended the request; None where it came to its end, or its client left.
+            failure: The exception that ended the request; None where it finished, or its client disconnected.
         """
         ended, over = datetime.now(timezone.utc), time.monotonic() - self._began
         for index, choice in enumerate(self._parsed.choices):

@@ -1,6 +1,6 @@
-"""The requests of one request: a share of them with the engine at once, the others as those before them end.
+"""Choices of one HTTP request: a limited number of them is in the engine at once, the others wait for those to end.
 
-So a request of more requests than the queue holds is taken as a whole and keeps none of the queue from others.
+So an HTTP request with more choices than the queue holds is taken as a whole and leaves the queue to others.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from sigma0.serve.engine.messages import (
     TokenOutput,
 )
 
-# Seconds until a request asks again whose turn it is and for which the engine has no room.
+# Seconds between two attempts to submit a request whose turn it is while the engine is full.
 AGAIN = 0.05
 
 
 class Backlog:
-    """Jobs of all requests that wait for their turn.
+    """Engine requests that wait for their turn, over all HTTP requests.
 
     Args:
-        limit: How many may.
+        limit: How many may wait.
 
     Attributes:
-        waiting: How many do.
+        waiting: How many wait.
     """
 
     def __init__(self, limit: int) -> None:
@@ -46,11 +46,11 @@ class Backlog:
 
 
 class Turns:
-    """Hands the requests of one request to the engine. To be made on an event loop.
+    """Submits the engine requests of one HTTP request. To be made on an event loop.
 
     Args:
         service: The engine.
-        at_once: Jobs that are with it at once.
+        at_once: Requests that are in the engine at once.
         backlog: Counts the others.
     """
 
@@ -78,7 +78,7 @@ class Turns:
             except Busy:
                 if not self._running:
                     raise
-                # those behind it come behind it
+                # the following ones wait too, to keep their order
                 self._is_full = True
             else:
                 self._running += 1
@@ -87,7 +87,7 @@ class Turns:
         return _InTurn(self, request, None)
 
     async def begin(self, request: EngineRequest) -> RequestEvents:
-        """Queues a request that waited, once it has its turn and there is room."""
+        """Submits a request that waited, once it is its turn and the engine has room."""
         if self._running < self._at_once and not self._queue:
             self._running += 1
         else:
@@ -115,7 +115,7 @@ class Turns:
             raise
 
     def over(self) -> None:
-        """A request that was with the engine is over: the next one has its turn."""
+        """Called when a request has left the engine: the next one has its turn."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
@@ -124,7 +124,7 @@ class Turns:
         self._running -= 1
 
     def leave(self) -> None:
-        """A request waits no more."""
+        """Called when a request no longer waits."""
         self._backlog.waiting -= 1
 
 
@@ -132,8 +132,8 @@ class _InTurn:
     """`sigma0.serve.engine.messages.RequestEvents` of a request that may still wait for its turn.
 
     Args:
-        turns: Of its request.
-        request: What is asked.
+        turns: Of its HTTP request.
+        request: The engine request.
         events: Of the engine; None while the request waits.
     """
 
@@ -160,7 +160,7 @@ class _InTurn:
         return event
 
     async def aclose(self) -> None:
-        """Cancels the request; one that is over stays as it was."""
+        """Cancels the request; a finished one stays as it was."""
         is_over, events = self._is_over, self._events
         self._end()
         if events is not None and not is_over:
