@@ -61,7 +61,7 @@ def _counters(status: ServiceStatus) -> dict[str, tuple[str, float]]:
         "passes": ("Calls of the shared block.", status.passes),
         "rows": ("Rows in those calls.", status.rows),
         "tokens": ("New tokens.", status.tokens),
-        "preemptions": ("Jobs that were put back.", status.preemptions),
+        "preemptions": ("Requests that were preempted.", status.preemptions),
     }
 
 

@@ -1,4 +1,4 @@
-"""The front of a Ray Serve application: the same app as on one machine, over all replicas. It holds no weights."""
+"""Front of a Ray Serve application: the API of one machine over all replicas, without weights."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 class Environment(BaseSettings):
-    """What need not stand in the application's arguments, which the cluster shows."""
+    """Settings from the environment, since the cluster shows the application's arguments."""
 
     model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
 
@@ -31,10 +31,10 @@ class Environment(BaseSettings):
 
 
 class ProxyRequestId:
-    """Calls a request what Serve's proxy calls it, which tells the client so: else it would have two names.
+    """ASGI middleware: takes over the request id that Serve's proxy sends to the client.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -44,7 +44,7 @@ class ProxyRequestId:
         """Answers one request."""
         name = Headers(scope=scope).get("x-request-id", "") if scope["type"] == "http" else ""
         if not _PLAIN.fullmatch(name):
-            # what a client made up is not for the log
+            # an id that a client made up is not logged
             await self._app(scope, receive, send)
             return
         scope["state"] = {**scope.get("state", {}), "request_id": name}
@@ -58,7 +58,7 @@ class ProxyRequestId:
 
 
 class Front:
-    """Serve makes one, in a process of its own; `sigma0.serve.cluster.app` wraps it.
+    """Deployment of the API; Serve makes one in its own process, `sigma0.serve.cluster.app` wraps it.
 
     Args:
         engines: The deployment of replicas.
@@ -69,13 +69,13 @@ class Front:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         quiet_transformers()
         bind_to_loopback()
-        # no weights: what they say is the replicas' business
+        # without weights: those are in the replicas
         model, tokenizer = load(settings.model, device="meta")
         self._service = RayService(engines, model, tokenizer, settings)
         self._settings = settings
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The app; Serve runs its lifespan."""
+        """The ASGI app; Serve runs its lifespan."""
         settings = self._settings
         limits = ServerSettings(
             api_key=settings.api_key or Environment().api_key,
@@ -93,5 +93,5 @@ class Front:
         return ProxyRequestId(self._app)
 
     async def drain(self) -> None:
-        """Takes no more requests (503), and returns once those that it took are answered."""
+        """Refuses further requests (503), and returns once those that were taken are answered."""
         await drain(self._app)

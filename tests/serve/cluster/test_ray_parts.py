@@ -30,10 +30,9 @@ from sigma0.serve.cluster import replica as ray_replica
 from sigma0.serve.cluster.app import build, scaling_of
 from sigma0.serve.cluster.command import check_room
 from sigma0.serve.cluster.front import Front
-from sigma0.serve.cluster.policies import NamedReplica
+from sigma0.serve.cluster.policies import EngineLoad, NamedReplica
 from sigma0.serve.cluster.replica import Accepted, EngineReplica, Failed, Refused
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
-from sigma0.serve.cluster.scaling import EngineLoad
 from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
