@@ -1,4 +1,4 @@
-"""`sigma0 size`: what fits into a memory, computed from a model's configuration."""
+"""`sigma0 size`: the sequences that fit into a memory, computed from a model's configuration."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sigma0.models.load import resolve_model
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
-# The published shapes, so that no checkpoint has to be there.
+# Layers of the published models, so that no checkpoint is needed.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("triton", "torch")
@@ -26,16 +26,16 @@ def size(
     context: Annotated[
         str,
         typer.Option(
-            help="Tokens of a sequence, prompt and answer; parted by commas. By default 4096 or all that the model has."
+            help="Tokens of a sequence, prompt and answer; comma-separated. By default 4096 or all that the model has."
         ),
     ] = "",
-    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; parted by commas.")] = "24GB",
+    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; comma-separated.")] = "24GB",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
-    max_running: Annotated[int, typer.Option(help="Requests that share passes at most.")] = 16,
-    pass_rows: Annotated[int, typer.Option(help="Rows that prompts may bring a pass up to.")] = 256,
+    page_size: Annotated[int, typer.Option(help="Tokens of a block of K/V.")] = 16,
+    max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
+    pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
     backend: Annotated[str, typer.Option(help="What runs a pass: triton, or torch, which copies K/V.")] = "triton",
-    spare: Annotated[float, typer.Option(help="Share of the memory that is left alone.")] = 0.1,
+    spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
@@ -45,14 +45,14 @@ def size(
                 raise ValueError(f"{option} {value!r} is none of {', '.join(known)}")
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
         shape = shape_of(model)
-        memories = [_memory(each) for each in memory.split(",")]
+        memories = [_memory(part) for part in memory.split(",")]
         fits = [
-            fit(shape, serving, each, tokens)
-            for each in memories
+            fit(shape, serving, memory_bytes, tokens)
+            for memory_bytes in memories
             for tokens in _counts(context or str(min(4096, shape.positions)))
         ]
-        told = as_dict(model, dtype, shape, serving, fits)
-    typer.echo(json.dumps(told, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
+        values = as_dict(model, dtype, shape, serving, fits)
+    typer.echo(json.dumps(values, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 
 def shape_of(model: str) -> ModelShape:
@@ -67,21 +67,21 @@ def shape_of(model: str) -> ModelShape:
 
 
 def _memory(text: str) -> int:
-    found = parse_bytes(text, "--memory")
-    if found < 2**20:
-        raise ValueError(f"--memory {text!r} is {found} bytes: give a unit, such as 24GB or 24GiB")
-    return found
+    memory = parse_bytes(text, "--memory")
+    if memory < 2**20:
+        raise ValueError(f"--memory {text!r} is {memory} bytes: give a unit, such as 24GB or 24GiB")
+    return memory
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
 
 
 def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> dict[str, Any]:
-    """Everything as plain JSON values; amounts are bytes."""
+    """All values as JSON; amounts are bytes."""
     return {
         "kind": "computed",
         "model": model,
@@ -91,7 +91,7 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
         "parameters": parameters(shape),
         "weights": weight_bytes(shape, serving.number_bytes),
         "token": token_bytes(shape, serving.number_bytes),
-        "fits": [asdict(each) for each in fits],
+        "fits": [asdict(row) for row in fits],
     }
 
 
@@ -106,14 +106,14 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
         "| memory | context | a pass, at most | K/V of one sequence | sequences that fit | tokens of K/V in all |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
-    for each in fits:
+    for row in fits:
         cells = (
-            amount(each.memory),
-            f"{each.context:,}",
-            amount(each.a_pass),
-            amount(each.sequence),
-            f"{each.sequences:,}",
-            f"{each.tokens:,}",
+            amount(row.memory),
+            f"{row.context:,}",
+            amount(row.a_pass),
+            amount(row.sequence),
+            f"{row.sequences:,}",
+            f"{row.tokens:,}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
