@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels import collapse, depth_attention, loop_boundary
-from sigma0.kernels.boundary import MODES
+from sigma0.kernels import collapse, depth_attention, loop_end
+from sigma0.kernels.exit_state import MODES, NONE, QEXIT
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
 HEAD_WIDTHS = (32, 64, 128)
+# What rows of results, some of them older, call the kernel of `loop_end.py`.
+LOOP_END = "loop_boundary"
 
 
 @dataclass(frozen=True)
@@ -47,33 +49,33 @@ class Variant:
 def variants() -> Iterator[Variant]:
     """All of them."""
     for dtype in DTYPES:
-        yield from _boundaries(dtype)
+        yield from _loop_ends(dtype)
         yield from _collapses(dtype)
         yield from _attentions(dtype)
     yield from _joins()
 
 
-def _boundaries(dtype: torch.dtype) -> Iterator[Variant]:
-    function = loop_boundary._loop_boundary_kernel
+def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
+    function = loop_end._loop_end_kernel
     streamed = ("raw", "previous", "weight", "gate_weight", "gate_bias", "differences", "hidden")
     signature = _signature(
         function,
-        dict.fromkeys(streamed, DTYPES[dtype]),
-        dict.fromkeys(("gram", "gate", "statistics"), "*fp32"),
-        dict.fromkeys(("counts", "fates", "decisions"), "*i32"),
-        {"slots": "*i64"},
+        dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
+        dict.fromkeys(_pointers("gram", "gate", "statistics"), "*fp32"),
+        dict.fromkeys(_pointers("counts", "fates", "decisions"), "*i32"),
+        dict.fromkeys(_pointers("slots"), "*i64"),
         dict.fromkeys(("threshold", "growth", "spiral", "norm_eps", "noise"), "fp32"),
     )
     for width in WIDTHS:
-        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (0, False), (1, False)]:
+        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (NONE, False), (QEXIT, False)]:
             yield Variant(
-                "loop_boundary",
+                LOOP_END,
                 function,
                 dtype,
                 signature,
                 {"MODE": mode, "WATCH": watch, "NORMALIZE": True, "BLOCK": width},
-                frozenset({"width", "raw_stride", "previous_stride"}),
-                loop_boundary.warps_for(width),
+                frozenset({"width", "raw_row_stride", "previous_row_stride"}),
+                loop_end.warps_for(width),
             )
 
 
@@ -149,6 +151,11 @@ def _joins() -> Iterator[Variant]:
             frozenset({"width"}),
             depth_attention.join_warps(splits),
         )
+
+
+def _pointers(*tensors: str) -> list[str]:
+    """A kernel's arguments that point to these tensors."""
+    return [f"{tensor}_ptr" for tensor in tensors]
 
 
 def _signature(function: Any, *types: Mapping[str, str]) -> dict[str, str]:

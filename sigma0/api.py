@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.config import ExitConfig, OnCollapse, parse_on_collapse, switches
 from sigma0.decode.exits import ExitRule, exit_reason
-from sigma0.decode.ops import FATES, READINGS, STATISTICS
+from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.step import Exits
 from sigma0.decode.token_loop import Emission, TokenLoop
@@ -120,7 +120,7 @@ _ALWAYS = ("id", "text", "depth", "reason")
 
 
 _RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
-_PROXIMITY, _MARGIN, _ENTROPY = (READINGS.index(name) for name in ("proximity", "margin", "entropy"))
+_PROXIMITY, _MARGIN, _ENTROPY = (LOGIT_STATS.index(name) for name in ("proximity", "margin", "entropy"))
 
 
 class TextStream(Iterator[Token]):

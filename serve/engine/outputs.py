@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints
 from sigma0.decode.exits import exit_reason
-from sigma0.decode.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Operations
+from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
 from sigma0.decode.rows import LEADER, Rows
 from sigma0.decode.sampler import logprobs_of
 from sigma0.decode.stats import read_together
@@ -21,7 +21,7 @@ from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
 
-_ENTROPY, _MARGIN, _PROXIMITY = (READINGS.index(name) for name in ("entropy", "margin", "proximity"))
+_ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Teller:
 
     def tell(self, read: Sequence[Read]) -> list[TokenTold]:
         """The tokens of one pass, none twice of a request; their texts are still to be added."""
-        numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(read)
+        numbers: list[list[float]] = [[np.nan] * len(LOGIT_STATS)] * len(read)
         for each in read:
             each.running.repetition.append(each.token_id)
         if self.watch and read and self._ops.backend != "triton":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sigma0.decode.batch import Frontier
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.ops import BoundaryWeights, DepthRows, Operations, PlaneGroup
+from sigma0.decode.ops import DepthRows, LoopEndWeights, Operations, PlaneGroup
 from sigma0.decode.transfer import to_device
 
 
@@ -153,7 +153,7 @@ class LoopedModel(Protocol):
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]` of normed states `[R, D]`."""
 
-    def boundary_weights(self) -> BoundaryWeights:
+    def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate, for the kernel that does both."""
 
     def head(self, hidden: Tensor) -> Tensor:

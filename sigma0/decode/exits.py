@@ -31,8 +31,8 @@ from sigma0.decode.ops import (
     MET,
     SHRINK,
     STATISTICS,
-    BoundaryRule,
-    BoundaryState,
+    ExitParams,
+    ExitState,
     alone,
     leads_reference,
     observe,
@@ -105,7 +105,7 @@ class ExitRule:
         self.needs_logits = config.mode == "margin"
         self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
 
-    def boundary(self, watch: bool) -> BoundaryRule:
+    def boundary(self, watch: bool) -> ExitParams:
         """What the end of a loop decides by itself; under `margin` the logits decide instead.
 
         Args:
@@ -115,7 +115,7 @@ class ExitRule:
         mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
         if mode == "accel" and config.accel_scale == "steps":
             mode = "accel-steps"
-        return BoundaryRule(
+        return ExitParams(
             mode,
             1.0 if mode == "none" else self.threshold,
             self.last_loop,
@@ -245,7 +245,7 @@ def select_exits(
     if not rule.is_known_beforehand or watch:
         boundary_rule = rule.boundary(watch)
         kept = width if boundary_rule.watches else 0
-        state = BoundaryState.empty(rows, kept, flat.dtype, flat.device)
+        state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
         for loop in range(1, total + 1):
             with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.ops import DIVERGED, MET, BoundaryRule, Operations
+from sigma0.decode.ops import DIVERGED, MET, ExitParams, Operations
 from sigma0.decode.paged_kv import PagedPlanes, PagedRows
 from sigma0.decode.rows import LEADER, Rows
 from sigma0.decode.slots import SlotPool
@@ -29,7 +29,7 @@ class Ruled:
     """
 
     rule: ExitRule
-    boundary: BoundaryRule
+    boundary: ExitParams
     first_at_end: bool
     prompt: int
 
@@ -99,7 +99,7 @@ class Passes:
     def _boundaries(self, rows: Rows, raw: Tensor, hidden: Tensor, ruled: Sequence[Ruled | None]) -> tuple[Ints, Ints]:
         """Decision and fate of every row that has a trajectory, one call for each rule among them."""
         codes, fates = np.zeros((2, len(rows)), dtype=np.int64)
-        groups: dict[BoundaryRule, list[int]] = {}
+        groups: dict[ExitParams, list[int]] = {}
         for row in np.flatnonzero(rows.slots >= 0).tolist():
             own = ruled[rows.texts[row]]
             assert own is not None
@@ -111,7 +111,7 @@ class Passes:
             which = np.array(members)
             index = to_device(which, raw.device)
             assert self.trajectories.state is not None
-            boundary = self.ops.loop_boundary(
+            boundary = self.ops.loop_end(
                 self.model,
                 raw.index_select(0, index),
                 rows.hidden.index_select(0, index),

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from sigma0.decode.batch import Ints
 from sigma0.decode.ops import (
-    READINGS,
+    LOGIT_STATS,
     STATISTICS,
-    Boundary,
-    BoundaryRule,
     Collapse,
     CollapseRule,
     CollapseState,
+    ExitParams,
+    LoopEndOutput,
     certainty,
     observe_paths,
 )
@@ -45,7 +45,7 @@ class PathReader:
     """
 
     gate: Callable[[Tensor], Tensor]
-    rule: BoundaryRule
+    rule: ExitParams
 
     @torch.no_grad()
     def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ class RunRecord:
         """Tells nothing of the loops of a sequence's tokens from number `first` on: they were taken back."""
         self._opens.append((_CLOSED, sequence, first))
 
-    def put(self, boundary: Boundary, sequences: Ints, columns: Ints, loops: Ints) -> None:
+    def put(self, boundary: LoopEndOutput, sequences: Ints, columns: Ints, loops: Ints) -> None:
         """One loop of some rows.
 
         Args:
@@ -334,5 +334,5 @@ def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tupl
     return (
         torch.full((batch, new, total_loops, len(STATISTICS)), torch.nan, dtype=torch.float32, device=device),
         torch.zeros((batch, new, total_loops), dtype=torch.int8, device=device),
-        torch.full((batch, new, len(READINGS)), torch.nan, dtype=torch.float32, device=device),
+        torch.full((batch, new, len(LOGIT_STATS)), torch.nan, dtype=torch.float32, device=device),
     )

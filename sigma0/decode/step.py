@@ -86,16 +86,16 @@ class Wave:
 
     def __post_init__(self) -> None:
         self.ops = self.model.operations
-        self._boundary_rule = self.rule.boundary(watch=False)
+        self._exit_params = self.rule.boundary(watch=False)
         if self.record is not None:
             watching = self.rule.boundary(watch=True)
             self._reader = PathReader(self.model.gate, watching)
             # the kernel tells statistics in its one launch; in plain torch they wait, unless the rule needs them itself
-            if self.ops.backend == "triton" or self._boundary_rule.watches:
-                self._boundary_rule = watching
+            if self.ops.backend == "triton" or self._exit_params.watches:
+                self._exit_params = watching
         # the kernel norms too, and faster; in plain torch the boundary is worth its time only where it says something
-        decides = self._boundary_rule.decides_by != "none"
-        self._asks_boundary = self._boundary_rule.watches or decides or self.ops.backend == "triton"
+        decides = self._exit_params.decides_by != "none"
+        self._asks_boundary = self._exit_params.watches or decides or self.ops.backend == "triton"
         if self.drop and self.cache.frontier is not None:
             # `drop` forgets followers, so those that another setting left behind get their planes first
             complete(self.model, self.cache)
@@ -109,12 +109,12 @@ class Wave:
         if frontier is not None:
             self._leading = np.zeros(len(frontier), dtype=np.bool_)
             lost = frontier.slots < 0
-            if pool.watched != self._boundary_rule.watches:
+            if pool.watched != self._exit_params.watches:
                 lost[:] = True
             slots = frontier.slots.copy()
             slots[lost] = pool.take(int(lost.sum()), slots[~lost], frontier.hidden)
             self.cache.frontier = replace(frontier, slots=slots)
-        pool.watched = self._boundary_rule.watches
+        pool.watched = self._exit_params.watches
 
     @property
     def has_leaders(self) -> bool:
@@ -204,15 +204,15 @@ class Wave:
         if self._asks_boundary:
             at = rows.on(raw.device)
             assert cache.slots.state is not None
-            boundary = self.ops.loop_boundary(
-                self.model, raw, frontier.hidden, cache.slots.state, at.slots, self._boundary_rule
+            boundary = self.ops.loop_end(
+                self.model, raw, frontier.hidden, cache.slots.state, at.slots, self._exit_params
             )
             hidden, decisions = boundary.hidden, boundary.decisions
         else:
             hidden = self.model.norm(raw)
         if self.record is not None:
             where = (frontier.sequences, frontier.columns, frontier.loops)
-            if boundary is not None and self._boundary_rule.watches:
+            if boundary is not None and self._exit_params.watches:
                 self.record.put(boundary, *where)
             else:
                 assert self._reader is not None

@@ -24,7 +24,7 @@ from sigma0.decode.catch_up import admit_skipped, complete
 from sigma0.decode.exits import exit_probabilities, select_exits
 from sigma0.decode.finite import check_weights as check_finite
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.ops import BoundaryWeights
+from sigma0.decode.ops import LoopEndWeights
 from sigma0.decode.parallel import agreement, check_heads, shares
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
@@ -280,10 +280,10 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """Gate logits `[R]`."""
         return self.model.early_exit_gate(hidden).squeeze(-1)  # type: ignore[no-any-return]
 
-    def boundary_weights(self) -> BoundaryWeights:
+    def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate."""
         norm, gate = self.model.norm, self.model.early_exit_gate
-        return BoundaryWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
+        return LoopEndWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
