@@ -23,11 +23,11 @@ class Variant:
     Attributes:
         kernel: Name of its file.
         function: The jitted function.
-        dtype: Of the tensors that it streams.
-        signature: Triton's type of each argument that is no constant.
-        constants: The others.
+        dtype: Of the tensors that it reads.
+        signature: Triton's type of each argument that is not constant.
+        constants: Value of each constant argument.
         aligned: Integer arguments that a launch finds divisible by 16.
-        warps: Of a program.
+        warps: Warps of a program.
     """
 
     kernel: str
@@ -100,23 +100,26 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
 
 def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
     function = depth_attention._part_kernel
-    strides = [f"{tensor}_{axis}" for tensor in ("key", "value") for axis in ("plane", "page", "head", "column")]
+    strides = [
+        f"{tensor}_{axis}_stride" for tensor in ("key", "value") for axis in ("plane", "block", "head", "position")
+    ]
     signature = _signature(
         function,
-        dict.fromkeys(("query", "keys", "values"), DTYPES[dtype]),
-        dict.fromkeys(("sequences", "row_columns", "row_planes", "starts"), "*i64"),
-        dict.fromkeys(("exits", "pages"), "*i32"),
-        dict.fromkeys(("parts", "sums"), "*fp32"),
-        {"scaling": "fp32", "seen": "*i1"},
+        dict.fromkeys(_pointers("query", "keys", "values"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("sequences", "row_positions", "row_planes", "starts"), "*i64"),
+        dict.fromkeys(_pointers("exits", "block_tables"), "*i32"),
+        dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
+        dict.fromkeys(_pointers("seen"), "*i1"),
+        {"scaling": "fp32"},
     )
-    told = (
+    combinations = (
         (False, False, False, False),
         (True, False, False, False),
         (True, True, False, False),
         (True, True, True, True),
     )
     for width in HEAD_WIDTHS:
-        for starts, exits, pages, seen in told:
+        for starts, exits, pages, seen in combinations:
             yield Variant(
                 "depth_attention",
                 function,
@@ -132,14 +135,14 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "WIDTH": width,
                     "UPCAST": False,
                 },
-                frozenset({"width", "query_row", "query_head", *strides}),
+                frozenset({"width", "query_row_stride", "query_head_stride", *strides}),
                 4,
             )
 
 
 def _joins() -> Iterator[Variant]:
     function = depth_attention._join_kernel
-    signature = _signature(function, dict.fromkeys(("parts", "sums", "output"), "*fp32"))
+    signature = _signature(function, dict.fromkeys(_pointers("parts", "sums", "output"), "*fp32"))
     for splits in (1, 8, 64):
         constants = {"SPLITS": splits, "WIDTH": 128}
         yield Variant(
@@ -160,5 +163,5 @@ def _pointers(*tensors: str) -> list[str]:
 
 def _signature(function: Any, *types: Mapping[str, str]) -> dict[str, str]:
     """Types by argument; whatever is not named is a 32-bit integer."""
-    known = {name: kind for each in types for name, kind in each.items()}
+    known = {name: kind for group in types for name, kind in group.items()}
     return {name: known.get(name, "i32") for name in function.arg_names}

@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 
 from sigma0.api import Messages, check_context, encode
 from sigma0.config import ExitConfig
-from sigma0.decode.stopping import StopCut
+from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
@@ -196,17 +196,17 @@ class Laddering:
     def _events(self, task: LadderTask) -> Iterator[Event]:
         ladder = self._within(task.budget)
         settings = self._settings(task)
-        cut = StopCut(task.job.stop)
+        cut = StopChecker(task.job.stop)
         if task.unit == "token":
             # of a whole answer nothing was told before its end, so that it may still go up as a whole
             run = ladder.stream(task.prompt, takes_back=task.job.whole, **settings)
             for (token,) in run:
-                yield _told(token, cut.feed(token.text))
+                yield _told(token, cut.add(token.text))
             found = run.generations[0]
             tokens, text = _cut(found, task.job.stop)
         else:
             found = ladder.generate(task.prompt, task.unit, **settings)
-            tokens, text = (), cut.feed(found.text) + cut.flush()
+            tokens, text = (), cut.add(found.text) + cut.flush()
         yield self._done(task, found, tokens, text)
 
     def _taken_over(self, task: LadderTask, written: JobDone) -> Iterator[Event]:
@@ -268,13 +268,13 @@ class Laddering:
 
 def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTold, ...], str]:
     """The tokens of a text and the text itself, both up to a stop string."""
-    cut = StopCut(stop)
-    tokens = [_told(token, cut.feed(token.text)) for token in found.tokens]
+    cut = StopChecker(stop)
+    tokens = [_told(token, cut.add(token.text)) for token in found.tokens]
     if not tokens:
-        cut.feed(found.text)
+        cut.add(found.text)
     if (rest := cut.flush()) and tokens:
         tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
-    return tuple(tokens), cut.passed
+    return tuple(tokens), cut.text
 
 
 def _attempt_of(written: JobDone) -> Attempt:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from sigma0.api import Messages, encode
 from sigma0.config import Effort, ExitConfig, exit_for, switches
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.sampler import SamplingParams
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
@@ -241,7 +241,7 @@ class Planner:
             )
         return new
 
-    def _sampling(self, body: ChatRequest | CompletionRequest) -> Sampling:
+    def _sampling(self, body: ChatRequest | CompletionRequest) -> SamplingParams:
         """What is asked for over what the checkpoint says over nothing at all."""
         own = self._service.model.generation_config
         draws = bool(getattr(own, "do_sample", False))
@@ -251,7 +251,7 @@ class Planner:
             told = getattr(own, name, None) if draws else None
             return asked if asked is not None else none if told is None else told
 
-        return Sampling(
+        return SamplingParams(
             temperature=settle("temperature", 1.0 if draws else 0.0),
             top_p=settle("top_p", 1.0),
             top_k=settle("top_k", 0),
@@ -263,11 +263,11 @@ class Planner:
         )
 
 
-def _seeded(sampling: Sampling, choice: int) -> Sampling:
+def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     if sampling.seed is None:
         return sampling
     # no generator takes a negative seed everywhere, nor one of more than 63 bits
-    return Sampling(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
+    return SamplingParams(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
 
 
 def _or_400(param: str, make: Callable[[], T]) -> T:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from sigma0.decode.paged_kv import PageShape
+from sigma0.decode.paged_kv import BlockShape
 from sigma0.serve.cluster.replica import Failed, Refused, Taken, Told, model_name
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
@@ -190,7 +190,7 @@ class RayService:
     def __init__(self, handle: DeploymentHandle, model: Any, tokenizer: Any, settings: RaySettings) -> None:
         self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        pages = PageShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
+        pages = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_of(model, pages, settings.page_size)
         self.fleet = Fleet()
         self._handle = handle

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from sigma0.config import switches
-from sigma0.decode.batch import Ints
-from sigma0.decode.detokenizer import TextFeed
+from sigma0.decode.batch import TRAILING, Ints
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.finite import NOT_FINITE
-from sigma0.decode.paged_kv import PagedPlanes, PageShape
-from sigma0.decode.paged_step import Passed
-from sigma0.decode.parallel import processes_of
-from sigma0.decode.rows import FOLLOWER
+from sigma0.decode.paged_kv import BlockShape, PagedPlanes
+from sigma0.decode.paged_step import PassOutput
+from sigma0.decode.parallel import tp_group
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.block_pool import PagePool, root_name
@@ -76,10 +75,10 @@ class Engine:
     def __init__(
         self, model: Any, tokenizer: Any, name: str, limits: EngineLimits | None = None, watch: bool | None = None
     ) -> None:
-        if processes_of(model) is not None:
+        if tp_group(model) is not None:
             raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
-        shape = PageShape.of(model, self.limits.page_size)
+        shape = BlockShape.of(model, self.limits.page_size)
         pages = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
@@ -143,7 +142,7 @@ class Engine:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1, root=root_name(job.cache_salt))
         verified = job.exit_config.after_exit == "verify"
-        feed = TextFeed(self.tokenizer, job.stop)
+        feed = IncrementalDetokenizer(self.tokenizer, job.stop)
         kind = Verified if verified else Running
         running = kind(entry, job, rule, feed, self._eos, self.model, self._teller.watch)
         self._jobs[entry.key] = running
@@ -217,7 +216,7 @@ class Engine:
             self._flight.clear(slot)
         del self._jobs[running.entry.key]
 
-    def _emit(self, passed: Passed) -> list[Event]:
+    def _emit(self, passed: PassOutput) -> list[Event]:
         """Reads what stopped, lets rows leave, and tells the tokens."""
         rows = passed.rows
         self._teller.put(rows, passed.fates, passed.held)
@@ -234,9 +233,9 @@ class Engine:
         likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
         events: list[Event] = []
         settled: list[Read] = []
-        for slot in np.unique(rows.texts[read]).tolist():
+        for slot in np.unique(rows.batch_slots[read]).tolist():
             running = self._flight.owner(slot)
-            own = np.flatnonzero(rows.texts[read] == slot)
+            own = np.flatnonzero(rows.batch_slots[read] == slot)
             try:
                 settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
             except Exception as error:
@@ -256,20 +255,20 @@ class Engine:
         self._forget(running)
         return running.entry.key, failed
 
-    def _checked(self, passed: Passed) -> Ints:
+    def _checked(self, passed: PassOutput) -> Ints:
         """Rows whose tokens were proposed in an earlier pass and are read again."""
         rows, found = passed.rows, []
-        for row in np.flatnonzero(rows.roles == FOLLOWER).tolist():
-            running = self._flight.owner(rows.texts[row])
-            if running.reads_again(int(rows.columns[row]), int(rows.loops[row])):
+        for row in np.flatnonzero(rows.roles == TRAILING).tolist():
+            running = self._flight.owner(rows.batch_slots[row])
+            if running.reads_again(int(rows.cache_positions[row]), int(rows.loops[row])):
                 found.append(row)
-        order = sorted(found, key=lambda row: int(rows.columns[row]))
+        order = sorted(found, key=lambda row: int(rows.cache_positions[row]))
         return np.array(order, dtype=np.int64)
 
     def _settled(
         self,
         running: Running,
-        passed: Passed,
+        passed: PassOutput,
         read: Ints,
         own: Ints,
         stopped: int,
@@ -293,7 +292,7 @@ class Engine:
             exits = Exits(none, rows.loops[read[first]], passed.met[first], logits[first], passed.diverged[first])
         if len(again):
             none = np.zeros(len(again), dtype=np.int64)
-            readings = Readings(none, rows.columns[read[again]], rows.loops[read[again]], logits[again])
+            readings = Readings(none, rows.cache_positions[read[again]], rows.loops[read[again]], logits[again])
         told = running.take(exits, readings)
         if running.dropped is not None:
             self._flight.take_back(running.entry.slot, running.dropped)

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sigma0.decode.batch import Ints
+from sigma0.decode.batch import PREFILL, TRAILING, Ints, Rows, join
 from sigma0.decode.paged_kv import PagedPlanes
-from sigma0.decode.paged_step import Passed, Passes, Ruled
-from sigma0.decode.rows import FOLLOWER, PASSIVE, Rows, join
+from sigma0.decode.paged_step import Passes, PassOutput, RequestExit
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.request import Running
 from sigma0.serve.engine.scheduler import Scheduler
@@ -70,7 +69,7 @@ class Flight:
         slots = np.full(len(each), -1)
         asked = np.flatnonzero([column >= running.prompt - 1 for running, column in each])
         if len(asked):
-            slots[asked] = self._block.trajectories.take(len(asked), self._used(), hidden)
+            slots[asked] = self._block.exit_states.take(len(asked), self._used(), hidden)
         rows = Rows(
             hidden,
             np.array([running.entry.slot for running, _ in each]),
@@ -82,12 +81,12 @@ class Flight:
         )
         self._add(rows)
 
-    def run(self) -> Passed:
+    def run(self) -> PassOutput:
         """A pass of all rows."""
         assert self.rows is not None
         self._count(self.rows)
         tables = [[] if running is None else running.entry.pages for running in self.by_slot]
-        ruled: list[Ruled | None] = [None if running is None else running.ruled for running in self.by_slot]
+        ruled: list[RequestExit | None] = [None if running is None else running.ruled for running in self.by_slot]
         passed = self._block.run(self.rows, tables, ruled)
         self.rows = passed.rows
         return passed
@@ -107,9 +106,9 @@ class Flight:
         rows = self.rows
         assert rows is not None
         roles, targets = rows.roles.copy(), rows.targets.copy()
-        roles[stopped] = FOLLOWER
+        roles[stopped] = TRAILING
         for row in stopped.tolist():
-            running, column = self.owner(rows.texts[row]), int(rows.columns[row])
+            running, column = self.owner(rows.batch_slots[row]), int(rows.cache_positions[row])
             if running.drops and column >= running.prompt:
                 running.depths[column] = targets[row] = int(rows.loops[row])
         self.rows = replace(rows, roles=roles, targets=targets)
@@ -123,7 +122,7 @@ class Flight:
         early, held = [], []
         complete: dict[int, int] = {}
         for row in arrived.tolist():
-            running, column = self.owner(rows.texts[row]), int(rows.columns[row])
+            running, column = self.owner(rows.batch_slots[row]), int(rows.cache_positions[row])
             if column in running.halted:
                 held.append(row)
             elif rows.loops[row] < running.rule.last_loop:
@@ -143,60 +142,60 @@ class Flight:
         """The deeper loops of these rows are never run: whoever is deeper sees the last plane that they wrote."""
         rows, size = self.rows, self._planes.shape.size
         assert rows is not None
-        columns = rows.columns[which]
-        tables = [self.owner(slot).entry.pages for slot in rows.texts[which]]
+        columns = rows.cache_positions[which]
+        tables = [self.owner(slot).entry.pages for slot in rows.batch_slots[which]]
         pages = np.array([table[column // size] for table, column in zip(tables, columns.tolist(), strict=True)])
         at = to_device(np.stack([pages, columns % size, rows.loops[which] - 1]), self._model.device)
-        self._planes.copy_down(*at.unbind(0))
+        self._planes.propagate_past_exit(*at.unbind(0))
 
     def go_on(self) -> None:
         """Lets requests go on all whose rows have got to where they were when they were put back."""
         for slot, running in enumerate(self.by_slot):
             if running is None or not running.is_replaying:
                 continue
-            own = [part for part in self._held if part.texts[0] == slot]
+            own = [part for part in self._held if part.batch_slots[0] == slot]
             if len(own) < len(running.halted):
                 continue
             rows, halted = join(own), running.resume()
-            columns = rows.columns.tolist()
+            columns = rows.cache_positions.tolist()
             roles = np.array([halted[column].role for column in columns])
             targets = np.array([running.target(column) for column in columns])
-            self._held = [part for part in self._held if part.texts[0] != slot]
-            self._add(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.columns)))
+            self._held = [part for part in self._held if part.batch_slots[0] != slot]
+            self._add(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.cache_positions)))
 
     def put_back(self, running: Running, slot: int) -> None:
         """Takes the rows of a request away and notes how far they had got."""
         if self.rows is not None:
-            own = self.rows.select(np.flatnonzero(self.rows.texts == slot))
-            running.halt(own.columns, own.loops, own.roles)
+            own = self.rows.select(np.flatnonzero(self.rows.batch_slots == slot))
+            running.halt(own.cache_positions, own.loops, own.roles)
         self.clear(slot)
 
     def clear(self, slot: int) -> None:
         """Takes the rows of a slot away, and the slot from its request."""
         if self.rows is not None:
-            self.rows = self.rows.without(self.rows.texts == slot)
-        self._held = [part for part in self._held if part.texts[0] != slot]
+            self.rows = self.rows.without(self.rows.batch_slots == slot)
+        self._held = [part for part in self._held if part.batch_slots[0] != slot]
         self.by_slot[slot] = None
 
     def take_back(self, slot: int, column: int) -> None:
         """Takes away the rows of a request from a column on."""
         if self.rows is not None:
-            self.rows = self.rows.without((self.rows.texts == slot) & (self.rows.columns >= column))
+            self.rows = self.rows.without((self.rows.batch_slots == slot) & (self.rows.cache_positions >= column))
 
     def _add(self, rows: Rows) -> None:
         self.rows = rows if self.rows is None or not len(self.rows) else join([self.rows, rows])
 
     def _used(self) -> Ints:
-        parts = [part.slots for part in (self.rows, *self._held) if part is not None]
+        parts = [part.state_slots for part in (self.rows, *self._held) if part is not None]
         slots = np.concatenate([*parts, _NONE])
         return slots[slots >= 0]
 
     def _count(self, rows: Rows) -> None:
         self.passes += 1
         self.rows_run += len(rows)
-        new = rows.roles != PASSIVE
-        for slot in np.unique(rows.texts[new]).tolist():
+        new = rows.roles != PREFILL
+        for slot in np.unique(rows.batch_slots[new]).tolist():
             running = self.owner(slot)
-            written = int((new & (rows.texts == slot) & (rows.columns >= running.prompt)).sum())
+            written = int((new & (rows.batch_slots == slot) & (rows.cache_positions >= running.prompt)).sum())
             running.passes += written > 0
             running.rows += written

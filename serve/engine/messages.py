@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from sigma0.config import ExitConfig, OnCollapse
 from sigma0.decode.exits import Reason
 from sigma0.decode.ops import Fate
-from sigma0.decode.sampler import Alternative, Sampling
+from sigma0.decode.sampler import Alternative, SamplingParams
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import Door, ReasonVerdict
 
@@ -34,7 +34,7 @@ class Job:
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     exit_config: ExitConfig
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     context: tuple[str, ...] = ()

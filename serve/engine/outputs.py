@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Bools, Ints
+from sigma0.decode.batch import DECODING, Bools, Ints, Rows
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
-from sigma0.decode.rows import LEADER, Rows
 from sigma0.decode.sampler import logprobs_of
 from sigma0.decode.stats import read_together
 from sigma0.decode.transfer import to_device, to_host
@@ -88,7 +87,7 @@ class Teller:
 
         What is only read anew goes through the same loops again, or is found and goes through none.
         """
-        first = [column for column in columns.tolist() if running.role(column) == LEADER]
+        first = [column for column in columns.tolist() if running.role(column) == DECODING]
         self._fates[running.entry.slot, first] = 0
         self._met[running.entry.slot, first] = False
 
@@ -100,9 +99,9 @@ class Teller:
             fates: Index into `FATES`, 0 where there is none, `[R]`.
             held: Whether the boundary's rule was met, `[R]`.
         """
-        self._met[rows.texts[held], rows.columns[held]] = True
+        self._met[rows.batch_slots[held], rows.cache_positions[held]] = True
         known = np.flatnonzero(fates)
-        self._fates[rows.texts[known], rows.columns[known], rows.loops[known] - 1] = fates[known]
+        self._fates[rows.batch_slots[known], rows.cache_positions[known], rows.loops[known] - 1] = fates[known]
 
     def tell(self, read: Sequence[Read]) -> list[TokenTold]:
         """The tokens of one pass, none twice of a request; their texts are still to be added."""

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
-from sigma0.decode.batch import Ints
-from sigma0.decode.detokenizer import TextFeed
+from sigma0.decode.batch import DECODING, PREFILL, Ints
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import Operations
-from sigma0.decode.paged_step import Ruled
+from sigma0.decode.paged_step import RequestExit
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
-from sigma0.decode.rows import LEADER, PASSIVE
 from sigma0.decode.sampler import generator_for, processors_for
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.token_loop import Emission
@@ -33,7 +32,7 @@ class Halted:
 
     Attributes:
         loops: It had finished.
-        role: As `sigma0.decode.rows` has it.
+        role: As `sigma0.decode.batch` has it.
     """
 
     loops: int
@@ -73,7 +72,14 @@ class Running:
     """
 
     def __init__(
-        self, entry: Entry, job: Job, rule: ExitRule, feed: TextFeed, eos: frozenset[int], model: Any, watch: bool
+        self,
+        entry: Entry,
+        job: Job,
+        rule: ExitRule,
+        feed: IncrementalDetokenizer,
+        eos: frozenset[int],
+        model: Any,
+        watch: bool,
     ) -> None:
         self.entry = entry
         self.job = job
@@ -83,7 +89,7 @@ class Running:
         self.drops = job.exit_config.after_exit == "drop"
         self.unasked: ExitRule | None = model.unasked_rule(job.exit_config) if watch else None
         asked = rule if self.unasked is None else self.unasked
-        self.ruled = Ruled(rule, asked.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
+        self.ruled = RequestExit(rule, asked.params(watch), job.exit_config.after_exit == "verify", self.prompt)
         self.told: list[TokenTold] = []
         self.ids = entry.ids
         self.waiting: deque[int] = deque()
@@ -129,7 +135,7 @@ class Running:
 
     def role(self, column: int) -> int:
         """What the row of a column is as it enters."""
-        return PASSIVE if self.is_replaying or column < max(self.prompt - 1, self.anew) else LEADER
+        return PREFILL if self.is_replaying or column < max(self.prompt - 1, self.anew) else DECODING
 
     def choose(self, logits: Tensor) -> int:
         """The next id, given logits `[V]`, where the likeliest is not simply taken."""
@@ -161,7 +167,7 @@ class Running:
         """Remembers its rows in flight, and what is to be read anew before they can go on."""
         flight = zip(columns.tolist(), loops.tolist(), roles.tolist(), strict=True)
         # one that is put back while it reads anew still has the older rows to get to
-        found = {column: Halted(loop, role) for column, loop, role in flight if role != PASSIVE}
+        found = {column: Halted(loop, role) for column, loop, role in flight if role != PREFILL}
         self.halted = {**found, **self.halted}
         entered = len(self.ids) - len(self.waiting)
         self.anew = entered if self.told and not self.halted else 0

@@ -81,10 +81,10 @@ __all__ = [
     "Operations",
     "PlaneGroup",
     "Steps",
-    "alone",
     "certainty",
     "fate_of",
     "leads_reference",
+    "no_broadcast",
     "observe",
     "observe_paths",
     "operations",
@@ -108,7 +108,7 @@ class LoopEndModules(Protocol):
         """Weights of both."""
 
 
-def alone(decision: Tensor) -> Tensor:
+def no_broadcast(decision: Tensor) -> Tensor:
     """The decision as it is: there is nobody to agree with."""
     return decision
 
@@ -124,8 +124,8 @@ class Operations:
         leads: Whether the likeliest id leads by a margin, for logits `[B, V]`; bool `[B]`.
         plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
         depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
-        agree: What every process goes by that holds a part of the model (`decode.parallel`), given what this one would
-            decide; the same tensor where the model is whole.
+        broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
+            identity where the model is on one rank.
     """
 
     backend: Literal["torch", "triton"]
@@ -134,7 +134,7 @@ class Operations:
     leads: Callable[[Tensor, float], Tensor]
     plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
-    agree: Callable[[Tensor], Tensor] = alone
+    broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
 
 def _loop_end_in_torch(

@@ -99,7 +99,7 @@ def test_a_row_decides_by_itself(mode):
     """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
     states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
     threshold = {"q": 0.7} if mode == "qexit" else {"eps": 0.4}
-    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).boundary(watch=True)
+    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).params(watch=True)
 
     def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
         state, told = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []

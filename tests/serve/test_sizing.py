@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
-from sigma0.decode.paged_kv import PagedPlanes, PageShape
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.paged_kv import BlockShape, PagedPlanes
+from sigma0.decode.sampler import SamplingParams
 from sigma0.models import OuroConfig, OuroForCausalLM
 from sigma0.serve.engine.block_pool import PagePool
 from sigma0.serve.engine.engine import Engine, EngineLimits
@@ -80,7 +80,7 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
     model = OuroForCausalLM(config).to(dtype)
     assert parameters(shape) == sum(each.numel() for each in model.parameters())
     assert weight_bytes(shape, number) == sum(each.nbytes for each in model.parameters())
-    planes = PagedPlanes(PageShape.of(model, size), pages, dtype, torch.device("cpu"))
+    planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
     made = sum(tensor.nbytes for tensor in (*planes.keys, *planes.values))
     assert made == pages * page_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
     assert page_bytes(shape, number, size) == size * token_bytes(shape, number)
@@ -178,7 +178,7 @@ def _most_of_a_pass(model, tokenizer, requests, prompt):
     rng = np.random.default_rng(0)
     for _ in range(requests):
         ids = tuple(rng.integers(5, 500, prompt).tolist())
-        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
+        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=SamplingParams()))
     most = 0
     # a collection in between, which comes when other tests have left enough behind, would hide some of it
     gc.collect()

@@ -1,4 +1,4 @@
-"""Where the trajectories of the rows between loop 1 and T are kept: one slot for each row of a frontier."""
+"""Storage of the exit states of rows in flight: one slot for each row."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from sigma0.decode.transfer import to_device
 _FEWEST = 16
 
 
-class SlotPool:
+class ExitStatePool:
     """Slots of a `ExitState` that grows as rows need them.
 
     Attributes:
