@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 from sigma0.api import Messages, check_context, encode
 from sigma0.config import ExitConfig
-from sigma0.decode.stopping import StopCut
+from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
@@ -195,17 +195,17 @@ class LadderRunner:
     def _events(self, task: LadderTask) -> Iterator[Event]:
         ladder = self._within(task.budget)
         settings = self._settings(task)
-        cut = StopCut(task.request.stop)
+        cut = StopChecker(task.request.stop)
         if task.unit == "token":
             # nothing of a whole answer is sent before its end, so that it may still be handed up as a whole
             run = ladder.stream(task.prompt, takes_back=task.request.whole, **settings)
             for (token,) in run:
-                yield _output(token, cut.feed(token.text))
+                yield _output(token, cut.add(token.text))
             generation = run.generations[0]
             tokens, text = _cut(generation, task.request.stop)
         else:
             generation = ladder.generate(task.prompt, task.unit, **settings)
-            tokens, text = (), cut.feed(generation.text) + cut.flush()
+            tokens, text = (), cut.add(generation.text) + cut.flush()
         yield self._done(task, generation, tokens, text)
 
     def _taken_over(self, task: LadderTask, written: RequestOutput) -> Iterator[Event]:
@@ -273,13 +273,13 @@ class LadderRunner:
 
 def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
     """The tokens of a generation and its text, both cut at a stop string."""
-    cut = StopCut(stop)
-    tokens = [_output(token, cut.feed(token.text)) for token in generation.tokens]
+    cut = StopChecker(stop)
+    tokens = [_output(token, cut.add(token.text)) for token in generation.tokens]
     if not tokens:
-        cut.feed(generation.text)
+        cut.add(generation.text)
     if (rest := cut.flush()) and tokens:
         tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
-    return tuple(tokens), cut.passed
+    return tuple(tokens), cut.text
 
 
 def _attempt_of(written: RequestOutput) -> Attempt:

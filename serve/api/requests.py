@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from sigma0.api import Messages, encode
 from sigma0.config import Effort, ExitConfig, exit_for, switches
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.sampler import SamplingParams
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
@@ -241,8 +241,8 @@ class RequestParser:
             )
         return new
 
-    def _sampling(self, body: ChatRequest | CompletionRequest) -> Sampling:
-        """Sampling settings: the request's, else the checkpoint's, else none."""
+    def _sampling(self, body: ChatRequest | CompletionRequest) -> SamplingParams:
+        """SamplingParams settings: the request's, else the checkpoint's, else none."""
         defaults = self._service.model.generation_config
         samples = bool(getattr(defaults, "do_sample", False))
 
@@ -251,7 +251,7 @@ class RequestParser:
             default = getattr(defaults, name, None) if use_default else None
             return requested if requested is not None else none if default is None else default
 
-        return Sampling(
+        return SamplingParams(
             temperature=setting("temperature", 1.0 if samples else 0.0),
             top_p=setting("top_p", 1.0),
             top_k=setting("top_k", 0),
@@ -263,11 +263,11 @@ class RequestParser:
         )
 
 
-def _seeded(sampling: Sampling, choice: int) -> Sampling:
+def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     if sampling.seed is None:
         return sampling
     # no generator takes a negative seed everywhere, nor one of more than 63 bits
-    return Sampling(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
+    return SamplingParams(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
 
 
 def _or_400(param: str, make: Callable[[], T]) -> T:

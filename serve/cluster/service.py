@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.decode.paged_kv import PageShape
+from sigma0.decode.paged_kv import BlockShape
 from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent, model_name
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
@@ -202,7 +202,7 @@ class RayService:
     ) -> None:
         self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        blocks = PageShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
+        blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_length(model, blocks, settings.page_size)
         self.fleet = Fleet()
         self._handle = handle

@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.api import Generation, Messages, check_context, encode
 from sigma0.config import ExitConfig
-from sigma0.decode.ladder_sampler import choosers_for
+from sigma0.decode.sampler import samplers_for
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.hysteresis import Hysteresis
@@ -144,7 +144,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         sources: Texts that an answer may be grounded in, beside the prompt.
         takes_back: Whether a text whose verdict does not let it pass goes up whole, so that `generations` may hold
             another text than the tokens were of. Not under a policy of the caller's, nor where tokens are drawn.
-        **choosing: As `sigma0.decode.ladder_sampler.choosers_for` takes them.
+        **choosing: As `sigma0.decode.sampler.samplers_for` takes them.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
@@ -183,8 +183,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions(),
             ladder.doors,
         )  # fmt: skip
-        choosers = choosers_for([rung.model for rung in rungs], len(encoded), **choosing)
-        greedy = all(chooser.takes_the_likeliest for chooser in choosers)
+        choosers = samplers_for([rung.model for rung in rungs], len(encoded), **choosing)
+        greedy = all(chooser.is_greedy for chooser in choosers)
         self._takes_back = takes_back and greedy and ladder.policy is None
         self._prompts, self._writer = prompts, Writer(rungs, ladder.doors, config, stop, self.purse, self.trail, ())
         self._made: list[LadderGeneration] | None = None

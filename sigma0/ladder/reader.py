@@ -96,8 +96,8 @@ class Reader:
 
     def _waiting(self) -> int:
         """Passes that earlier tokens still have to go before a prompt can be read."""
-        frontier = None if self._cache is None or self.config is None else self._cache.frontier
-        return 0 if frontier is None else int(self._cache.depth - frontier.loops.min())
+        in_flight = None if self._cache is None or self.config is None else self._cache.in_flight
+        return 0 if in_flight is None else int(self._cache.depth - in_flight.loops.min())
 
     @torch.no_grad()
     def read(self, ids: Tensor, mask: Tensor, ended: Bools, padded: bool) -> Look:

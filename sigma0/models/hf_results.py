@@ -38,9 +38,9 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Asks the criteria for ids `[B, S]`; bool `[B]`."""
         # in place, since the stock loop goes on with these very ids
-        input_ids[:, -1] = self._ops.agree(input_ids[:, -1])
+        input_ids[:, -1] = self._ops.broadcast(input_ids[:, -1])
         self._read(input_ids[:, -1])
-        done: Tensor = self._ops.agree(super().__call__(input_ids, scores, **kwargs))
+        done: Tensor = self._ops.broadcast(super().__call__(input_ids, scores, **kwargs))
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
         self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
@@ -50,14 +50,16 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
     def _read(self, chosen: Tensor) -> None:
         """Tells the record of the tokens `[B]` just chosen, but of sequences that had ended."""
         record = self._cache.record
-        if record is None or record.pending is None:
+        if record is None or record.pending_logits is None:
             return
         ended = self._cache.ended
         going = np.arange(len(chosen)) if ended is None else np.flatnonzero(~ended)
         alive = to_device(going, record.device)
-        reading = self._ops.collapse(record.pending[alive], chosen[alive], record.collapse, alive, CollapseRule())
+        reading = self._ops.collapse(
+            record.pending_logits[alive], chosen[alive], record.collapse, alive, CollapseRule()
+        )
         record.read(reading, alive, torch.full_like(alive, self._told), self._told)
-        record.pending = None
+        record.pending_logits = None
         self._told += 1
 
     def lengths(self, sequences: Tensor) -> Tensor:

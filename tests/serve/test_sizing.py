@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
-from sigma0.decode.paged_kv import PagedPlanes, PageShape
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.paged_kv import BlockShape, PagedPlanes
+from sigma0.decode.sampler import SamplingParams
 from sigma0.models import OuroConfig, OuroForCausalLM
 from sigma0.serve.engine.block_pool import BlockPool
 from sigma0.serve.engine.engine import Engine, EngineLimits
@@ -80,7 +80,7 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
     model = OuroForCausalLM(config).to(dtype)
     assert parameters(shape) == sum(each.numel() for each in model.parameters())
     assert weight_bytes(shape, number) == sum(each.nbytes for each in model.parameters())
-    planes = PagedPlanes(PageShape.of(model, size), pages, dtype, torch.device("cpu"))
+    planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
     made = sum(tensor.nbytes for tensor in (*planes.keys, *planes.values))
     assert made == pages * block_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
     assert block_bytes(shape, number, size) == size * token_bytes(shape, number)
@@ -180,7 +180,7 @@ def _most_of_a_pass(model, tokenizer, requests, prompt):
         ids = tuple(rng.integers(5, 500, prompt).tolist())
         engine.submit(
             # every token exits at loop 1, so that as many rows as can be are in flight, whatever the weights
-            EngineRequest(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.01), sampling=Sampling())
+            EngineRequest(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.01), sampling=SamplingParams())
         )
     most = 0
     # a collection in between, which comes when other tests have left enough behind, would hide some of it

@@ -305,7 +305,7 @@ def test_a_front_knows_the_context_without_weights(front, pocket):
     head_dim = pocket[0].config.hidden_size // pocket[0].config.num_attention_heads
     assert front._service.context == 2**20 // (page * head_dim) * 16 < 2048
     assert all(each.is_meta for each in front._service.model.parameters())
-    with pytest.raises(ValueError, match="hold no page"):
+    with pytest.raises(ValueError, match="hold no block"):
         RayService(Deaf(), front._service.model, pocket[1], RaySettings(kv_memory=10))
 
 
