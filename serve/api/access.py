@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 from pydantic.dataclasses import dataclass
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +26,14 @@ DRAIN_TIMEOUT = 30.0
 CLOSE = {"Connection": "close"}
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Environment(BaseSettings):
+    """Settings that are not given as options, since options stand in lists of processes."""
+
+    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
+
+    api_key: SecretStr | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from sigma0.errors import reason
 from sigma0.serve.api.fields import UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
 from sigma0.serve.engine.messages import Busy, RequestCutOff, RequestFailed, ShuttingDown, Unavailable
 
@@ -154,13 +155,13 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, f"{param}: {refused}", param, "unsupported_parameter")
     if len(path) == 1 and first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: this server has no such field: leave it out", param, "unknown_parameter")
-    reason = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else str(first["msg"])
-    reason = reason.removeprefix("Value error, ").removeprefix("Input ")
+    why = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else reason(first)
+    why = why.removeprefix("Input ")
     value = first.get("input")
     scalar = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHOWN)
     # the content of messages is private
     shown = f", got {str(value)[:SHOWN]!r}" if scalar and path[0] not in ("messages", "prompt") else ""
-    return ApiError(400, f"{param}: {reason}{shown}", param=param)
+    return ApiError(400, f"{param}: {why}{shown}", param=param)
 
 
 def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | None:

@@ -20,16 +20,18 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
-from sigma0.api import Messages, check_context, encode
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig, Messages
 from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
+from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
+from sigma0.models.limits import check_context
 from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.prompts import encode
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import explain, objections
@@ -46,7 +48,8 @@ class LadderTask:
         request: The request in the served model's ids.
         prompt: Its prompt as text.
         unit: What is handed up.
-        exit_config: Of every looped rung; None: each checkpoint's.
+        exit_config: Of every looped rung, which fills in the thresholds that it leaves open; None: each checkpoint's.
+        effort: Applied to each looped rung's setting; None where the request names none, or an exit setting.
         budget: Limits of the request.
         trail: Whether decisions are output.
         sources: Texts that the answer may be grounded in, beside the prompt.
@@ -56,6 +59,7 @@ class LadderTask:
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
+    effort: Effort | None = None
     budget: Budget | None = None
     trail: bool = False
     sources: tuple[str, ...] = ()
@@ -105,7 +109,7 @@ class LadderRunner:
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
         if task.unit == "token":
-            self._within(task.budget).stream(task.prompt, **self._settings(task))
+            self._within(task).stream(task.prompt, **self._settings(task))
             return
         if sampling.temperature:
             raise ValueError(
@@ -165,16 +169,19 @@ class LadderRunner:
         """Starts no more runs."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _within(self, budget: Budget | None) -> FidelityLadder:
-        """The ladder within the limits of both a request and the server."""
-        ladder = self._ladder
-        if budget is None:
+    def _within(self, task: LadderTask) -> FidelityLadder:
+        """The ladder with its rungs at the request's effort, within the limits of both the request and the server."""
+        ladder, budget = self._ladder, task.budget
+        if budget is None and task.effort is None:
             return ladder
         least: dict[str, Any] = {}
         for name in (field.name for field in fields(Budget)):
-            limits = [limit for limit in (getattr(ladder.budget, name), getattr(budget, name)) if limit is not None]
+            limits = [
+                limit for limit in (getattr(ladder.budget, name), getattr(budget, name, None)) if limit is not None
+            ]
             least[name] = min(limits, default=None)
-        return FidelityLadder(ladder.rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
+        rungs = ladder.rungs if task.effort is None else [at_effort(rung, task.effort) for rung in ladder.rungs]
+        return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
         request, sampling = task.request, task.request.sampling
@@ -193,7 +200,7 @@ class LadderRunner:
         return settings
 
     def _events(self, task: LadderTask) -> Iterator[Event]:
-        ladder = self._within(task.budget)
+        ladder = self._within(task)
         settings = self._settings(task)
         cut = StopChecker(task.request.stop)
         if task.unit == "token":
@@ -210,7 +217,7 @@ class LadderRunner:
 
     def _taken_over(self, task: LadderTask, written: RequestOutput) -> Iterator[Event]:
         """The events of the rungs above, given the engine's answer."""
-        generation = self._within(task.budget).take_over(task.prompt, _attempt_of(written), **self._settings(task))
+        generation = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
         small, *above = generation.costs
         costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
         if generation.rung == self.names[0]:

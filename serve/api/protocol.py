@@ -72,7 +72,7 @@ class Sigma0Options(Closed):
             value = {name: _whole(setting) for name, setting in value.items()}
             # not by its constructor, which raises one line for all fields; as JSON, since a strict dataclass takes no
             # mapping
-            _EXIT.validate_json(json.dumps(value), strict=True)
+            _EXIT.validate_json(json.dumps(value), strict=True).check_read()
             # loop counts are kept in 64 bits
             if any(isinstance(setting, int | float) and abs(setting) > MAX_SETTING for setting in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")

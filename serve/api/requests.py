@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from sigma0.api import Messages, encode
-from sigma0.config import Effort, ExitConfig, exit_for, switches
+from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
 from sigma0.decode.sampler import SamplingParams
+from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
@@ -91,7 +91,7 @@ class RequestParser:
         options = body.sigma0 or Sigma0Options()
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
-        choices = tuple(self._choices(body, options, exit_config, effort is not None or options.exit is not None))
+        choices = tuple(self._choices(body, options, exit_config, effort))
         return ParsedRequest(
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
@@ -118,7 +118,11 @@ class RequestParser:
         return self.default_exit, None
 
     def _choices(
-        self, body: ChatRequest | CompletionRequest, options: Sigma0Options, exit_config: ExitConfig, exit_asked: bool
+        self,
+        body: ChatRequest | CompletionRequest,
+        options: Sigma0Options,
+        exit_config: ExitConfig,
+        effort: Effort | None,
     ) -> list[Choice]:
         n = body.n or 1
         if n > self._settings.max_n:
@@ -128,6 +132,8 @@ class RequestParser:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
         sampling = self._sampling(body)
+        # each rung fills in the thresholds that it leaves open from its own checkpoint
+        setting = None if options.exit is None else ExitConfig.parse(options.exit)
         choices = []
         for number, prompt in enumerate(self._prompts(body)):
             ids = self._ids(prompt, options.special_tokens)
@@ -151,9 +157,8 @@ class RequestParser:
                 task = None
                 # a ladder gives no logprobs: a request for both is refused, and one for logprobs alone is not routed
                 if unit is not None and text is not None and not (routed and request.logprobs is not None):
-                    budget = options.limits
-                    setting = exit_config if exit_asked else None
-                    task = LadderTask(request, text, unit, setting, budget, options.trail, tuple(options.sources))
+                    sources = tuple(options.sources)
+                    task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
                 choices.append(Choice(number, request, task, routed))
             self._check_ladder(unit, routed, choices[-1])
         return choices

@@ -11,7 +11,7 @@ from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 import sigma0
-from sigma0.api import encode
+from sigma0.models.prompts import encode
 from sigma0.serve.api.fields import NO_EFFECT, UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, ChatMessage
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from tests.serve.api.test_chat import ASKED, SAID, STORY, post
