@@ -4,8 +4,6 @@ import logging
 import re
 from typing import Any
 
-from pydantic import SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,21 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.commands.console import quiet_transformers
 from sigma0.commands.ladder import open_ladder
 from sigma0.models.load import load
-from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.access import Environment, ServerSettings
 from sigma0.serve.api.app import create_app, drain
 from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.service import RayService
 from sigma0.serve.cluster.settings import RaySettings
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{8,64}")
-
-
-class Environment(BaseSettings):
-    """Settings from the environment, since the cluster shows the application's arguments."""
-
-    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
-
-    api_key: SecretStr | None = None
 
 
 class ProxyRequestId:
