@@ -29,13 +29,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-WINDOW, LAGS, SHORTEST, GRAM, SETTLED = 128, 64, 27, 4, 37
+WINDOW, LAGS, SHORTEST, NGRAM, FULL_ECHO = 128, 64, 27, 4, 37
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
 Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
-READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
+LOGIT_STATS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Collapse:
     """What is told of the rows.
 
     Attributes:
-        statistics: The numbers named in `READINGS`, float32 `[B, 8]`.
+        statistics: The numbers named in `LOGIT_STATS`, float32 `[B, 8]`.
         chosen: The id that was taken in, or would be, int64 `[B]`.
         top: The two likeliest ids, int64 `[B, 2]`.
         met: Whether the lead is at least `theta`, bool `[B]`; False where theta is 0.
@@ -153,7 +153,7 @@ def collapse_reference(
     state.ids[slots, lengths % WINDOW] = taken.int()
     state.lengths[slots] = lengths + 1
     periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
-    settled = ((lengths + 1 - GRAM + 1) / SETTLED).clamp(0, 1)
+    settled = ((lengths + 1 - NGRAM + 1) / FULL_ECHO).clamp(0, 1)
     proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0))
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
     return Collapse(statistics, taken, top, met)
@@ -232,10 +232,10 @@ def repetition_of(ring: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor
     same = (ids[:, :, None] == ids[:, None]) & older & there  # [B, a, b]
     seen = same.any(-1) & (ages < known[:, None])
     distinct = (known - seen.sum(-1)) / known.clamp_min(1)
-    grams = WINDOW - GRAM + 1
-    whole = torch.stack([same[:, k : k + grams, k : k + grams] for k in range(GRAM)]).all(0)
+    grams = WINDOW - NGRAM + 1
+    whole = torch.stack([same[:, k : k + grams, k : k + grams] for k in range(NGRAM)]).all(0)
     echoes = whole.any(-1).sum(-1)
-    echo = echoes / (known - GRAM + 1).clamp_min(1)
+    echo = echoes / (known - NGRAM + 1).clamp_min(1)
     return periodicity, lag.float(), echo, distinct
 
 

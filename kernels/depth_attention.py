@@ -1,18 +1,18 @@
 """Decode attention in which every row reads the K/V plane of its own loop.
 
-For a row (sequence b, column c, loop t), with the keys and values of column j taken from plane s_j:
+For a row (sequence b, cache position c, loop t), with the keys and values of position j taken from plane s_j:
 
     o = softmax over start_b <= j <= c, j no pad, of (q k_{s_j, j} * scaling) v_{s_j, j}
     s_j = t                    `finish` and `verify`: each plane holds just what a run of all loops would have written
-    s_j = min(t, e_j)          `drop`: the plane of the loop at which column j stopped, so nothing is copied on an exit
+    s_j = min(t, e_j)          `drop`: the plane of the loop at which position j exited, so nothing is copied on an exit
 
 Query heads that share a K/V head are read together. The softmax is taken online in float32. Long contexts are split
 along the keys, and a second launch joins the parts: with m, l and a the maximum, sum and weighted values of each,
 
     o = sum_i exp(m_i - M) a_i / sum_i exp(m_i - M) l_i,  M = max_i m_i
 
-K/V lie in pages: `[planes, pages, H_kv, page, d]`, the page of a column given by a table `[B, pages of a sequence]`. A
-contiguous cache is the case of one page for each sequence.
+K/V are paged: `[planes, blocks, H_kv, block_size, d]`, the block of a position given by a block table `[B, blocks of a
+sequence]`. A contiguous cache is the case of one block for each sequence.
 
 Bytes for each row and K/V head: 2 (c - start + 1) d b, the minimum; q, o and the parts are small beside it.
 """
@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SMALLEST_TILE = 16
+# The maximum and the sum of a part, side by side.
+MAXIMUM, TOTAL, SUMS = range(3)
 
 
 @dataclass(frozen=True)
@@ -33,54 +35,56 @@ class DepthRows:
 
     Attributes:
         sequences: b, int64 `[R]`.
-        columns: c, int64 `[R]`.
+        cache_positions: c, int64 `[R]`.
         planes: t counted from 0, int64 `[R]`.
-        starts: First column of each sequence that is no pad, int64 `[B]`; None where there are no pads.
-        seen: Which columns are no pads, bool `[B, >= longest]`, where pads lie behind a start too; None elsewhere.
-        exits: Plane at which each column stopped, counted from 0, int32 `[B, C]`; None where every plane is written.
-        pages: Page of each stretch of columns, int32 `[B, n]`; None where page b is sequence b.
-        longest: One more than the largest column.
+        starts: First cache position of each sequence that is no pad, int64 `[B]`; None where there are no pads.
+        seen: Which cache positions are no pads, bool `[B, >= longest]`, if pads lie after a start too; else None.
+        exits: Last plane written at each cache position, counted from 0, int32 `[B, C]`; None where all are written.
+        block_tables: Block numbers of each sequence in order, int32 `[B, n]`; None where block b is sequence b.
+        longest: One more than the largest cache position.
     """
 
     sequences: Tensor
-    columns: Tensor
+    cache_positions: Tensor
     planes: Tensor
     starts: Tensor | None
     seen: Tensor | None
     exits: Tensor | None
-    pages: Tensor | None
+    block_tables: Tensor | None
     longest: int
 
 
 def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float) -> Tensor:
-    """The formula above in plain torch, every row masked over all columns; what the kernel and a CPU's way must equal.
+    """The formula above in plain torch, every row masked over all cache positions; what the fast paths must equal.
 
     Args:
         query: `[R, H, d]`.
-        keys: `[planes, pages, H_kv, page, d]`.
+        keys: `[planes, blocks, H_kv, block_size, d]`.
         values: As `keys`.
-        rows: Where each row stands.
+        rows: Sequence, position and plane of each row.
         scaling: Factor on the scores.
 
     Returns:
         `[R, H, d]`.
     """
     count, heads, width = query.shape
-    kv_heads, page = keys.shape[2], keys.shape[3]
-    columns = torch.arange(rows.longest, device=query.device)  # [C]
+    kv_heads, block_size = keys.shape[2], keys.shape[3]
+    cache_positions = torch.arange(rows.longest, device=query.device)  # [C]
     sequences = rows.sequences[:, None]
     planes = rows.planes[:, None].expand(-1, rows.longest)  # [R, C]
     if rows.exits is not None:
         planes = torch.minimum(planes, rows.exits[rows.sequences, : rows.longest].long())
-    slots = sequences if rows.pages is None else rows.pages[sequences, columns // page].long()
-    slots, places = slots.expand_as(planes), (columns % page).expand_as(planes)
+    blocks = (
+        sequences if rows.block_tables is None else rows.block_tables[sequences, cache_positions // block_size].long()
+    )
+    blocks, offsets = blocks.expand_as(planes), (cache_positions % block_size).expand_as(planes)
     wide = torch.promote_types(query.dtype, torch.float32)
-    own_keys, own_values = (part[planes, slots, :, places].to(wide) for part in (keys, values))  # [R, C, H_kv, d]
+    own_keys, own_values = (part[planes, blocks, :, offsets].to(wide) for part in (keys, values))  # [R, C, H_kv, d]
     grouped = query.to(wide).view(count, kv_heads, heads // kv_heads, width)
     scores = torch.einsum("rkgd,rckd->rkgc", grouped, own_keys) * scaling
-    seen = columns <= rows.columns[:, None]
+    seen = cache_positions <= rows.cache_positions[:, None]
     if rows.starts is not None:
-        seen &= columns >= rows.starts[rows.sequences][:, None]
+        seen &= cache_positions >= rows.starts[rows.sequences][:, None]
     if rows.seen is not None:
         seen &= rows.seen[rows.sequences, : rows.longest]
     scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
@@ -92,15 +96,15 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
 
 @dataclass(frozen=True)
 class PlaneGroup:
-    """Rows of a pass that read the same plane and stand together.
+    """Adjacent rows of a pass that read the same plane.
 
     Attributes:
         loop: The plane, counted from 0.
         start: First row of the group.
         stop: One past its last row.
         sequences: Batch index of each row, int64 `[N]`, or None where they are 0 ... B - 1 in order.
-        length: Columns to read: the longest context of the group.
-        mask: Which of those columns each row may see, bool `[N, 1, 1, length]`; None where it is all of them.
+        length: Cache positions to read: the longest context of the group.
+        mask: Which of those cache positions each row may see, bool `[N, 1, 1, length]`; None where it is all of them.
     """
 
     loop: int
@@ -114,9 +118,9 @@ class PlaneGroup:
 def plane_attention(
     query: Tensor, keys: Tensor, values: Tensor, groups: tuple[PlaneGroup, ...], scaling: float
 ) -> Tensor:
-    """The formula above where each row reads one plane, in groups of one plane each; what a CPU runs.
+    """The formula above where each row reads one plane, in groups of one plane each; the CPU path.
 
-    The query heads that share a K/V head stand where a sequence of queries would, so grouped K/V are never repeated.
+    The query heads that share a K/V head take the place of a sequence of queries, so grouped K/V are never repeated.
 
     Args:
         query: One query for each row, `[R, H, d]`.
@@ -155,7 +159,7 @@ def plane_attention(
 def _queries_at_once(query: Tensor) -> int:
     """How often a single query is worth repeating: torch's CPU kernel in half precision is 2.5 times faster for 4.
 
-    (16 heads of 128, 512 columns, bfloat16, one thread, torch 2.13: 2.8 ms for one, 1.1 ms for four; float32 gains
+    (16 heads of 128, 512 positions, bfloat16, one thread, torch 2.13: 2.8 ms for one, 1.1 ms for four; float32 gains
     nothing.)
     """
     return 4 if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16) else 1
@@ -168,47 +172,49 @@ def depth_attention(
 
     Args:
         query: `[R, H, d]`.
-        keys: `[planes, pages, H_kv, page, d]`, d side by side.
+        keys: `[planes, blocks, H_kv, block_size, d]`, d side by side.
         values: As `keys`.
-        rows: Where each row stands.
+        rows: Sequence, position and plane of each row.
         scaling: Factor on the scores.
         splits: Parts of the keys; by default as many as keep a GPU busy.
 
     Raises:
-        ValueError: For shapes, dtypes or strides that the kernel does not take.
+        ValueError: For shapes, dtypes or strides that the kernel does not support.
     """
     count, heads, width = query.shape
     _check(query, keys, values, rows)
-    kv_heads, page = keys.shape[2], keys.shape[3]
+    kv_heads, block_size = keys.shape[2], keys.shape[3]
     tile = tile_for(width, query.dtype)
     splits = splits_for(count * kv_heads, rows.longest, tile) if splits is None else splits
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not count:
         return output
-    sequences, columns, planes = (each.contiguous() for each in (rows.sequences, rows.columns, rows.planes))
+    sequences, cache_positions, planes = (
+        index.contiguous() for index in (rows.sequences, rows.cache_positions, rows.planes)
+    )
     starts = None if rows.starts is None else rows.starts.contiguous()
     device = query.device
     parts = torch.empty((count, heads, splits, width), dtype=torch.float32, device=device)
-    sums = torch.empty((count, heads, splits, 2), dtype=torch.float32, device=device)
+    sums = torch.empty((count, heads, splits, SUMS), dtype=torch.float32, device=device)
     nothing = sequences
     _part_kernel[(count, kv_heads, splits)](
         query,
         keys,
         values,
         sequences,
-        columns,
+        cache_positions,
         planes,
         nothing if starts is None else starts,
         nothing if rows.seen is None else rows.seen,
         nothing if rows.exits is None else rows.exits,
-        nothing if rows.pages is None else rows.pages,
+        nothing if rows.block_tables is None else rows.block_tables,
         parts,
         sums,
         scaling,
         heads,
         heads // kv_heads,
         width,
-        page,
+        block_size,
         splits,
         query.stride(0),
         query.stride(1),
@@ -216,11 +222,11 @@ def depth_attention(
         *values.stride()[:4],
         0 if rows.seen is None else rows.seen.stride(0),
         0 if rows.exits is None else rows.exits.stride(0),
-        0 if rows.pages is None else rows.pages.stride(0),
+        0 if rows.block_tables is None else rows.block_tables.stride(0),
         STARTS=rows.starts is not None,
         SEEN=rows.seen is not None,
         EXITS=rows.exits is not None,
-        PAGES=rows.pages is not None,
+        PAGES=rows.block_tables is not None,
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // kv_heads)),
         TILE=tile,
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
@@ -243,7 +249,7 @@ def depth_attention(
 
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
-    """Columns of one step: 64 of 128 numbers in half precision, fewer where they are larger, as registers allow."""
+    """Positions of one step: 64 of 128 numbers in half precision, fewer where they are larger, as registers allow."""
     most = 128 if dtype.itemsize == 2 else 64
     return max(SMALLEST_TILE, min(most, 16384 // (int(triton.next_power_of_2(width)) * dtype.itemsize)))
 
@@ -266,51 +272,54 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None
         raise ValueError(f"query {query.dtype}, keys {keys.dtype} and values {values.dtype} must share one dtype")
     if query.stride(2) != 1 or keys.stride(4) != 1 or values.stride(4) != 1:
         raise ValueError("the numbers of a head must lie side by side")
-    for name in ("seen", "exits", "pages"):
+    for name in ("seen", "exits", "block_tables"):
         table = getattr(rows, name)
         if table is not None and table.stride(1) != 1:
-            raise ValueError(f"the columns of {name} must lie side by side")
-        if table is not None and name != "pages" and table.shape[1] < rows.longest:
-            raise ValueError(f"{name} knows {table.shape[1]} columns, and {rows.longest} are read")
+            raise ValueError(f"the cache positions of {name} must lie side by side")
+        if table is not None and name != "block_tables" and table.shape[1] < rows.longest:
+            raise ValueError(f"{name} knows {table.shape[1]} cache positions, and {rows.longest} are read")
 
 
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
 
+    # A kernel reads no global but a constexpr: the constants above, for it.
+    _MAXIMUM, _TOTAL, _SUMS = tl.constexpr(MAXIMUM), tl.constexpr(TOTAL), tl.constexpr(SUMS)
+
     @triton.jit
     def _part_kernel(
-        query,
-        keys,
-        values,
-        sequences,
-        row_columns,
-        row_planes,
-        starts,
-        seen,
-        exits,
-        pages,
-        parts,
-        sums,
+        query_ptr,
+        keys_ptr,
+        values_ptr,
+        sequences_ptr,
+        row_positions_ptr,
+        row_planes_ptr,
+        starts_ptr,
+        seen_ptr,
+        exits_ptr,
+        block_tables_ptr,
+        parts_ptr,
+        sums_ptr,
         scaling,
         heads,
         group,
         width,
-        page,
+        block_size,
         splits,
-        query_row,
-        query_head,
-        key_plane,
-        key_page,
-        key_head,
-        key_column,
-        value_plane,
-        value_page,
-        value_head,
-        value_column,
-        seen_row,
-        exits_row,
-        pages_row,
+        query_row_stride,
+        query_head_stride,
+        key_plane_stride,
+        key_block_stride,
+        key_head_stride,
+        key_position_stride,
+        value_plane_stride,
+        value_block_stride,
+        value_head_stride,
+        value_position_stride,
+        seen_row_stride,
+        exits_row_stride,
+        block_tables_row_stride,
         STARTS: tl.constexpr,
         SEEN: tl.constexpr,
         EXITS: tl.constexpr,
@@ -323,75 +332,99 @@ if find_spec("triton") is not None:
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1).to(tl.int64)
         split = tl.program_id(2)
-        sequence = tl.load(sequences + row)
-        last = tl.load(row_columns + row)
-        plane = tl.load(row_planes + row)
-        first = tl.load(starts + sequence) if STARTS else last * 0
+        sequence = tl.load(sequences_ptr + row)
+        last = tl.load(row_positions_ptr + row)
+        plane = tl.load(row_planes_ptr + row)
+        first = tl.load(starts_ptr + sequence) if STARTS else last * 0
         # every part takes whole tiles, so that they are aligned however long the context is
         tiles = (last + 1 - first + TILE - 1) // TILE
-        each = (tiles + splits - 1) // splits
-        begin = first + split * each * TILE
-        end = tl.minimum(begin + each * TILE, last + 1)
+        tiles_each = (tiles + splits - 1) // splits
+        begin = first + split * tiles_each * TILE
+        end = tl.minimum(begin + tiles_each * TILE, last + 1)
 
         numbers = tl.arange(0, WIDTH)
         members = tl.arange(0, GROUP)
         head = kv_head * group + members
-        asked = (members < group)[:, None] & (numbers < width)[None, :]
-        q = tl.load(query + row * query_row + head[:, None] * query_head + numbers[None, :], mask=asked, other=0.0)
+        wanted = (members < group)[:, None] & (numbers < width)[None, :]
+        q = tl.load(
+            query_ptr + row * query_row_stride + head[:, None] * query_head_stride + numbers[None, :],
+            mask=wanted,
+            other=0.0,
+        )
         if UPCAST:
             q = q.to(tl.float32)
         highest = tl.full([GROUP], -float("inf"), tl.float32)
         total = tl.zeros([GROUP], tl.float32)
         summed = tl.zeros([GROUP, WIDTH], tl.float32)
         for start in range(begin, end, TILE):
-            columns = start + tl.arange(0, TILE)
-            inside = columns < end
-            slot = (
-                tl.load(pages + sequence * pages_row + columns // page, mask=inside, other=0).to(tl.int64)
+            cache_positions = start + tl.arange(0, TILE)
+            inside = cache_positions < end
+            block = (
+                tl.load(
+                    block_tables_ptr + sequence * block_tables_row_stride + cache_positions // block_size,
+                    mask=inside,
+                    other=0,
+                ).to(tl.int64)
                 if PAGES
                 else sequence
             )
-            place = columns % page if PAGES else columns
+            offset = cache_positions % block_size if PAGES else cache_positions
             source = plane
             if EXITS:
-                stopped = tl.load(exits + sequence * exits_row + columns, mask=inside, other=0).to(tl.int64)
+                stopped = tl.load(exits_ptr + sequence * exits_row_stride + cache_positions, mask=inside, other=0).to(
+                    tl.int64
+                )
                 source = tl.minimum(plane, stopped)
             if SEEN:
-                inside = inside & (tl.load(seen + sequence * seen_row + columns, mask=inside, other=0) != 0)
+                inside = inside & (
+                    tl.load(seen_ptr + sequence * seen_row_stride + cache_positions, mask=inside, other=0) != 0
+                )
             where = inside[:, None] & (numbers < width)[None, :]
-            key_at = source * key_plane + slot * key_page + kv_head * key_head + place * key_column
-            value_at = source * value_plane + slot * value_page + kv_head * value_head + place * value_column
-            k = tl.load(keys + key_at[:, None] + numbers[None, :], mask=where, other=0.0)
-            v = tl.load(values + value_at[:, None] + numbers[None, :], mask=where, other=0.0)
+            key_at = (
+                source * key_plane_stride
+                + block * key_block_stride
+                + kv_head * key_head_stride
+                + offset * key_position_stride
+            )
+            value_at = (
+                source * value_plane_stride
+                + block * value_block_stride
+                + kv_head * value_head_stride
+                + offset * value_position_stride
+            )
+            k = tl.load(keys_ptr + key_at[:, None] + numbers[None, :], mask=where, other=0.0)
+            v = tl.load(values_ptr + value_at[:, None] + numbers[None, :], mask=where, other=0.0)
             if UPCAST:
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
             scores = tl.where(inside[None, :], scores, -float("inf"))
-            now = tl.maximum(highest, tl.max(scores, axis=1))
-            # exp(-inf - -inf) would be NaN: as long as nothing was seen, the sums are 0 and stay it
-            shift = tl.where(now == -float("inf"), 0.0, now)
+            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+            # exp(-inf - -inf) would be NaN: as long as nothing was seen, the sums_ptr are 0 and stay it
+            shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
             weights = tl.exp(scores - shift[:, None])
             old = tl.exp(highest - shift)
             total = total * old + tl.sum(weights, axis=1)
             summed = summed * old[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            highest = now
-        told = (row * heads + head) * splits + split
-        tl.store(sums + told * 2, highest, mask=members < group)
-        tl.store(sums + told * 2 + 1, total, mask=members < group)
-        tl.store(parts + told[:, None] * width + numbers[None, :], summed, mask=asked)
+            highest = new_highest
+        split_at = (row * heads + head) * splits + split
+        tl.store(sums_ptr + split_at * _SUMS + _MAXIMUM, highest, mask=members < group)
+        tl.store(sums_ptr + split_at * _SUMS + _TOTAL, total, mask=members < group)
+        tl.store(parts_ptr + split_at[:, None] * width + numbers[None, :], summed, mask=wanted)
 
     @triton.jit
-    def _join_kernel(parts, sums, output, heads, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
-        at = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
-        each = tl.arange(0, SPLITS)
+    def _join_kernel(parts_ptr, sums_ptr, output_ptr, heads, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+        row_head = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
+        split = tl.arange(0, SPLITS)
         numbers = tl.arange(0, WIDTH)
-        there = each < splits
-        highest = tl.load(sums + (at * splits + each) * 2, mask=there, other=-float("inf"))
-        total = tl.load(sums + (at * splits + each) * 2 + 1, mask=there, other=0.0)
-        # a part without a column has the maximum -inf and weighs nothing
+        there = split < splits
+        highest = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _MAXIMUM, mask=there, other=-float("inf"))
+        total = tl.load(sums_ptr + (row_head * splits + split) * _SUMS + _TOTAL, mask=there, other=0.0)
+        # a part without a cache position has the maximum -inf and weighs nothing
         weight = tl.exp(highest - tl.max(highest))
         where = there[:, None] & (numbers < width)[None, :]
-        part = tl.load(parts + (at * splits + each)[:, None] * width + numbers[None, :], mask=where, other=0.0)
+        part = tl.load(
+            parts_ptr + (row_head * splits + split)[:, None] * width + numbers[None, :], mask=where, other=0.0
+        )
         joined = tl.sum(part * weight[:, None], axis=0) / tl.sum(total * weight)
-        tl.store(output + at * width + numbers, joined, mask=numbers < width)
+        tl.store(output_ptr + row_head * width + numbers, joined, mask=numbers < width)

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels import collapse, depth_attention, loop_boundary
-from sigma0.kernels.boundary import MODES
+from sigma0.kernels import collapse, depth_attention, loop_end
+from sigma0.kernels.exit_state import MODES, NONE, QEXIT
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
 HEAD_WIDTHS = (32, 64, 128)
+# What rows of results, some of them older, call the kernel of `loop_end.py`.
+LOOP_END = "loop_boundary"
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,11 @@ class Variant:
     Attributes:
         kernel: Name of its file.
         function: The jitted function.
-        dtype: Of the tensors that it streams.
-        signature: Triton's type of each argument that is no constant.
-        constants: The others.
+        dtype: Of the tensors that it reads.
+        signature: Triton's type of each argument that is not constant.
+        constants: Value of each constant argument.
         aligned: Integer arguments that a launch finds divisible by 16.
-        warps: Of a program.
+        warps: Warps of a program.
     """
 
     kernel: str
@@ -47,33 +49,33 @@ class Variant:
 def variants() -> Iterator[Variant]:
     """All of them."""
     for dtype in DTYPES:
-        yield from _boundaries(dtype)
+        yield from _loop_ends(dtype)
         yield from _collapses(dtype)
         yield from _attentions(dtype)
     yield from _joins()
 
 
-def _boundaries(dtype: torch.dtype) -> Iterator[Variant]:
-    function = loop_boundary._loop_boundary_kernel
+def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
+    function = loop_end._loop_end_kernel
     streamed = ("raw", "previous", "weight", "gate_weight", "gate_bias", "differences", "hidden")
     signature = _signature(
         function,
-        dict.fromkeys(streamed, DTYPES[dtype]),
-        dict.fromkeys(("gram", "gate", "statistics"), "*fp32"),
-        dict.fromkeys(("counts", "fates", "decisions"), "*i32"),
-        {"slots": "*i64"},
+        dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
+        dict.fromkeys(_pointers("gram", "gate", "statistics"), "*fp32"),
+        dict.fromkeys(_pointers("counts", "fates", "decisions"), "*i32"),
+        dict.fromkeys(_pointers("slots"), "*i64"),
         dict.fromkeys(("threshold", "growth", "spiral", "norm_eps", "noise"), "fp32"),
     )
     for width in WIDTHS:
-        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (0, False), (1, False)]:
+        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (NONE, False), (QEXIT, False)]:
             yield Variant(
-                "loop_boundary",
+                LOOP_END,
                 function,
                 dtype,
                 signature,
                 {"MODE": mode, "WATCH": watch, "NORMALIZE": True, "BLOCK": width},
-                frozenset({"width", "raw_stride", "previous_stride"}),
-                loop_boundary.warps_for(width),
+                frozenset({"width", "raw_row_stride", "previous_row_stride"}),
+                loop_end.warps_for(width),
             )
 
 
@@ -98,23 +100,26 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
 
 def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
     function = depth_attention._part_kernel
-    strides = [f"{tensor}_{axis}" for tensor in ("key", "value") for axis in ("plane", "page", "head", "column")]
+    strides = [
+        f"{tensor}_{axis}_stride" for tensor in ("key", "value") for axis in ("plane", "block", "head", "position")
+    ]
     signature = _signature(
         function,
-        dict.fromkeys(("query", "keys", "values"), DTYPES[dtype]),
-        dict.fromkeys(("sequences", "row_columns", "row_planes", "starts"), "*i64"),
-        dict.fromkeys(("exits", "pages"), "*i32"),
-        dict.fromkeys(("parts", "sums"), "*fp32"),
-        {"scaling": "fp32", "seen": "*i1"},
+        dict.fromkeys(_pointers("query", "keys", "values"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("sequences", "row_positions", "row_planes", "starts"), "*i64"),
+        dict.fromkeys(_pointers("exits", "block_tables"), "*i32"),
+        dict.fromkeys(_pointers("parts", "sums"), "*fp32"),
+        dict.fromkeys(_pointers("seen"), "*i1"),
+        {"scaling": "fp32"},
     )
-    told = (
+    combinations = (
         (False, False, False, False),
         (True, False, False, False),
         (True, True, False, False),
         (True, True, True, True),
     )
     for width in HEAD_WIDTHS:
-        for starts, exits, pages, seen in told:
+        for starts, exits, pages, seen in combinations:
             yield Variant(
                 "depth_attention",
                 function,
@@ -130,14 +135,14 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "WIDTH": width,
                     "UPCAST": False,
                 },
-                frozenset({"width", "query_row", "query_head", *strides}),
+                frozenset({"width", "query_row_stride", "query_head_stride", *strides}),
                 4,
             )
 
 
 def _joins() -> Iterator[Variant]:
     function = depth_attention._join_kernel
-    signature = _signature(function, dict.fromkeys(("parts", "sums", "output"), "*fp32"))
+    signature = _signature(function, dict.fromkeys(_pointers("parts", "sums", "output"), "*fp32"))
     for splits in (1, 8, 64):
         constants = {"SPLITS": splits, "WIDTH": 128}
         yield Variant(
@@ -151,7 +156,12 @@ def _joins() -> Iterator[Variant]:
         )
 
 
+def _pointers(*tensors: str) -> list[str]:
+    """A kernel's arguments that point to these tensors."""
+    return [f"{tensor}_ptr" for tensor in tensors]
+
+
 def _signature(function: Any, *types: Mapping[str, str]) -> dict[str, str]:
     """Types by argument; whatever is not named is a 32-bit integer."""
-    known = {name: kind for each in types for name, kind in each.items()}
+    known = {name: kind for group in types for name, kind in group.items()}
     return {name: known.get(name, "i32") for name in function.arg_names}

@@ -28,7 +28,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(help="What clients must know; better as the variable SIGMA0_API_KEY.")
+        str | None, typer.Option(help="Key that clients must send; better as the variable SIGMA0_API_KEY.")
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -37,18 +37,18 @@ def serve(
     ladder: Annotated[str | None, typer.Option(help="Rungs, the lowest first: pocket,pocket-large")] = None,
     budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
     policy: Annotated[str | None, typer.Option(help="With --ladder, a trigger as JSON.")] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Requests that share passes at most.")] = 16,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that run at most.")] = 16,
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests in the queue at most.")] = 64,
-    pass_rows: Annotated[int, typer.Option(min=1, help="Rows that prompts may bring a pass up to.")] = 256,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a page of K/V.")] = 16,
+    pass_rows: Annotated[int, typer.Option(min=1, help="Rows up to which prefill may fill a pass.")] = 256,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a block of K/V.")] = 16,
     kv_memory: Annotated[str, typer.Option(help="Memory for K/V: 512MiB, 8GiB.")] = "256MiB",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of one answer at most.")] = 4096,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request at most.")] = 600.0,
     drain_timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds to finish what was begun, once the server is to end. [30]")
+        float | None, typer.Option(min=0.1, help="Seconds to finish requests when the server stops. [30]")
     ] = None,
     on_collapse: Annotated[
-        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
+        str, typer.Option(help="A text that repeats itself: stop it, tighten its sampling, or ignore it.")
     ] = "stop",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -132,8 +132,9 @@ def serve(
             }
             serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
-        if given := [f"--{name}" for name, value in engines.items() if value is not None]:
-            raise ValueError(f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --ray")
+        if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
+            needs = "need" if len(ray_options) > 1 else "needs"
+            raise ValueError(f"{', '.join(ray_options)} {needs} --ray")
         settings = ServerSettings(
             api_key=key,
             max_new_tokens=max_new_tokens,
@@ -170,16 +171,16 @@ def run(
     listener: socket.socket,
     telemetry: "TelemetryLog | None" = None,
 ) -> None:
-    """Serves until a signal comes; then takes no more, and finishes what was begun within `settings.drain_timeout`.
+    """Serves until a signal; then refuses further requests, and finishes those taken within `settings.drain_timeout`.
 
-    Where something had to be cut off, the process ends with 1.
+    Where requests had to be cut off, the process exits with status 1.
     """
     from sigma0.serve.api.app import create_app
     from sigma0.serve.api.connections import Server
 
     server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()
-    # what was loaded stays: a collection that a large request sets off need not look at it
+    # loaded objects stay: a collection that a large request triggers need not visit them
     gc.collect()
     gc.freeze()
     try:
@@ -194,15 +195,15 @@ def run(
             f"{server.cut_off} request(s) cut off after {settings.drain_timeout:g} s: see --drain-timeout", err=True
         )
         logging.shutdown()
-        # not by way of threads that may still be at an answer which nobody waits for
+        # without joining threads, which may still generate an answer of a request that was cut off
         os._exit(1)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a bad address is reported before anything is loaded.
+    """A bound socket, so that a bad address is refused before anything is loaded.
 
     Raises:
-        ValueError: Where it cannot be had.
+        ValueError: Where the address cannot be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -217,7 +218,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def _free(host: str, port: int) -> int:
-    """A port that can be listened on; what is to listen there takes no socket."""
+    """A free port, for a server that takes no socket."""
     with open_socket(host, port) as listener:
         return int(listener.getsockname()[1])
 
@@ -226,8 +227,8 @@ def parse_bytes(text: str, option: str = "--kv-memory") -> int:
     """A number of bytes, written as 512MiB or 8GB.
 
     Args:
-        text: As it was given.
-        option: Where.
+        text: The amount.
+        option: Name of the option, for the message.
 
     Raises:
         ValueError: For anything else.

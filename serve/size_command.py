@@ -1,4 +1,4 @@
-"""`sigma0 size`: what fits into a memory, computed from a model's configuration."""
+"""`sigma0 size`: the sequences that fit into a memory, computed from a model's configuration."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sigma0.commands.console import one_line_errors
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
-# The published shapes, so that no checkpoint has to be there.
+# Layers of the published models, so that no checkpoint is needed.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("triton", "torch")
@@ -27,11 +27,11 @@ def size(
     ] = "",
     memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; comma-separated.")] = "24GB",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
-    max_running: Annotated[int, typer.Option(help="Requests that share passes at most.")] = 16,
-    pass_rows: Annotated[int, typer.Option(help="Rows that prompts may bring a pass up to.")] = 256,
+    page_size: Annotated[int, typer.Option(help="Tokens of a block of K/V.")] = 16,
+    max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
+    pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
     backend: Annotated[str, typer.Option(help="What runs a pass: triton, or torch, which copies K/V.")] = "triton",
-    spare: Annotated[float, typer.Option(help="Share of the memory that is left alone.")] = 0.1,
+    spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
@@ -84,7 +84,7 @@ def _counts(text: str) -> list[int]:
 
 
 def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> dict[str, Any]:
-    """Everything as plain JSON values; amounts are bytes."""
+    """All values as JSON; amounts are bytes."""
     return {
         "kind": "computed",
         "model": model,

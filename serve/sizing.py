@@ -1,19 +1,19 @@
-"""What a model takes in memory, by formula: nothing here is measured, and no tensor is made.
+"""Memory of a model by formula: nothing here is measured, and no tensor is made.
 
     weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + 4 D) + 2 D + 1 numbers
     a token     T L 2 H_kv d numbers of K/V: every layer keeps a plane for each loop
-    a sequence  its tokens rounded up to whole pages
+    a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops. Sources: the modules of `sigma0.models.ouro`, and `PagedPlanes`, whose pages
-hold all T planes. So `full`, `finish`, `verify` and `drop` take the same: what a token that stopped at e < T would not
-need under `drop` is filled with copies of plane e, where deeper readers look for it.
+each, I the width of the MLP, T the loops. Sources: the modules of `sigma0.models.ouro`, and `PagedPlanes`, whose blocks
+hold all T planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which
+exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-# What is alive at once in a pass, read off `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
+# Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
 _NORM_FLOATS = 3
 _MLP = 4
@@ -21,13 +21,13 @@ _QUERIES = 3
 _KEYS = 5
 _HEAD_FLOATS = 4
 _FLOAT = 4
-# Differences between loop states that a token in flight keeps, and the state itself, twice while the room grows.
+# Differences between loop states that a token in flight keeps, and the state itself, twice while the buffer grows.
 _TRAJECTORY = 10
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What memory depends on.
+    """Sizes of a model that its memory depends on.
 
     Attributes:
         vocabulary: V.
@@ -55,7 +55,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
-        """Of a configuration.
+        """The shape in a configuration.
 
         Raises:
             ValueError: For a model without loops.
@@ -82,12 +82,12 @@ class Serving:
 
     Attributes:
         number_bytes: Of a weight and of a number of K/V.
-        page_size: Tokens of a page.
-        running: Requests that share passes at most.
-        pass_rows: Rows that prompts may bring a pass up to.
-        gathers: Whether rows that decode take copies of the K/V that they see: plain torch does, the Triton kernel
-            reads them where they lie.
-        spare: Share of the memory that is left alone: the CUDA context, the allocator's gaps, the statistics of tokens.
+        page_size: Tokens of a block.
+        running: Requests that run at most.
+        pass_rows: Rows up to which prefill may fill a pass.
+        gathers: Whether decoding rows copy the K/V that they attend to: plain torch does, the Triton kernel reads the
+            blocks in place.
+        spare: Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens.
     """
 
     number_bytes: int = 2
@@ -107,16 +107,16 @@ class Serving:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """What fits into a memory.
+    """The sequences that fit into a memory.
 
     Attributes:
-        memory: Bytes of it.
+        memory: Bytes.
         context: Tokens of a whole sequence, prompt and answer together.
         weights: Bytes.
-        a_pass: Bytes that a pass takes beside weights and K/V, an estimate from above.
+        a_pass: Upper estimate of the bytes of a pass besides weights and K/V.
         sequence: Bytes of K/V of a whole sequence.
         sequences: Whole sequences whose K/V fit at once.
-        tokens: Of K/V that fit in all, whoever they belong to.
+        tokens: Tokens of K/V that fit over all sequences.
     """
 
     memory: int
@@ -134,7 +134,7 @@ def parameters(shape: ModelShape) -> int:
     attention = 2 * width * queries + 2 * width * keys
     layer = attention + 3 * width * shape.mlp_width + 4 * width
     ends = (1 if shape.tied else 2) * shape.vocabulary * width
-    # the norm behind every loop, and the gate with its bias
+    # the norm after every loop, and the gate with its bias
     return ends + shape.layers * layer + 2 * width + 1
 
 
@@ -155,30 +155,30 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
     return kept * shape.layers * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
-def page_bytes(shape: ModelShape, number_bytes: int, page_size: int) -> int:
-    """Bytes of K/V of one page."""
+def block_bytes(shape: ModelShape, number_bytes: int, page_size: int) -> int:
+    """Bytes of K/V of one block."""
     return token_bytes(shape, number_bytes) * page_size
 
 
-def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that so many tokens of one sequence take: the last one may be partly empty."""
+def blocks_for(tokens: int, page_size: int) -> int:
+    """Blocks that so many tokens of one sequence take: the last one may be partly empty."""
     return -(-tokens // page_size)
 
 
 def sequence_bytes(shape: ModelShape, number_bytes: int, page_size: int, tokens: int) -> int:
     """Bytes of K/V of one sequence."""
-    return pages_for(tokens, page_size) * page_bytes(shape, number_bytes, page_size)
+    return blocks_for(tokens, page_size) * block_bytes(shape, number_bytes, page_size)
 
 
 def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
-    """Bytes that a pass takes beside weights and K/V: an estimate from above.
+    """Upper estimate of the bytes of a pass besides weights and K/V.
 
     The states and the widest layer of all rows, their trajectories, the K/V that attention copies, its mask, and the
     logits with their statistics in float32.
 
     Args:
         shape: Of the model.
-        serving: How many rows, and what attends.
+        serving: Number of rows, and the backend.
         context: Tokens of each sequence.
     """
     rows = max(serving.pass_rows, serving.running * shape.loops)
@@ -186,7 +186,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
     states = rows * ((_STATES * shape.width + widest) * serving.number_bytes + _NORM_FLOATS * shape.width * _FLOAT)
     kept = serving.running * shape.loops * _TRAJECTORY * shape.width * serving.number_bytes
-    # a stretch of a prompt takes a copy of its text's plane; without the kernel every row that decodes one of its own
+    # a prefill chunk copies the plane of its sequence; without the kernel every decoding row copies one as well
     copies = serving.running * shape.loops if serving.gathers else 1
     gathered = copies * context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)
@@ -195,7 +195,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
 
 
 def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> MemoryFit:
-    """What fits into a memory beside the weights and a pass.
+    """The sequences that fit into a memory besides the weights and a pass.
 
     Args:
         shape: Of the model.
@@ -213,13 +213,13 @@ def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Memor
     weights = weight_bytes(shape, serving.number_bytes)
     a_pass = pass_bytes(shape, serving, context)
     left = int(memory * (1 - serving.spare)) - weights - a_pass
-    pages = max(0, left) // page_bytes(shape, serving.number_bytes, serving.page_size)
+    blocks = max(0, left) // block_bytes(shape, serving.number_bytes, serving.page_size)
     return MemoryFit(
         memory=memory,
         context=context,
         weights=weights,
         a_pass=a_pass,
         sequence=sequence_bytes(shape, serving.number_bytes, serving.page_size, context),
-        sequences=pages // pages_for(context, serving.page_size),
-        tokens=pages * serving.page_size,
+        sequences=blocks // blocks_for(context, serving.page_size),
+        tokens=blocks * serving.page_size,
     )

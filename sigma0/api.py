@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.config import ExitConfig, Messages, OnCollapse, parse_on_collapse, switches
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule, exit_reason
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.step import Exits
-from sigma0.decode.token_loop import Emission, TokenLoop
+from sigma0.decode.token_loop import TokenLoop
 from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
@@ -72,13 +72,12 @@ class TextStream(Iterator[Token]):
     ) -> None:
         self._loop = loop
         self._emissions = loop.run(first)
-        self._tokenizer = tokenizer
         self._exit_config = exit_config
         self._stop = stop
         self._context = context
         self._policy = policy or DoorPolicy()
         self._counterfactual_rule = counterfactual_rule
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._prompt_tokens = int(loop.lengths[0])
         self._tokens: list[Token] = []
         self._done = False
@@ -101,11 +100,12 @@ class TextStream(Iterator[Token]):
         if self._done:
             raise StopIteration
         (emission,) = next(self._emissions)
-        text = self._decoder.step(self._tokenizer.backend_tokenizer, emission.token_id) or ""
         if emission.last:
-            text = self._rest(emission)
+            text = self._detokenizer.end(emission.token_id)
             self._done = True
             next(self._emissions, None)
+        else:
+            text = self._detokenizer.add(emission.token_id)
         reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged)
         token = Token(emission.token_id, text, emission.depth, reason)
         self._tokens.append(token)
@@ -182,12 +182,6 @@ class TextStream(Iterator[Token]):
         where = slice(start, start + len(tokens))
         paths, fates, logit_stats = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
         return with_statistics(tokens, paths, fates, logit_stats, self.patience, self._counterfactual_rule, max_loops)
-
-    def _rest(self, emission: Emission) -> str:
-        """What the last token adds, an unfinished character included."""
-        ids = [*(token.id for token in self._tokens), emission.token_id]
-        whole = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(whole[sum(len(token.text) for token in self._tokens) :])
 
     def _stop_reason(self, text: str) -> StopReason:
         if self._tokens[-1].id in self._loop.eos:

@@ -76,20 +76,20 @@ class ReplayRule(ExitRule):
         config: What becomes of the tokens behind their exits; its rule is not used.
 
     Attributes:
-        first_columns: Column of the first new token that is fed, of each sequence; told by the loop.
+        first_positions: Cache position of the first new token that is fed, of each sequence; told by the loop.
     """
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)
         super().__init__(gate, trace.total_loops)
         self.trace = trace
-        self.first_columns: Ints | None = None
+        self.first_positions: Ints | None = None
 
-    def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
+    def met(self, met: Bools, sequences: Ints, cache_positions: Ints, loops: Ints) -> Bools:
         """Met at the token's own exit; of a prompt's tokens where no loop told of any."""
-        if self.first_columns is None:
+        if self.first_positions is None:
             return loops >= (self.trace.prompt or self.total_loops)
-        tokens = zip(sequences.tolist(), (columns - self.first_columns[sequences]).tolist(), strict=True)
+        tokens = zip(sequences.tolist(), (cache_positions - self.first_positions[sequences]).tolist(), strict=True)
         exits: Ints = np.array([self.trace.exits[self.trace.of(*token)] for token in tokens], dtype=np.int64)
         return loops >= exits
 
@@ -104,8 +104,8 @@ class _Told(TokenLoop):
     def enter(self, emissions: Sequence[Emission]) -> None:
         """As it was, once the rule knows."""
         rule = self.wave.rule
-        if isinstance(rule, ReplayRule) and rule.first_columns is None:
-            rule.first_columns = self.columns.copy()
+        if isinstance(rule, ReplayRule) and rule.first_positions is None:
+            rule.first_positions = self.cache_positions.copy()
         super().enter(emissions)
 
 

@@ -18,7 +18,7 @@ from inspect_ai.model import (
 from sigma0.api import generate
 from sigma0.bench.harness.arguments import Opened, check_effort, open_model
 from sigma0.bench.harness.telemetry import Reading, counts
-from sigma0.decode.endings import cut
+from sigma0.decode.detokenizer import truncate_at_stop
 from sigma0.models.prompts import encode
 from sigma0.signals.generation import Generation
 
@@ -136,7 +136,7 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
             choices=[
                 ChatCompletionChoice(
                     message=ChatMessageAssistant(
-                        content=cut(written.text, stop), model=self.model_name, source="generate"
+                        content=truncate_at_stop(written.text, stop), model=self.model_name, source="generate"
                     ),
                     stop_reason="stop" if ended else "max_tokens" if asked <= room else "model_length",
                 )

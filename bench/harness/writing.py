@@ -10,7 +10,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.bench.harness.telemetry import BatchCost, Reading
 from sigma0.config import ExitConfig
-from sigma0.decode.endings import cut
+from sigma0.decode.detokenizer import truncate_at_stop
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def write(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], settings
     depths = out.exit_depths.tolist()
     ends = [len(reasons) for reasons in out.exit_reasons]
     return WrittenBatch(
-        texts=tuple(cut(_text(tokenizer, row[:end]), settings.until) for row, end in zip(new, ends, strict=True)),
+        texts=tuple(
+            truncate_at_stop(_text(tokenizer, row[:end]), settings.until) for row, end in zip(new, ends, strict=True)
+        ),
         readings=tuple(
             Reading(tuple(row[:end]), tuple(reasons), max(0, len(prompt) - room))
             for row, end, reasons, prompt in zip(depths, ends, out.exit_reasons, prompts, strict=True)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sigma0.api import generate
 from sigma0.bench.humaneval.problems import Problem
-from sigma0.decode.endings import cut, end_ids
+from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
 from sigma0.models.prompts import encode
@@ -114,7 +114,7 @@ def write_sample(model: Any, tokenizer: Any, problem: Problem, number: int, sett
         written = write(model, tokenizer, settings.prompt_of(problem), settings, seed)
     except ValueError as error:
         raise ValueError(f"{problem.task_id}: {error}") from error
-    text = cut(written.text, settings.stop)
+    text = truncate_at_stop(written.text, settings.stop)
     depths, passes, rows = written.loops or (None, None, None)
     return Sample(
         task_id=problem.task_id,
@@ -176,5 +176,5 @@ def _plain(model: Any, tokenizer: Any, prompt: str, settings: SampleSettings, se
     new = out[0, ids.shape[1] :]
     text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
     told = model.generation_config.eos_token_id
-    ends = end_ids(told)
+    ends = eos_ids(told)
     return _Written(text, int(new[-1]) in ends, len(new))

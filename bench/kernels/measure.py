@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from sigma0.bench.speed.shapes import SHAPES
-from sigma0.kernels.boundary import KEPT, BoundaryRule, BoundaryState, BoundaryWeights
 from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse, collapse_reference
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
-from sigma0.kernels.loop_boundary import loop_boundary, loop_boundary_reference
+from sigma0.kernels.exit_state import KEPT, ExitParams, ExitState, LoopEndWeights
+from sigma0.kernels.loop_end import loop_end, loop_end_reference
+from sigma0.kernels.variants import LOOP_END
 
 SHAPE, LOOPS = "ouro-1.4b", 4
 WAYS = ("kernel", "eager", "compiled")
@@ -88,7 +89,7 @@ def cases(
     """
     torch.manual_seed(_SEED)
     for count in rows:
-        yield _boundary(device, dtype, count, ways)
+        yield _loop_end(device, dtype, count, ways)
         yield _collapse(device, dtype, count, ways)
         for context in contexts:
             yield _attention(device, dtype, count, context, ways)
@@ -101,19 +102,19 @@ def _ways(
     return {name: partial(made[name], *arguments) for name in names}
 
 
-def _boundary(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
+def _loop_end(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
     width = SHAPES[SHAPE]["hidden_size"]
     raw, previous = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
     weight, gate = (torch.randn(width, device=device, dtype=dtype) for _ in range(2))
-    weights = BoundaryWeights(weight, 1e-6, gate, torch.zeros(1, device=device, dtype=dtype))
-    state, slots = BoundaryState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
+    weights = LoopEndWeights(weight, 1e-6, gate, torch.zeros(1, device=device, dtype=dtype))
+    state, slots = ExitState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
     state.counts[:, 0] = KEPT
-    rule = BoundaryRule("qexit", 0.5, 2**30)
+    rule = ExitParams("qexit", 0.5, 2**30)
     arguments = (raw, previous, weights, state, slots, rule)
     size = 7 * rows * width * dtype.itemsize + 2 * width * dtype.itemsize
     return Case(
-        "loop_boundary", f"{rows} rows of {width}", rows, size, 1,
-        _ways(ways, loop_boundary, loop_boundary_reference, *arguments),
+        LOOP_END, f"{rows} rows of {width}", rows, size, 1,
+        _ways(ways, loop_end, loop_end_reference, *arguments),
     )  # fmt: skip
 
 

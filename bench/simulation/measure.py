@@ -17,7 +17,7 @@ from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, 
 from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
-from sigma0.decode.paged_kv import PageShape
+from sigma0.decode.paged_kv import BlockShape
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
 
@@ -123,7 +123,7 @@ def measure_inputs(
             arrivals = at_random(mixed, load * most, f"{number}/{load}")
             played.append((arrivals, play(ready(), arrivals, Stopwatch(model.device))))
             advance(next(done))
-    shape = PageShape.of(model, LIMITS.page_size)
+    shape = BlockShape.of(model, LIMITS.page_size)
     found = Inputs(
         conditions=conditions,
         clock=watches[0].name,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sigma0.config import Messages
-from sigma0.decode.endings import cut, end_ids
+from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.models.prompts import encode
 from sigma0.reason.chat import LocalChat, check_fits
 from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
@@ -118,12 +118,12 @@ class BatchedChat:
 
     def _completion(self, asked: _Waiting, new: torch.Tensor, seconds: float) -> Completion:
         """What one row says, up to its own end: behind it the batch holds pads."""
-        ends = end_ids(self.chat.model.generation_config.eos_token_id)
+        ends = eos_ids(self.chat.model.generation_config.eos_token_id)
         ids = new.tolist()
         place = next((place for place, token in enumerate(ids) if token in ends), None)
         ids = ids if place is None else ids[: place + 1]
         text = str(self.chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        kept = cut(text, asked.stop)
+        kept = truncate_at_stop(text, asked.stop)
         whole = place is not None or kept != text
         usage = Usage(1, len(asked.ids), len(ids), seconds=seconds)
         return Completion(kept, usage, None, "stop" if whole else "length")

@@ -1,4 +1,4 @@
-"""What a client may take of the server: settings, the key, and the size of a body and the time to send it."""
+"""Access limits of the server: settings, API key, and the size of a body and the time to send it."""
 
 import asyncio
 import hmac
@@ -16,7 +16,7 @@ from sigma0.serve.api.errors import ApiError, busy, unavailable
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.engine.messages import Busy
 
-# What may be read without the key: whether the server is up, and the page, which asks for the key itself.
+# Readable without the key: whether the server is up, and the page, which has its own field for the key.
 OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_FOLDER = "/page/"
 # Bodies of the largest size that may be half sent at the same time.
@@ -38,25 +38,25 @@ class Environment(BaseSettings):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ServerSettings:
-    """Limits of the protocol; the length of the queue is the service's own.
+    """Limits of the API; the length of the queue is a limit of the engine.
 
     Attributes:
-        api_key: What clients must know; None: nothing.
+        api_key: Key that clients must send; None: none.
         max_body_bytes: Of a request.
         max_prompt_tokens: Of one prompt; None: what the context holds.
         max_new_tokens: Of one choice, also where a request names no limit.
-        max_source_chars: Of all `sigma0.sources` together: looking an answer up in them holds the engine up.
+        max_source_chars: Of all `sigma0.sources` together: searching an answer in them delays the engine.
         max_n: Choices for each prompt.
         max_prompts: Prompts of one completion request.
-        max_at_once: Choices of one request that are with the engine at once; the others wait for those to end.
-        max_concurrent: Requests that are being answered at once; more are told to come back.
-        max_planning: Requests that are being tokenized or wait for it; more are told to come back.
+        max_at_once: Choices of one request that are in the engine at once; the others wait for those to end.
+        max_concurrent: Requests that are being answered at once; more get a 429.
+        max_parsing: Requests that are being tokenized or wait for it; more get a 429.
         header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
         body_timeout: Seconds until its body must have come, from the headers on.
-        drain_timeout: Seconds for what is under way when the server is to end; what is left then is cut off.
+        drain_timeout: Seconds for requests in progress when the server shuts down; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
-        on_collapse: What becomes of a text that runs in circles, where a request does not say.
+        on_collapse: What is done with a text that repeats itself, where a request does not say.
     """
 
     api_key: SecretStr | None = None
@@ -68,7 +68,7 @@ class ServerSettings:
     max_prompts: Count = 32
     max_at_once: Count = 32
     max_concurrent: Count = 256
-    max_planning: Count = 64
+    max_parsing: Count = 64
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = DRAIN_TIMEOUT
@@ -91,11 +91,11 @@ class ServerSettings:
 
 
 class KeyCheck:
-    """Lets through who knows the key: `Authorization: Bearer KEY`.
+    """ASGI middleware: refuses requests without the API key (`Authorization: Bearer KEY`).
 
     Args:
-        app: What is asked behind it.
-        key: What must be known.
+        app: The next layer.
+        key: The API key.
     """
 
     def __init__(self, app: ASGIApp, key: SecretStr) -> None:
@@ -106,9 +106,9 @@ class KeyCheck:
         """Answers one request, or refuses it."""
         path = scope.get("path", "")
         if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
-            told = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            scheme, _, given = told.partition(b" ")
-            # in constant time, so that nothing is learned from how long a wrong key takes
+            authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            scheme, _, given = authorization.partition(b" ")
+            # in constant time, so that the time for a wrong key says nothing of the right one
             if not hmac.compare_digest(scheme.lower().capitalize() + b" " + given.strip(), self._expected):
                 error = ApiError(
                     401,
@@ -122,27 +122,27 @@ class KeyCheck:
 
 
 class ShutdownSignal:
-    """That the server is to end: whoever waits for more of a request need not wait any longer."""
+    """Set when the server shuts down; ends every wait for the rest of a request body."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
         self.has_begun = False
 
     def begin(self) -> None:
-        """Ends all waiting; may be called from any thread."""
+        """Ends all waits; may be called from any thread."""
         self.has_begun = True
         for future in list(self._waiting):
             future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def unless_ending(self, receive: Receive, seconds: float) -> Message:
-        """The next message of a request whose body is still to come; what came whole before the end is answered.
+        """The next message of a request whose body is incomplete; requests that were complete before are answered.
 
         Args:
             receive: Of the request.
             seconds: To wait at most.
 
         Raises:
-            ApiError: 503 when the server is to end, 408 when time is over.
+            ApiError: 503 when the server shuts down, 408 when time is over.
         """
         over = unavailable("the server is being shut down", "shutting_down")
         if self.has_begun:
@@ -169,13 +169,13 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class BodyLimit:
-    """Refuses bodies over a size, whether they say so beforehand or not, more of them at once than fit, and slow ones.
+    """ASGI middleware: refuses bodies over a size (declared or not), too many at once, and slow ones.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
         limit: Bytes of one body at most.
-        seconds: For a body to come.
-        ending: Tells when no body is waited for any more; None: nothing does.
+        seconds: For a body to arrive.
+        ending: Set when the server shuts down; None: never.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: ShutdownSignal | None = None) -> None:
@@ -190,9 +190,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told = Headers(scope=scope).get("content-length", "")
-        # so many digits at most that int() takes them
-        if told.isdecimal() and int(told[:32]) > self._limit:
+        content_length = Headers(scope=scope).get("content-length", "")
+        # cut to a number of digits that int() takes
+        if content_length.isdecimal() and int(content_length[:32]) > self._limit:
             await self._error().response()(scope, receive, send)
             return
         size = held = 0
@@ -207,7 +207,7 @@ class BodyLimit:
             count = len(message.get("body", b""))
             size, held, self._held = size + count, held + count, self._held + count
             if size > self._limit:
-                # FastAPI hands an HTTPException out of the reading of a body on to its handler
+                # FastAPI passes an HTTPException that is raised while it reads a body to its handler
                 raise self._error()
             if self._held > BODIES_AT_ONCE * self._limit:
                 raise busy(Busy("too many bodies are being sent at once"))

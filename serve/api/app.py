@@ -1,4 +1,4 @@
-"""The app: OpenAI's protocol over a service."""
+"""ASGI app: OpenAI's protocol over a service."""
 
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from sigma0.serve.api.description import Served, describe
 from sigma0.serve.api.errors import as_api_error
 from sigma0.serve.api.handlers import RequestHandler
 from sigma0.serve.api.hosts import HostCheck
-from sigma0.serve.api.info import PAGE, information, told
+from sigma0.serve.api.info import PAGE, failure_responses, info_router
 from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.large import LargeBodies, turn_is_over
 from sigma0.serve.api.metrics import Metrics
@@ -27,7 +27,7 @@ from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from sigma0.serve.api.requests import ParsedRequest, RequestParser
 from sigma0.serve.engine.messages import Service
 
-_FAILURES = told(400, 401, 404, 408, 413, 429, 500, 503, 504)
+_FAILURES = failure_responses(400, 401, 404, 408, 413, 429, 500, 503, 504)
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or with stream=true its chunks as server-sent events.",
@@ -47,28 +47,28 @@ def create_app(
 
     Args:
         service: The engine; it is drained when the app shuts down.
-        settings: Limits, and the key that clients must know.
+        settings: Limits and the API key.
         ladder: Answers requests with `sigma0.ladder`, and with `SIGMA0_ROUTING=1` those whose verdict says escalate.
-        telemetry: Takes a line for each choice of a request; whoever made it closes it.
+        telemetry: Log with a line for each choice of a request; closed by the caller.
 
     Returns:
-        The app. `sigma0.serve.api.app.drain` ends it gently ahead of its shutdown.
+        The app. `sigma0.serve.api.app.drain` finishes its requests ahead of its shutdown.
     """
     metrics = Metrics(service)
-    laddering = None if ladder is None else LadderRunner(ladder, int(service.model.num_loops), service.name)
-    planner = RequestParser(service, settings, laddering)
-    answerer = RequestHandler(service, settings, laddering, metrics)
-    answerer.telemetry = telemetry
-    # two threads: of the large ones one at a time is let in, so that one is there for all others
-    planning, ending = BoundedPool("planning", 2, settings.max_planning), ShutdownSignal()
+    ladder_runner = None if ladder is None else LadderRunner(ladder, int(service.model.num_loops), service.name)
+    parser = RequestParser(service, settings, ladder_runner)
+    handler = RequestHandler(service, settings, ladder_runner, metrics)
+    handler.telemetry = telemetry
+    # two threads: large bodies come one at a time, so that the other thread stays free for small ones
+    parsing_pool, ending = BoundedPool("parsing", 2, settings.max_parsing), ShutdownSignal()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await drain(app)
-        planning.close()
-        if laddering is not None:
-            laddering.close()
+        parsing_pool.close()
+        if ladder_runner is not None:
+            ladder_runner.close()
 
     middleware = [Middleware(RequestIdMiddleware), Middleware(HostCheck, allowed=settings.allowed_hosts)]
     if settings.api_key is not None:
@@ -76,25 +76,25 @@ def create_app(
     limit, seconds = settings.max_body_bytes, settings.body_timeout
     middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
     middleware.append(Middleware(LargeBodies))
-    # the documentation pages that FastAPI has load scripts from elsewhere; /openapi.json stays
+    # FastAPI's documentation pages load scripts from other hosts; /openapi.json stays
     app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
-    app.state.answerer, app.state.service, app.state.ending = answerer, service, ending
+    app.state.handler, app.state.service, app.state.ending = handler, service, ending
     errors.install(app)
     app.mount("/page", StaticFiles(directory=PAGE))
-    app.include_router(information(service, planner, laddering, metrics, answerer, int(time.time())))
+    app.include_router(info_router(service, parser, ladder_runner, metrics, handler, int(time.time())))
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         kind = "chat" if isinstance(body, ChatRequest) else "completion"
         try:
-            # ahead of the tokenizer, which a flood of requests would keep busy too
-            with answerer.room():
-                plan: ParsedRequest = await planning.run(planner.plan, body)
+            # before tokenization, which a flood of requests would keep busy too
+            with handler.room():
+                parsed: ParsedRequest = await parsing_pool.run(parser.parse, body)
             turn_is_over(request.scope)
-            return await answerer.answer(request, plan)
+            return await handler.handle(request, parsed)
         except Exception as error:
-            found = as_api_error(error, str(request.state.request_id))
-            metrics.requests.labels(kind, str(found.status_code)).inc()
-            raise found from error
+            failure = as_api_error(error, str(request.state.request_id))
+            metrics.requests.labels(kind, str(failure.status_code)).inc()
+            raise failure from error
 
     @app.post("/v1/chat/completions", response_model=None, responses=_STREAMED)
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -106,24 +106,24 @@ def create_app(
         """Continues texts."""
         return await answer(request, body)
 
-    describe(app, Served(service, settings, laddering is not None))
+    describe(app, Served(service, settings, ladder_runner is not None))
     return app
 
 
 def stop_taking(app: FastAPI) -> None:
-    """Takes no more requests (503), those whose body is still to come among them; from any thread.
+    """Refuses further requests (503), also those whose body is incomplete; may be called from any thread.
 
     Args:
         app: As `create_app` returned it.
     """
-    answerer: RequestHandler = app.state.answerer
-    answerer.draining = True
+    handler: RequestHandler = app.state.handler
+    handler.draining = True
     ending: ShutdownSignal = app.state.ending
     ending.begin()
 
 
 async def drain(app: FastAPI) -> None:
-    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+    """Refuses further requests (503), and returns once those that were taken are answered.
 
     Args:
         app: As `create_app` returned it.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import Messages
 
@@ -29,12 +30,12 @@ _PROBE = (
 )
 
 
-# Messages from which on what the template puts around each is counted too.
+# Number of messages from which on the template's text around each is counted too.
 MANY_MESSAGES = 64
 
 
 class TokenBound:
-    """Of one tokenizer.
+    """Lower bound on the tokens of a prompt, for one tokenizer.
 
     Args:
         tokenizer: A fast tokenizer.
@@ -45,7 +46,7 @@ class TokenBound:
         unit: What it counts: `bytes` or `characters`.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         spec: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
         self.unit = "bytes" if _is_byte_level(spec) else "characters"
@@ -70,7 +71,7 @@ class TokenBound:
         # templates may strip a message, so spaces at its ends do not count
         size = sum(self._size(str(message["content"]).strip()) for message in prompt) if self._keeps_messages else 0
         if not self._keeps_messages or (len(prompt) > MANY_MESSAGES and size <= most * self.longest):
-            # what the template adds to each counts as well, and is cheap beside tokenizing it
+            # the template's text around each message counts as well, and is cheap beside tokenizing it
             size = self._size(_rendered(self._tokenizer, prompt))
         return -(-size // self.longest)
 
@@ -98,7 +99,8 @@ def _longest(spec: Mapping[str, Any]) -> int | None:
     if _is_byte_level(spec) and spec.get("normalizer") is not None:
         # a character has one to four bytes: normalizing may turn four into one without making a character less
         shrinks *= 4
-    return shrinks * max(len(each.encode()) if each in _contents(added) else len(each) for each in _tokens(spec))
+    contents = _contents(added)
+    return shrinks * max(len(token.encode()) if token in contents else len(token) for token in _tokens(spec))
 
 
 def _tokens(spec: Mapping[str, Any]) -> list[str]:
@@ -158,7 +160,7 @@ def _has_all_bytes(vocabulary: Mapping[str, int], symbols: Sequence[str]) -> boo
     return all(symbol in vocabulary for symbol in symbols)
 
 
-def _keeps_messages(tokenizer: Any) -> bool:
+def _keeps_messages(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Whether the chat template shows every message whole, thoughts of earlier turns among them."""
     if getattr(tokenizer, "chat_template", None) is None:
         return False
@@ -171,7 +173,7 @@ def _keeps_messages(tokenizer: Any) -> bool:
     return all(content in text for _, content in _PROBE)
 
 
-def _rendered(tokenizer: Any, messages: Messages) -> str:
+def _rendered(tokenizer: PreTrainedTokenizerFast, messages: Messages) -> str:
     """Messages as the chat template shows them, without what it adds at the end; "" where it refuses them."""
     is_open = messages[-1].get("role") == "assistant"
     try:
@@ -181,5 +183,5 @@ def _rendered(tokenizer: Any, messages: Messages) -> str:
             )
         )
     except (TemplateError, ValueError):
-        # whoever tokenizes them says why
+        # tokenizing them raises the reason
         return ""

@@ -1,8 +1,8 @@
-"""Connections and the end of the process: what uvicorn leaves open.
+"""Connections and shutdown: the cases that uvicorn does not handle.
 
-uvicorn limits neither the time in which the headers of a request must come nor what becomes of a socket that sends
-nothing, says nothing when file descriptors run out (uvloop) or says it thousands of times (asyncio), and at its end
-waits for half a request as for a whole one.
+uvicorn limits neither the time for the headers of a request nor that of an idle socket, logs nothing when file
+descriptors run out (uvloop) or logs it thousands of times (asyncio), and at shutdown waits for half a request as for a
+whole one.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from sigma0.serve.api.handlers import SENDING
 from sigma0.serve.engine.worker import EngineService
 
 _LOG = logging.getLogger(__name__)
-# Descriptors that connections leave to files, and to sockets of the server's own.
+# Descriptors kept back for files and for the server's other sockets.
 RESERVE = 8
 # Seconds between two lines in the log about the same trouble.
 QUIET = 10.0
@@ -43,14 +43,14 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ExhaustionLog:
-    """Logs that descriptors have run out, now and then; how often it was stands in the next line."""
+    """Logs that descriptors have run out, at most once in `QUIET` seconds, with the number of refusals."""
 
     def __init__(self) -> None:
         self._next = 0.0
         self._unsaid = 0
 
     def note(self) -> None:
-        """One connection was refused for it."""
+        """Counts one refused connection."""
         self._unsaid += 1
         now = time.monotonic()
         if now >= self._next:
@@ -75,11 +75,11 @@ class TimedProtocol(_Base):
 
     Args:
         *args: As uvicorn passes them.
-        **kwargs: Likewise.
+        **kwargs: As uvicorn passes them.
 
     Attributes:
         header_timeout: Seconds; set by `protocol_of`.
-        log: Of refused connections; likewise.
+        log: Of refused connections; set by `protocol_of`.
     """
 
     header_timeout: float
@@ -155,11 +155,11 @@ def protocol_of(settings: ServerSettings, log: ExhaustionLog) -> type[TimedProto
 
 
 class Server(uvicorn.Server):
-    """uvicorn that ends as its operator asks: first gently and within a time, and at a second signal at once.
+    """uvicorn with a bounded graceful shutdown; a second signal ends the process at once.
 
     Args:
         app: As `sigma0.serve.api.app.create_app` returned it.
-        service: Its engine; closed when the time for a gentle end is over.
+        service: Its engine; closed when the time for a graceful shutdown is over.
         settings: Time limits.
 
     Attributes:
@@ -178,7 +178,7 @@ class Server(uvicorn.Server):
             # the access log has paths; what happens in a request is logged by its number alone
             access_log=False,
             server_header=False,
-            # what the engine does not write any more is told until then; a client that does not read is left
+            # until then clients may read what was generated; a client that does not read is dropped
             timeout_graceful_shutdown=int(settings.drain_timeout + SENDING) + 1,
         )
         super().__init__(config)
@@ -216,7 +216,7 @@ class Server(uvicorn.Server):
 
     async def _cut_off(self) -> None:
         await asyncio.sleep(self._settings.drain_timeout)
-        self.cut_off = int(self._app.state.answerer.open)
+        self.cut_off = int(self._app.state.handler.open)
         await asyncio.to_thread(self._service.close)
 
     @contextmanager
@@ -225,9 +225,9 @@ class Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks for the end; the second one is the end."""
+        """The first signal starts the shutdown; the second one ends the process."""
         if self.should_exit:
-            number = int(self._app.state.answerer.open)
+            number = int(self._app.state.handler.open)
             os.write(2, f"ended at once by a second signal: {number} request(s) cut off\n".encode())
             os._exit(128 + sig)
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""`/openapi.json`: FastAPI's own description, and what only a server that runs can say of its model and its limits."""
+"""`/openapi.json`: FastAPI's description, completed with the model and the limits of this server."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says of its requests.
+    """The facts about a server that its description depends on.
 
     Attributes:
         service: The engine.
@@ -33,9 +33,9 @@ class Served:
 
 
 def describe(app: FastAPI, served: Served) -> None:
-    """Makes an app's description say what this server takes and answers.
+    """Narrows an app's description to what this server takes and answers.
 
-    FastAPI's own 422 is taken out: here what is invalid is a 400, as OpenAI has it.
+    FastAPI's 422 is removed: an invalid request is a 400, as with OpenAI.
 
     Args:
         app: With all of its routes.
@@ -94,7 +94,7 @@ def _limit_options(properties: Schema, served: Served) -> None:
 
 
 def _exits(total_loops: int) -> list[Schema]:
-    """Exit settings of each mode, with the thresholds that it reads."""
+    """Exit settings of every mode, with the thresholds that the mode reads."""
     schema = TypeAdapter(ExitConfig).json_schema()
     count = {"type": "integer", "minimum": 1, "maximum": MAX_SETTING}
     share: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
@@ -108,24 +108,24 @@ def _exits(total_loops: int) -> list[Schema]:
     }
     depths = {"fixed": {"type": "integer", "minimum": 1, "maximum": total_loops}}
     default = schema["properties"]["mode"]["default"]
-    found = []
+    settings = []
     for mode in schema["properties"]["mode"]["enum"]:
         unread = dict.fromkeys((name for name, modes in THRESHOLDS.items() if mode not in modes), _NULL)
-        own = {"mode": {"const": mode}, "depth": depths.get(mode, _NULL)}
+        of_mode = {"mode": {"const": mode}, "depth": depths.get(mode, _NULL)}
         required = [*([] if mode == default else ["mode"]), *(["depth"] if mode in depths else [])]
-        found.append(
+        settings.append(
             {
                 "type": "object",
                 "additionalProperties": False,
-                "properties": properties | unread | own,
+                "properties": properties | unread | of_mode,
                 "required": required,
             }
         )
-    return found
+    return settings
 
 
 def _needs(name: str, empty: list[Any], other: str) -> Schema:
-    """A field that needs another one to be true, unless it asks for nothing."""
+    """A field that needs another one to be true, unless it has an empty value."""
     return {
         "anyOf": [
             {"properties": {name: {"enum": empty}}},

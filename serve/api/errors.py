@@ -1,4 +1,4 @@
-"""Failures in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
+"""Failures in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from sigma0.serve.engine.messages import Busy, RequestCutOff, RequestFailed, Shu
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
-# of all others it is invalid_request_error, a wrong key and an unknown model included, as OpenAI has it
+# all other statuses are invalid_request_error, a wrong key and an unknown model included, as with OpenAI
 TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
     504: "server_error",
 }
-# What a union of types asks for, in place of one complaint for each of its members.
+# Expected values of a union of types, in place of one error for each of its members.
 EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists, none of them empty",
     "stop": "must be a string or a list of up to 4 strings, none of them empty",
@@ -36,13 +36,13 @@ SHOWN = 40
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong.
+    """The error of a failed request.
 
     Attributes:
         message: In a sentence.
         type: Its kind.
-        param: The field that is to blame; None where none is.
-        code: Its short name; None where it has none.
+        param: The invalid field; None where none is.
+        code: Short name of the failure; None where it has none.
     """
 
     message: str
@@ -55,20 +55,20 @@ class ErrorBody(BaseModel):
     """The body of every answer that is a failure.
 
     Attributes:
-        error: What went wrong.
+        error: The error.
     """
 
     error: ErrorDetail
 
 
 class ApiError(HTTPException):
-    """A failure that the client is told of.
+    """A failure that is sent to the client.
 
     Args:
         status: Of the HTTP answer.
         message: In a sentence; it may name bad values, but holds no prompt.
-        param: The field that is to blame.
-        code: Its short name.
+        param: The invalid field.
+        code: Short name of the failure.
         headers: Of the HTTP answer.
     """
 
@@ -85,28 +85,28 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that tells it."""
+        """The JSON body."""
         kind = TYPES.get(self.status_code, "invalid_request_error")
         param = None if self.param is None else _sendable(self.param)
         return {"error": {"message": _sendable(str(self.detail)), "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The HTTP answer that tells it."""
+        """The HTTP response."""
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
 def _sendable(text: str) -> str:
-    """A text without halves of surrogate pairs, which names of unknown fields may hold, and no encoding has."""
+    """A text without halves of surrogate pairs, which names of unknown fields may hold, and which cannot be encoded."""
     return text.encode(errors="replace").decode()
 
 
 def busy(error: Busy) -> ApiError:
-    """A refusal for the queue, with the wish to come back."""
+    """429 with Retry-After: the queue is full."""
     return ApiError(429, str(error) or "the queue is full", code="queue_full", headers={"Retry-After": RETRY_AFTER})
 
 
 def unavailable(why: str, code: str) -> ApiError:
-    """A refusal for want of an engine, or of the will to go on, with the wish to come back."""
+    """503 with Retry-After: no engine is up, or the server is shutting down."""
     headers = {"Retry-After": RETRY_AFTER}
     if code == "shutting_down":
         headers["Connection"] = "close"
@@ -114,11 +114,11 @@ def unavailable(why: str, code: str) -> ApiError:
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """What the client is told of a failure; what was not foreseen is logged, without anything the client sent.
+    """A failure as sent to the client; unexpected ones are logged, without anything that the client sent.
 
     Args:
-        error: What was raised.
-        request_id: Stands in the log and in the answer, so that one finds the other.
+        error: The exception.
+        request_id: In the log line and in the answer, to match them.
     """
     if isinstance(error, ApiError):
         return error
@@ -134,7 +134,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     frames = "".join(traceback.format_tb(error.__traceback__))
     cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
     logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, cause, frames)
-    what = "the job failed" if isinstance(error, RequestFailed) else "internal error"
+    what = "the request failed" if isinstance(error, RequestFailed) else "internal error"
     return ApiError(500, f"{what} (request {request_id})", code="internal_error")
 
 
@@ -159,13 +159,13 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     why = why.removeprefix("Input ")
     value = first.get("input")
     scalar = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHOWN)
-    # what a message says is nobody's business but the model's
+    # the content of messages is private
     shown = f", got {str(value)[:SHOWN]!r}" if scalar and path[0] not in ("messages", "prompt") else ""
     return ApiError(400, f"{param}: {why}{shown}", param=param)
 
 
 def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | None:
-    """Why a field of OpenAI's cannot be taken; None of any other."""
+    """Why an OpenAI field is not supported; None of any other field."""
     if path[0] != "messages":
         return UNSUPPORTED.get(str(path[0]))
     if field == "role" and error.get("input") in UNSUPPORTED_ROLES:
@@ -176,26 +176,26 @@ def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | Non
 def _name(path: Sequence[str | int]) -> tuple[str, str]:
     """The path of a field as one string, and its last name; members of unions are left out."""
     depth = {"messages": 5, "sigma0": 3, "stream_options": 2}.get(str(path[0]), 1) if path else 0
-    told, field = "", ""
+    name, field = "", ""
     for part in path[:depth]:
         if isinstance(part, int):
-            told += f"[{part}]"
+            name += f"[{part}]"
         elif "[" not in part and part not in ("str", "bool"):
-            told += f".{part[:SHOWN]}" if told else part[:SHOWN]
+            name += f".{part[:SHOWN]}" if name else part[:SHOWN]
             field = part
         else:
             break
-    return told, field
+    return name, field
 
 
 def _about(errors: Sequence[Any], first: Any) -> list[Any]:
-    """The complaints about the same field as the first."""
+    """The errors about the same field as the first."""
     name = _name([part for part in first["loc"] if part != "body"])
-    return [each for each in errors if _name([part for part in each["loc"] if part != "body"]) == name]
+    return [error for error in errors if _name([part for part in error["loc"] if part != "body"]) == name]
 
 
 def install(app: FastAPI) -> None:
-    """Tells every failure of an app in OpenAI's shape."""
+    """Makes an app answer every failure in OpenAI's shape."""
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -1,4 +1,4 @@
-"""The jobs of one request on their way: told as their events come, and cancelled when nobody waits any more."""
+"""Choices of one HTTP request: their events, merged as they come, and their cancellation."""
 
 import asyncio
 import time
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the response any more."""
+    """The client closed the connection."""
 
 
 class RunningChoices:
-    """Jobs of one request.
+    """Choices of one HTTP request.
 
     Args:
-        seconds: For all of them together.
-        observe: Is told every event.
-        over: Is called once, when all are over or cancelled.
+        seconds: Time limit of all of them together.
+        observe: Called with every event.
+        over: Called once, when all are finished or cancelled.
 
     Attributes:
-        failure: What ended them ahead of their ends; None where nothing did.
+        failure: The exception that ended them early; None where none did.
     """
 
     def __init__(self, seconds: float, observe: Observer, over: Callable[[], None]) -> None:
@@ -45,14 +45,14 @@ class RunningChoices:
         """Seconds until time is over."""
         return max(0.0, self._until - time.monotonic())
 
-    def add(self, source: AsyncIterator[Event], behind: AsyncIterator[Event] | None = None) -> None:
-        """Takes one more job, whose number is that of jobs before it.
+    def add(self, source: AsyncIterator[Event], inner: AsyncIterator[Event] | None = None) -> None:
+        """Adds a choice; its index is the number of choices added before it.
 
         Args:
             source: Its events.
-            behind: What these are made of, to be closed with them.
+            inner: The iterator that `source` is made from, closed with it.
         """
-        self._sources += [source] if behind is None else [source, behind]
+        self._sources += [source] if inner is None else [source, inner]
         self._tasks.append(asyncio.create_task(self._pump(len(self._tasks), source)))
 
     async def _pump(self, index: int, source: AsyncIterator[Event]) -> None:
@@ -61,16 +61,16 @@ class RunningChoices:
                 self._queue.put_nowait((index, event))
                 if isinstance(event, RequestOutput):
                     return
-            raise RequestFailed("a job ended without telling its end")
+            raise RequestFailed("a choice ended without its output")
         except Exception as error:  # raised again where the request waits
             self._queue.put_nowait((index, error))
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """Events of all jobs as they come, each with the number of its job.
+        """Events of all choices as they come, each with the index of its choice.
 
         Raises:
             TimeoutError: When time is over.
-            RequestFailed: Where a job failed.
+            RequestFailed: Where a choice failed.
         """
         left = len(self._tasks)
         while left:
@@ -86,15 +86,15 @@ class RunningChoices:
             yield index, event
 
     async def all_done(self) -> list[RequestOutput]:
-        """The ends of all jobs, in their order."""
-        found: dict[int, RequestOutput] = {}
+        """The outputs of all choices, in their order."""
+        outputs: dict[int, RequestOutput] = {}
         async for index, event in self.events():
             if isinstance(event, RequestOutput):
-                found[index] = event
-        return [found[index] for index in sorted(found)]
+                outputs[index] = event
+        return [outputs[index] for index in sorted(outputs)]
 
     async def close(self) -> None:
-        """Cancels what is still on its way, also where the caller is being cancelled."""
+        """Cancels unfinished choices, also where the caller is being cancelled."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -105,7 +105,7 @@ class RunningChoices:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for source in self._sources:
-                # a task that was cancelled ahead of its first step has closed nothing
+                # a task that was cancelled before its first step has closed nothing
                 close = getattr(source, "aclose", None)
                 if close is not None:
                     await cast(AsyncGenerator[Any, Any], source).aclose()
@@ -116,14 +116,14 @@ class RunningChoices:
 
 
 async def unless_gone(receive: Receive, wanted: Awaitable[T]) -> T:
-    """What is waited for, as long as the client waits too.
+    """The result of an awaitable, unless the client disconnects first.
 
     Args:
         receive: Of a request whose body was read.
-        wanted: What is waited for; it is cancelled when the client leaves.
+        wanted: The awaitable; it is cancelled when the client disconnects.
 
     Raises:
-        ClientGone: When the client left first.
+        ClientGone: When the client disconnected first.
     """
 
     async def gone() -> None:

@@ -1,15 +1,15 @@
-"""Fields of requests: their types, messages, and what OpenAI has and this server has not.
+"""Fields of requests: their types, messages, and the OpenAI fields that this server does not support.
 
-Nothing is accepted and ignored. A field of OpenAI's is in one of three groups: it works; it says who asks or what for
-and has no effect on the answer (`NO_EFFECT`); or it asks for what this server does not do (`UNSUPPORTED`), and then
-only the values that ask for nothing are taken.
+Nothing is accepted and ignored. An OpenAI field is in one of three groups: it works; it names the user or the purpose
+and has no effect on the answer (`NO_EFFECT`); or it is for a feature that this server has not (`UNSUPPORTED`), and then
+only its empty values are accepted.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-# of an object that takes no others than its own: each of the others is a complaint
+# fields of an object at most: each unknown one would be an error of its own
 _MAX_NAMES = 64
 
 
@@ -24,10 +24,10 @@ def _is_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_is_text)]
 Settings = Annotated[dict[str, Any], Field(max_length=_MAX_NAMES)]
 NoMembers = Annotated[list[Any], Field(max_length=0)]
-# one complaint is told; one for each of a million members would fill the memory
+# one error is sent; one for each of a million members would fill the memory
 FIRST_ERROR, FILLED = Field(fail_fast=True), Field(min_length=1, fail_fast=True)
 
-# Of requests, with what is told of any value that asks for something.
+# Fields of requests, with the message for any value that is not empty.
 UNSUPPORTED = {
     "audio": "this server writes text alone: leave it out",
     "best_of": "this server returns all that it writes: leave it out, or set it to n",
@@ -49,9 +49,9 @@ UNSUPPORTED = {
     "verbosity": 'this server does not steer the length of answers: leave it out, or send "medium"',
     "web_search_options": "this server does not search: leave it out",
 }
-# They say who asks, or what for. `parallel_tool_calls` speaks of tools alone, and those are refused.
+# They name the user or the purpose. `parallel_tool_calls` is about tools alone, and those are refused.
 NO_EFFECT = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user"})
-# Of messages: what the model would not be shown.
+# Fields of messages that chat templates do not show to the model.
 UNSUPPORTED_IN_MESSAGES = {
     "annotations": "annotations are not shown to the model: leave them out",
     "audio": "the model reads text alone: leave it out",
@@ -61,14 +61,14 @@ UNSUPPORTED_IN_MESSAGES = {
     "tool_call_id": "this server calls no tools: leave it out",
     "tool_calls": "this server calls no tools: leave it out",
 }
-# roles that OpenAI has and this server has not
+# OpenAI roles that this server does not support
 UNSUPPORTED_ROLES = ("tool", "function")
 
 
 class Closed(BaseModel):
-    """An object that takes no fields but its own."""
+    """An object that refuses unknown fields."""
 
-    # strict: "1" is no number and 1 no truth value, as OpenAI has it
+    # strict: "1" is no number and 1 no boolean, as with OpenAI
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="forbid")
 
     @model_validator(mode="before")
@@ -84,7 +84,7 @@ class TextPart(Closed):
 
     Attributes:
         type: Only text can be read.
-        text: It.
+        text: The text.
     """
 
     type: Literal["text"]
@@ -95,10 +95,10 @@ class ChatMessage(Closed):
     """A turn of a chat.
 
     Attributes:
-        role: Who speaks; `developer` is shown as `system`, the name that chat templates know.
-        content: What is said; parts are joined by line breaks.
-        name: Not shown to the model, and so refused, as are the others; where they are empty, as in an answer that is
-            sent back, they are taken.
+        role: `developer` is passed to chat templates as `system`, the name that they know.
+        content: The text; parts are joined by line breaks.
+        name: Not shown to the model and so refused, as are all other fields; their empty values, as in an answer that
+            is sent back, are accepted.
     """
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -118,10 +118,10 @@ class ChatMessage(Closed):
 
 
 class StreamOptions(Closed):
-    """How a stream is told.
+    """Options of a stream.
 
     Attributes:
-        include_usage: Whether a last chunk tells the usage.
+        include_usage: Whether the last chunk holds the usage.
         include_obfuscation: Chunks are not padded.
     """
 
@@ -140,17 +140,17 @@ class TextFormat(Closed):
 
 
 class CacheOptions(Closed):
-    """How prompts are cached anyway.
+    """Options of the prompt cache.
 
     Attributes:
-        mode: Without being asked.
+        mode: Prompts are always cached.
     """
 
     mode: Literal["implicit"] | None = None
 
 
 class ChatFields(Closed):
-    """Fields of OpenAI's chats that do not work here; of those in `UNSUPPORTED`, the values that ask for nothing.
+    """OpenAI's chat fields that do not work here; of those in `UNSUPPORTED`, only the empty values.
 
     Attributes:
         metadata: Without effect.

@@ -1,4 +1,4 @@
-"""From a plan to an HTTP answer: jobs are opened, told whole or as they come, and cancelled when the client leaves."""
+"""Request handlers: run the choices of a parsed request, and answer whole or as a stream of events."""
 
 import asyncio
 import json
@@ -24,40 +24,40 @@ from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, RequestOutput, Service, TokenOutput
 
 logger = logging.getLogger(__name__)
-# seconds beyond those of the request in which a client is to read what was written
+# seconds beyond the time limit of a request for its client to read the rest
 SENDING = 5.0
-# of the client that left: nobody reads it, but an access log
+# status of a client that disconnected: only an access log reads it
 GONE = 499
 
 
 class RequestHandler:
-    """Answers plans.
+    """Answers parsed requests.
 
     Args:
         service: The engine.
         settings: Limits.
-        laddering: The server's ladder, if it has one.
-        metrics: Take what happens.
+        ladder_runner: The server's ladder, if it has one.
+        metrics: Of the server.
 
     Attributes:
-        draining: Whether nothing more is taken; it is `sigma0.serve.api.access.BodyLimit` that refuses then.
+        draining: Whether no more requests are taken; `sigma0.serve.api.access.BodyLimit` refuses them then.
         open: Requests that are being answered.
-        telemetry: Takes a line for each choice; None: nothing is kept of them.
+        telemetry: Log with a line for each choice; None: no log.
     """
 
     def __init__(
-        self, service: Service, settings: ServerSettings, laddering: LadderRunner | None, metrics: Metrics
+        self, service: Service, settings: ServerSettings, ladder_runner: LadderRunner | None, metrics: Metrics
     ) -> None:
-        self._service, self._settings, self._laddering, self._metrics = service, settings, laddering, metrics
+        self._service, self._settings, self._ladder_runner, self._metrics = service, settings, ladder_runner, metrics
         self.draining = False
         self.open = 0
-        # as many as the largest request has, which is so let in whenever nothing else waits
+        # as many as the largest request has, so that it is taken whenever nothing else waits
         self._backlog = Backlog(settings.max_n * settings.max_prompts)
         self.telemetry: TelemetryLog | None = None
 
     @contextmanager
     def room(self) -> Iterator[None]:
-        """Counts a request that is being taken apart among those that are being answered.
+        """Counts a request that is being parsed among those that are being answered.
 
         Raises:
             ApiError: 429 where too many are being answered.
@@ -70,47 +70,48 @@ class RequestHandler:
         finally:
             self._over()
 
-    async def answer(self, request: Request, plan: ParsedRequest) -> Response:
-        """The response to a request that was let in, or the beginning of its stream.
+    async def handle(self, request: Request, parsed: ParsedRequest) -> Response:
+        """The response to a request, or the start of its stream.
 
         Raises:
-            ApiError: For what the engine refuses or fails at.
+            ApiError: For a request that the engine refuses or fails at.
         """
-        teller = ResponseBuilder(plan, self._service.name, self._service.tokenizer, int(self._service.model.num_loops))
+        service = self._service
+        builder = ResponseBuilder(parsed, service.name, service.tokenizer, service.model.num_loops)
         request_id = str(request.state.request_id)
-        running = await self._start(plan, request_id)
-        if plan.stream:
-            return EventStream(self, running, teller, request_id)
+        running = await self._start(parsed, request_id)
+        if parsed.stream:
+            return EventStream(self, running, builder, request_id)
         try:
             with self._metrics.latency.time():
                 ends = await unless_gone(request.receive, running.all_done())
         except ClientGone:
-            self._left(plan)
+            self._left(parsed)
             return Response(status_code=GONE)
         except asyncio.CancelledError:
-            # a server in front may tell it so
-            self._left(plan)
+            # a server in front may cancel the task when the client disconnects
+            self._left(parsed)
             raise
         except Exception as error:
             raise as_api_error(error, request_id) from error
         finally:
             await running.close()
-        self.count(plan, 200)
-        return JSONResponse(teller.response(ends))
+        self.count(parsed, 200)
+        return JSONResponse(builder.response(ends))
 
-    def _left(self, plan: ParsedRequest) -> None:
-        self.count(plan, GONE)
+    def _left(self, parsed: ParsedRequest) -> None:
+        self.count(parsed, GONE)
         self._metrics.cancelled.inc()
 
-    def count(self, plan: ParsedRequest, status: int) -> None:
-        """Notes that a plan came to its end."""
-        self._metrics.requests.labels(plan.kind, str(status)).inc()
+    def count(self, parsed: ParsedRequest, status: int) -> None:
+        """Counts a finished request by its kind and status."""
+        self._metrics.requests.labels(parsed.kind, str(status)).inc()
 
-    async def _start(self, plan: ParsedRequest, request_id: str) -> RunningChoices:
+    async def _start(self, parsed: ParsedRequest, request_id: str) -> RunningChoices:
         observe, over = self._metrics.watch(), self._over
         if self.telemetry is not None:
-            loops = int(self._service.model.num_loops)
-            telemetry = RequestTelemetry(self.telemetry, plan, request_id, self._service.name, loops)
+            loops = self._service.model.num_loops
+            telemetry = RequestTelemetry(self.telemetry, parsed, request_id, self._service.name, loops)
             observe = telemetry.watch(observe)
 
             def over() -> None:
@@ -121,13 +122,13 @@ class RequestHandler:
         self.open += 1
         turns = Turns(self._service, self._settings.max_at_once, self._backlog)
         try:
-            for choice in plan.choices:
-                if self._laddering is not None and choice.task is not None and not choice.routed:
-                    running.add(self._laddering.run(choice.task))
+            for choice in parsed.choices:
+                if self._ladder_runner is not None and choice.task is not None and not choice.routed:
+                    running.add(self._ladder_runner.run(choice.task))
                     continue
-                engine = turns.add(choice.job)
-                if self._laddering is not None and choice.task is not None:
-                    running.add(self._laddering.route(engine, choice.task), engine)
+                engine = turns.add(choice.request)
+                if self._ladder_runner is not None and choice.task is not None:
+                    running.add(self._ladder_runner.route(engine, choice.task), engine)
                 else:
                     running.add(engine)
         except ValueError as error:
@@ -143,19 +144,19 @@ class RequestHandler:
 
 
 class EventStream(StreamingResponse):
-    """A response in server-sent events; whatever becomes of it, its jobs end with it.
+    """A response of server-sent events; its choices are cancelled however it ends.
 
     Args:
-        answerer: Counts it.
-        running: Its jobs.
-        teller: Tells them.
+        handler: Counts the response.
+        running: Choices of the request.
+        builder: Builds the chunks.
         request_id: Of the request.
     """
 
     def __init__(
-        self, answerer: RequestHandler, running: RunningChoices, teller: ResponseBuilder, request_id: str
+        self, handler: RequestHandler, running: RunningChoices, builder: ResponseBuilder, request_id: str
     ) -> None:
-        self._answerer, self._running, self._teller, self._request_id = answerer, running, teller, request_id
+        self._handler, self._running, self._builder, self._request_id = handler, running, builder, request_id
         self._status = GONE
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._events(), media_type="text/event-stream", headers=headers)
@@ -163,36 +164,36 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         try:
-            with self._answerer._metrics.latency.time():
-                # a client that stays and does not read would hold its place for ever
+            with self._handler._metrics.latency.time():
+                # a client that neither reads nor disconnects would keep its slot for ever
                 await asyncio.wait_for(super().__call__(scope, receive, send), self._running.left + SENDING)
         finally:
             await self._running.close()
-            self._answerer.count(self._teller.plan, self._status)
+            self._handler.count(self._builder.parsed, self._status)
             if self._status == GONE:
-                self._answerer._metrics.cancelled.inc()
+                self._handler._metrics.cancelled.inc()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        teller = self._teller
+        builder = self._builder
         ends: dict[int, RequestOutput] = {}
         try:
-            for chunk in teller.opening():
+            for chunk in builder.opening():
                 yield _data(chunk)
             async with aclosing(self._running.events()) as events:
                 async for index, event in events:
                     if isinstance(event, TokenOutput):
-                        yield _data(teller.token(index, event))
+                        yield _data(builder.token(index, event))
                         continue
                     ends[index] = event
-                    for chunk in teller.end(index, event):
+                    for chunk in builder.end(index, event):
                         yield _data(chunk)
-            if teller.plan.include_usage:
-                yield _data(teller.usage([ends[index] for index in sorted(ends)]))
+            if builder.parsed.include_usage:
+                yield _data(builder.usage([ends[index] for index in sorted(ends)]))
         except Exception as error:
-            # the status was sent long ago: what went wrong is an event, and ends the stream
-            told = as_api_error(error, self._request_id)
-            self._status = told.status_code
-            yield b"event: error\n" + _data(told.body)
+            # the status line was sent long ago: the failure is an event, and ends the stream
+            failure = as_api_error(error, self._request_id)
+            self._status = failure.status_code
+            yield b"event: error\n" + _data(failure.body)
             return
         self._status = 200
         yield b"data: [DONE]\n\n"

@@ -1,7 +1,7 @@
-"""The Host header: a server answers for the names that it knows.
+"""Check of the Host header against the names that the server is allowed to answer for.
 
-A page elsewhere can give its own name this server's address (DNS rebinding); a browser then lets its scripts read what
-they ask here for, but says that name in `Host`. Starlette's own check cannot read IPv6 addresses.
+A foreign page can point its own name at this server's address (DNS rebinding); a browser then lets its scripts read
+the server's answers, but sends that name in `Host`. Starlette's TrustedHostMiddleware does not parse IPv6 addresses.
 """
 
 import re
@@ -26,7 +26,7 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: For anything else, such as one with a port or a scheme.
     """
-    found = []
+    entries = []
     for host in hosts:
         entry = host.strip().lower().removesuffix(".")
         if entry != "*" and _network(entry) is None and not _NAME.fullmatch(entry):
@@ -34,14 +34,14 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
                 f"{host!r} is no host: a name (example.com, *.example.com), an address or a network (10.0.0.0/8), "
                 "without scheme and port, or * for all"
             )
-        found.append(entry)
-    return tuple(found)
+        entries.append(entry)
+    return tuple(entries)
 
 
 def hosts_of(address: str) -> tuple[str, ...]:
-    """What is allowed where a server listens on an address: it, or every address where it listens on all.
+    """The hosts allowed for a server that listens on an address: that address, or all where it listens on all.
 
-    An address in `Host` is no rebound name: a browser that says it was given it.
+    An address in `Host` cannot come from a rebound name: the browser was given the address itself.
 
     Args:
         address: An address, or a name.
@@ -57,7 +57,7 @@ class HostCheck:
     """Answers requests whose `Host` is a loopback name or allowed, with any port, and refuses others with 421.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
         allowed: As `check_hosts` takes them.
     """
 

@@ -1,4 +1,4 @@
-"""What the server says of itself: models, the looped one's settings, health, metrics, and the page."""
+"""Info routes: models, settings of the looped model, health, metrics, and the page."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ PAGE_HEADERS = {
 
 
 class ModelInfo(BaseModel):
-    """A model, as OpenAI tells it.
+    """A model in OpenAI's shape.
 
     Attributes:
         id: Its name.
@@ -43,7 +43,7 @@ class ModelInfo(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models of the server: one.
+    """The models of the server: one.
 
     Attributes:
         object: Always `list`.
@@ -63,7 +63,7 @@ class Sigma0Info(BaseModel):
         exit: Its own exit setting.
         efforts: The exit setting of each `reasoning_effort`.
         ladder: Names of the ladder's rungs, the lowest first; None where there is no ladder.
-        context: Tokens that prompt and answer may have together.
+        context: Most tokens of prompt and answer together.
         knows: What the model knows, so that "NAME knows ..." is a sentence; None where its checkpoint does not say.
         examples: Prompts that the model answers, if its checkpoint names any.
     """
@@ -88,75 +88,75 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-def told(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The failures of a route, for the API's description."""
+def failure_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The failures of a route, for `/openapi.json`."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-def information(
+def info_router(
     service: Service,
-    planner: RequestParser,
-    laddering: LadderRunner | None,
+    parser: RequestParser,
+    ladder_runner: LadderRunner | None,
     metrics: Metrics,
-    answerer: RequestHandler,
+    handler: RequestHandler,
     created: int,
 ) -> APIRouter:
-    """The routes that only tell.
+    """The routes that only read.
 
     Args:
         service: The engine.
-        planner: Knows the model's settings.
-        laddering: The server's ladder, if it has one.
-        metrics: What Prometheus reads.
-        answerer: Knows whether the server is being shut down.
+        parser: Has the default exit setting and the limits.
+        ladder_runner: The server's ladder, if it has one.
+        metrics: Of the server.
+        handler: Has the state of the shutdown.
         created: When the server was started, seconds since 1970.
     """
     router = APIRouter()
     model = ModelInfo(id=service.name, created=created)
     about = read_about(service.model.name_or_path) if service.model.name_or_path else None
 
-    @router.get("/v1/models", responses=told(401, 413))
+    @router.get("/v1/models", responses=failure_responses(401, 413))
     async def models() -> ModelList:
         """All models."""
         return ModelList(data=[model])
 
-    # ids of the hub hold a slash
-    @router.get("/v1/models/{name:path}", responses=told(401, 404, 413))
+    # hub ids hold a slash
+    @router.get("/v1/models/{name:path}", responses=failure_responses(401, 404, 413))
     async def model_of(name: str) -> ModelInfo:
         """One model."""
         if name != model.id:
             raise ApiError(404, f"the model {name[:80]!r} does not exist", "model", "model_not_found")
         return model
 
-    @router.get("/v1/sigma0", responses=told(401, 413))
+    @router.get("/v1/sigma0", responses=failure_responses(401, 413))
     async def sigma0() -> Sigma0Info:
         """The served model as a looped one."""
         return Sigma0Info(
             model=service.name,
-            total_loops=planner.total_loops,
-            exit=planner.own.to_dict(),
-            efforts={effort: exit_for(effort, planner.own, planner.total_loops).to_dict() for effort in SHARES},
-            ladder=None if laddering is None else list(laddering.names),
-            context=planner.context,
+            total_loops=parser.total_loops,
+            exit=parser.default_exit.to_dict(),
+            efforts={effort: exit_for(effort, parser.default_exit, parser.total_loops).to_dict() for effort in SHARES},
+            ladder=None if ladder_runner is None else list(ladder_runner.names),
+            context=parser.context,
             knows=None if about is None else about.knows,
             examples=[] if about is None else [example.prompt for example in about.examples],
         )
 
-    @router.get("/health", responses=told(413, 503))
+    @router.get("/health", responses=failure_responses(413, 503))
     async def health() -> Health:
         """Whether the server takes requests."""
-        if answerer.draining:
+        if handler.draining:
             raise unavailable("the server is being shut down", "shutting_down")
         if not service.is_up:
             raise unavailable("no engine is up", "unavailable")
         return Health()
 
-    # balancers ask so, and FastAPI offers no HEAD of its own
+    # load balancers send HEAD, which FastAPI does not add to a GET
     router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
-    @router.get("/metrics", responses={**told(401, 413), 200: {"content": {"text/plain": {}}}})
+    @router.get("/metrics", responses={**failure_responses(401, 413), 200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
-        """What Prometheus reads."""
+        """Metrics for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/", include_in_schema=False)

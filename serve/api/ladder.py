@@ -1,15 +1,14 @@
-"""Answers of the server's ladder: asked for by a request, or routed there by the verdict on the engine's answer.
+"""Ladder runner: answers of the server's ladder, requested by a client or routed by the verdict on the engine's answer.
 
-A ladder runs in a thread of its own, one request at a time. Tokens come as they are written; drafts and answers in one
-piece. A client that leaves ends a run of tokens after the token under way; a draft or an answer that has begun is
-written to its end, and thrown away.
+A ladder runs in a separate thread, one request at a time. Tokens are streamed as they are sampled, drafts and answers
+in one piece. When the client disconnects, a run of tokens ends after the current token; a draft or an answer that was
+started is finished and discarded.
 
-With `SIGMA0_ROUTING=1` the engine's answer is kept back until its verdict is known: where its door says escalate, it
-goes up, and what the rungs above write, which is not drawn, takes its place; otherwise it is told as it is. Where the
-lowest rung is the served model, the engine's answer is that rung's, and it is not asked again; another ladder is
-climbed from its bottom. So routed streams come in one piece too. Not routed are prompts of ids, since rungs may have
-other tokenizers, and requests for logprobs, which ladders do not tell: there, as with routing switched off, `door` is a
-hint.
+With `SIGMA0_ROUTING=1` the engine's answer is held back until its verdict is known: where its routing decision (door)
+is escalate, the greedy answer of the rungs above replaces it; otherwise it is sent unchanged. Where the lowest rung is
+the served model, the engine's answer counts as that rung's; any other ladder is climbed from its lowest rung. So routed
+streams come in one piece too. Not routed are prompts of ids, since rungs may have other tokenizers, and requests for
+logprobs, which ladders do not give: there, as with routing switched off, `door` is a hint.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from sigma0.config import Effort, ExitConfig, Messages
-from sigma0.decode.stopping import StopCut
+from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
@@ -43,21 +42,20 @@ Event = TokenOutput | RequestOutput
 
 @dataclass(frozen=True)
 class LadderTask:
-    """A job for a ladder.
+    """A request for a ladder.
 
     Attributes:
-        job: What is asked, in the served model's ids.
-        prompt: The same as text.
-        unit: What goes up.
-        exit_config: For every looped rung, which fills in the thresholds that it leaves open; None: as each checkpoint
-            says.
-        effort: Changes over each looped rung's setting; None where the request names none, or an exit setting.
-        budget: The request's own limits.
-        trail: Whether decisions are told.
+        request: The request in the served model's ids.
+        prompt: Its prompt as text.
+        unit: What is handed up.
+        exit_config: Of every looped rung, which fills in the thresholds that it leaves open; None: each checkpoint's.
+        effort: Applied to each looped rung's setting; None where the request names none, or an exit setting.
+        budget: Limits of the request.
+        trail: Whether decisions are output.
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    job: EngineRequest
+    request: EngineRequest
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
@@ -68,7 +66,7 @@ class LadderTask:
 
 
 class LadderRunner:
-    """A ladder in a thread.
+    """Runs a ladder in a thread.
 
     Args:
         ladder: Rungs, policy and budget.
@@ -77,7 +75,7 @@ class LadderRunner:
 
     Attributes:
         names: Of the rungs, the lowest first.
-        unit: What goes up where a request does not say: tokens where the rungs can share them, else answers.
+        unit: Default unit that is handed up: tokens where the rungs share a tokenizer, else answers.
     """
 
     def __init__(self, ladder: FidelityLadder, total_loops: int, served: str | None = None) -> None:
@@ -93,21 +91,21 @@ class LadderRunner:
         except ValueError:
             self.unit = "answer"
 
-    def unit_for(self, asked: bool | Literal["token", "draft", "answer"]) -> Unit | None:
-        """The unit that `sigma0.ladder` asks for; None where it asks for none."""
-        if asked is True:
+    def unit_for(self, option: bool | Literal["token", "draft", "answer"]) -> Unit | None:
+        """The unit for a value of `sigma0.ladder`; None for False."""
+        if option is True:
             return self.unit
-        return asked or None
+        return option or None
 
     def check(self, task: LadderTask) -> None:
-        """Refuses beforehand what a run would refuse.
+        """Refuses a task before it runs.
 
         Raises:
-            ValueError: Naming it.
+            ValueError: Naming what does not fit.
         """
-        sampling = task.job.sampling
-        if task.job.logprobs is not None:
-            raise ValueError("a ladder tells no logprobs: leave them out, or leave sigma0.ladder out")
+        sampling = task.request.sampling
+        if task.request.logprobs is not None:
+            raise ValueError("a ladder gives no logprobs: leave them out, or leave sigma0.ladder out")
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
         if task.unit == "token":
@@ -119,15 +117,15 @@ class LadderRunner:
             )
         lowest = self._ladder.rungs[0]
         if isinstance(lowest, LocalRung):
-            read = encode(lowest.tokenizer, task.prompt).shape[1]
-            check_context(lowest.model, read, task.job.max_new_tokens)
+            prompt_length = encode(lowest.tokenizer, task.prompt).shape[1]
+            check_context(lowest.model, prompt_length, task.request.max_new_tokens)
 
     async def run(self, task: LadderTask, written: RequestOutput | None = None) -> AsyncGenerator[Event, None]:
-        """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above.
+        """Token outputs as they come where tokens are the unit, then the request output. Closing it ends the run.
 
         Args:
-            task: What to write.
-            written: What the served model wrote already, as the lowest rung's answer.
+            task: The task.
+            written: The engine's answer, used as the lowest rung's.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -150,7 +148,7 @@ class LadderRunner:
             done.cancel()
 
     async def route(self, engine: AsyncIterator[Event], task: LadderTask) -> AsyncGenerator[Event, None]:
-        """The engine's events once all have come, or the ladder's where the verdict on them says escalate."""
+        """The engine's events once all have come, or the ladder's where their routing decision is escalate."""
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
         ends = [event for event in kept if isinstance(event, RequestOutput)]
@@ -162,22 +160,22 @@ class LadderRunner:
             async with aclosing(self.run(task, ends[0] if self._begins_served else None)) as events:
                 kept = [event async for event in events]
         except ValueError as error:
-            # say a prompt that the lowest rung cannot hold: that costs the ladder's answer, not the one that is there
+            # such as a prompt too long for the lowest rung: the engine's answer is sent instead
             logger.warning("the ladder refused what was routed to it: %s", type(error).__name__)
         for event in kept:
             yield event
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Starts no more runs."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _within(self, task: LadderTask) -> FidelityLadder:
-        """The ladder, its rungs at the request's effort, within the request's limits and the server's own."""
+        """The ladder with its rungs at the request's effort, within the limits of both the request and the server."""
         ladder, budget = self._ladder, task.budget
         if budget is None and task.effort is None:
             return ladder
         least: dict[str, Any] = {}
-        for name in (each.name for each in fields(Budget)):
+        for name in (field.name for field in fields(Budget)):
             limits = [
                 limit for limit in (getattr(ladder.budget, name), getattr(budget, name, None)) if limit is not None
             ]
@@ -186,50 +184,54 @@ class LadderRunner:
         return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
-        job, sampling = task.job, task.job.sampling
+        request, sampling = task.request, task.request.sampling
         settings: dict[str, Any] = {
-            "max_new_tokens": job.max_new_tokens,
+            "max_new_tokens": request.max_new_tokens,
             "exit_config": task.exit_config,
-            "stop": job.stop,
+            "stop": request.stop,
             "sources": task.sources,
         }
         if task.unit != "token":
             return settings
         settings["repetition_penalty"] = sampling.repetition_penalty
         if sampling.temperature:
-            drawn = ("temperature", "top_p", "top_k", "min_p", "seed")
-            settings |= {"do_sample": True} | {name: getattr(sampling, name) for name in drawn}
+            sampled = ("temperature", "top_p", "top_k", "min_p", "seed")
+            settings |= {"do_sample": True} | {name: getattr(sampling, name) for name in sampled}
         return settings
 
     def _events(self, task: LadderTask) -> Iterator[Event]:
         ladder = self._within(task)
         settings = self._settings(task)
-        cut = StopCut(task.job.stop)
+        cut = StopChecker(task.request.stop)
         if task.unit == "token":
-            # of a whole answer nothing was told before its end, so that it may still go up as a whole
-            run = ladder.stream(task.prompt, takes_back=task.job.whole, **settings)
+            # nothing of a whole answer is sent before its end, so that it may still be handed up as a whole
+            run = ladder.stream(task.prompt, takes_back=task.request.whole, **settings)
             for (token,) in run:
-                yield _told(token, cut.feed(token.text))
-            found = run.generations[0]
-            tokens, text = _cut(found, task.job.stop)
+                yield _output(token, cut.add(token.text))
+            generation = run.generations[0]
+            tokens, text = _cut(generation, task.request.stop)
         else:
-            found = ladder.generate(task.prompt, task.unit, **settings)
-            tokens, text = (), cut.feed(found.text) + cut.flush()
-        yield self._done(task, found, tokens, text)
+            generation = ladder.generate(task.prompt, task.unit, **settings)
+            tokens, text = (), cut.add(generation.text) + cut.flush()
+        yield self._done(task, generation, tokens, text)
 
     def _taken_over(self, task: LadderTask, written: RequestOutput) -> Iterator[Event]:
-        """What the rungs above make of the engine's answer."""
-        found = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
-        small, *above = found.costs
+        """The events of the rungs above, given the engine's answer."""
+        generation = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
+        small, *above = generation.costs
         costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
-        if found.rung == self.names[0]:
+        if generation.rung == self.names[0]:
             yield from written.tokens
             yield replace(
-                written, door=found.door, door_text=self._door_text(found), trail=self._trail(task, found), costs=costs
+                written,
+                door=generation.door,
+                door_text=self._door_text(generation),
+                trail=self._trail(task, generation),
+                costs=costs,
             )
             return
         yield replace(
-            self._done(task, found, *_cut(found, task.job.stop)),
+            self._done(task, generation, *_cut(generation, task.request.stop)),
             cached_tokens=written.cached_tokens,
             preemptions=written.preemptions,
             passes=written.passes + sum(cost.passes for cost in above),
@@ -237,58 +239,58 @@ class LadderRunner:
             costs=costs,
         )
 
-    def _trail(self, task: LadderTask, found: LadderGeneration) -> tuple[dict[str, Any], ...]:
-        return tuple(asdict(line) for line in found.trail.lines) if task.trail else ()
+    def _trail(self, task: LadderTask, generation: LadderGeneration) -> tuple[dict[str, Any], ...]:
+        return tuple(asdict(line) for line in generation.trail.lines) if task.trail else ()
 
     def _done(
-        self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenOutput, ...], text: str
+        self, task: LadderTask, generation: LadderGeneration, tokens: tuple[TokenOutput, ...], text: str
     ) -> RequestOutput:
         depths = [token.depth for token in tokens[1:] if token.depth]
-        # shares saved are of one model; what the rungs cost stands in the costs
+        # shares saved are of one model; the work of the rungs is in the costs
         saved = Savings(sum(depths) / len(depths) if depths else None, None, None, None)
         return RequestOutput(
             text=text,
             tokens=tokens,
-            finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
-            prompt_tokens=len(task.job.prompt_ids),
+            finish_reason="stop" if generation.stop_reason in ("eos", "stop", "collapse") else "length",
+            prompt_tokens=len(task.request.prompt_ids),
             cached_tokens=0,
             total_loops=self._total_loops,
-            passes=sum(cost.passes for cost in found.costs),
-            rows=sum(cost.rows for cost in found.costs),
+            passes=sum(cost.passes for cost in generation.costs),
+            rows=sum(cost.rows for cost in generation.costs),
             savings=saved,
-            verdict=found.verdict,
-            door=found.door,
-            door_text=self._door_text(found),
-            trail=self._trail(task, found),
-            costs=tuple(cost.to_dict() for cost in found.costs),
-            collapsed=found.stop_reason == "collapse",
+            verdict=generation.verdict,
+            door=generation.door,
+            door_text=self._door_text(generation),
+            trail=self._trail(task, generation),
+            costs=tuple(cost.to_dict() for cost in generation.costs),
+            collapsed=generation.stop_reason == "collapse",
         )
 
-    def _door_text(self, found: LadderGeneration) -> str:
+    def _door_text(self, generation: LadderGeneration) -> str:
         doors = self._ladder.doors
-        if found.door == "converge":
-            return explain(found.verdict, doors)
-        why = "; ".join(objections(found.verdict, doors)) or "nothing against it"
-        if found.door == "abort":
-            return f"abort: the budget kept something from going up ({', '.join(found.not_tried)}); {why}."
-        if found.door == "accepted":
+        if generation.door == "converge":
+            return explain(generation.verdict, doors)
+        why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
+        if generation.door == "abort":
+            return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
+        if generation.door == "accepted":
             return f"accepted: {why}, but the policy in force let it stand."
         return f"top_rung: {why}, and there is no rung above."
 
 
-def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
-    """The tokens of a text and the text itself, both up to a stop string."""
-    cut = StopCut(stop)
-    tokens = [_told(token, cut.feed(token.text)) for token in found.tokens]
+def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
+    """The tokens of a generation and its text, both cut at a stop string."""
+    cut = StopChecker(stop)
+    tokens = [_output(token, cut.add(token.text)) for token in generation.tokens]
     if not tokens:
-        cut.feed(found.text)
+        cut.add(generation.text)
     if (rest := cut.flush()) and tokens:
         tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
-    return tuple(tokens), cut.passed
+    return tuple(tokens), cut.text
 
 
 def _attempt_of(written: RequestOutput) -> Attempt:
-    """The engine's answer as the lowest rung's."""
+    """The engine's answer as an attempt of the lowest rung."""
     assert written.verdict is not None
     stop_reason: LadderStop = "length" if written.finish_reason == "length" else "eos"
     if written.collapsed:
@@ -297,20 +299,20 @@ def _attempt_of(written: RequestOutput) -> Attempt:
 
 
 def _cost_of(written: RequestOutput, rung: RungCost) -> RungCost:
-    """What the engine spent on an answer, as what the lowest rung did; its prompts share passes with other requests."""
-    read = written.prompt_tokens - written.cached_tokens
+    """Costs of the engine's answer as costs of the lowest rung; its prefill shares passes with other requests."""
+    prefilled = written.prompt_tokens - written.cached_tokens
     loops = written.total_loops
     return replace(
         rung,
         tokens=len(written.tokens),
         passes=written.passes,
-        prompt_passes=loops * -(-read // PROMPT_CHUNK),
-        rows=written.rows + loops * read,
-        read=read,
+        prompt_passes=loops * -(-prefilled // PROMPT_CHUNK),
+        rows=written.rows + loops * prefilled,
+        read=prefilled,
     )
 
 
-def _told(token: LadderToken, text: str) -> TokenOutput:
+def _output(token: LadderToken, text: str) -> TokenOutput:
     return TokenOutput(
         id=token.id,
         text=text,

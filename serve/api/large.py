@@ -1,9 +1,9 @@
-"""Large bodies, one at a time: what reading them costs must not reach the requests of others.
+"""Large bodies, one at a time, so that reading them does not delay the requests of other clients.
 
-JSON is parsed, validated and tokenized in stretches of some milliseconds to some tenths of a second that nothing else
-in the process can interrupt (Python's lock is held), so more threads would not help. A large body therefore waits for
-its turn, and a turn ends with a pause in proportion to what it took: however many come, others keep most of the time.
-During a turn the garbage collector rests, since the many small objects of a large body set it off again and again.
+JSON is parsed, validated and tokenized in pieces of some milliseconds to some tenths of a second during which Python's
+lock is held, so more threads would not help. A large body therefore waits for its turn, and a turn is followed by a
+pause in proportion to its length: however many arrive, other requests keep most of the time. During a turn the garbage
+collector is off, since the many small objects of a large body trigger it again and again.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.serve.api.errors import ApiError, busy
 from sigma0.serve.engine.messages import Busy
 
-# Bytes of a body from which on it waits for its turn: some thousand tokens, tokenized in a few milliseconds.
+# Bytes from which on a body waits for its turn: some thousand tokens, tokenized in a few milliseconds.
 LARGE = 2**12
 # Bodies that wait for their turn at most.
 WAITING = 8
 # Pause after a turn, in lengths of the turn, and at most in seconds.
 PAUSE, LONGEST_PAUSE = 3.0, 1.0
-# Seconds until a refusal is told: who does not heed Retry-After does not send the next megabyte at once.
+# Seconds before a refusal is sent, so that a client that ignores Retry-After does not send the next megabyte at once.
 REFUSAL = 0.5
 _STATE = "large_body_is_over"
 
 
 class LargeBodies:
-    """Lets large bodies through one by one, and refuses those that would wait behind too many.
+    """ASGI middleware: passes large bodies one by one, and refuses those that exceed a queue.
 
-    A turn is from the end of the body until `turn_is_over`, or the end of the request.
+    A turn lasts from the end of the body until `turn_is_over`, or the end of the request.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
         size: Bytes from which on a body is large.
         waiting: How many may wait.
     """
@@ -51,9 +51,10 @@ class LargeBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told = Headers(scope=scope).get("content-length", "")
-        if told.isdecimal() and int(told[:32]) >= self._size and self._waiting >= self._most:
-            # before a byte of it is kept, and while nothing of it is read
+        content_length = Headers(scope=scope).get("content-length", "")
+        is_large = content_length.isdecimal() and int(content_length[:32]) >= self._size
+        if is_large and self._waiting >= self._most:
+            # before any of it is read
             error = self._error()
             await asyncio.sleep(REFUSAL)
             await error.response()(scope, receive, send)
@@ -75,7 +76,7 @@ class LargeBodies:
             turn_is_over(scope)
 
     async def _begin(self) -> Callable[[], None]:
-        """Waits for the turn; returns what ends it."""
+        """Waits for the turn; returns a function that ends it."""
         if self._waiting >= self._most:
             raise self._error()
         self._waiting += 1

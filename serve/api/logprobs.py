@@ -1,25 +1,26 @@
-"""Log-probabilities as OpenAI tells them, for chats and for completions."""
+"""Log-probabilities in OpenAI's shapes, for chats and for completions."""
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sigma0.serve.engine.messages import TokenOutput
 
-# JSON has no infinity; OpenAI tells this number of what is next to impossible.
+# JSON has no infinity; OpenAI sends this number for very improbable tokens.
 LEAST = -9999.0
 
 
 @lru_cache(maxsize=1)
 def _byte_of() -> dict[str, int]:
-    """The byte that each sign of a byte-level vocabulary stands for."""
+    """The byte of each character of a byte-level vocabulary."""
     return {sign: byte for byte, sign in bytes_to_unicode().items()}
 
 
-def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
+def token_text(tokenizer: PreTrainedTokenizerFast, token_id: int) -> tuple[str, list[int] | None]:
     """A token by itself, and its bytes; None where these are not known.
 
     Args:
@@ -31,10 +32,10 @@ def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
         return "", None
     table = _byte_of()
     if type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel" and all(sign in table for sign in piece):
-        told = bytes(table[sign] for sign in piece)
-        return told.decode(errors="replace"), list(told)
+        raw = bytes(table[sign] for sign in piece)
+        return raw.decode(errors="replace"), list(raw)
     text = str(tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-    # part of a character that is told as bytes, which this kind of tokenizer does not tell
+    # an incomplete character, whose bytes this kind of tokenizer does not expose
     return text, None if "\ufffd" in text else list(text.encode())
 
 
@@ -43,38 +44,40 @@ def finite(logprob: float | None) -> float:
     return LEAST if logprob is None or not math.isfinite(logprob) else max(LEAST, logprob)
 
 
-def chat_logprobs(tokenizer: Any, tokens: Sequence[TokenOutput]) -> dict[str, Any]:
-    """As chats have them."""
+def chat_logprobs(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[TokenOutput]) -> dict[str, Any]:
+    """In the shape of chats."""
     content = [
         {
             **_chat_token(tokenizer, token.id, token.logprob),
-            "top_logprobs": [_chat_token(tokenizer, each.id, each.logprob) for each in token.alternatives],
+            "top_logprobs": [_chat_token(tokenizer, other.id, other.logprob) for other in token.alternatives],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _chat_token(tokenizer: Any, token_id: int, logprob: float | None) -> dict[str, Any]:
-    text, told = token_text(tokenizer, token_id)
-    return {"token": text, "logprob": finite(logprob), "bytes": told}
+def _chat_token(tokenizer: PreTrainedTokenizerFast, token_id: int, logprob: float | None) -> dict[str, Any]:
+    text, raw = token_text(tokenizer, token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": raw}
 
 
-def completion_logprobs(tokenizer: Any, tokens: Sequence[TokenOutput], offset: int, wanted: int) -> dict[str, Any]:
-    """As completions have them.
+def completion_logprobs(
+    tokenizer: PreTrainedTokenizerFast, tokens: Sequence[TokenOutput], offset: int, wanted: int
+) -> dict[str, Any]:
+    """In the shape of completions.
 
     Args:
         tokenizer: A fast tokenizer.
-        tokens: What is told of.
-        offset: Length of the choice's text ahead of them.
-        wanted: Alternatives beside each.
+        tokens: The tokens.
+        offset: Length of the choice's text before them.
+        wanted: Number of alternatives of each.
     """
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
     top = [
-        {token_text(tokenizer, each.id)[0]: finite(each.logprob) for each in reversed(token.alternatives)}
+        {token_text(tokenizer, other.id)[0]: finite(other.logprob) for other in reversed(token.alternatives)}
         for token in tokens
     ]
     return {

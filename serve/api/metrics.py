@@ -1,4 +1,4 @@
-"""What Prometheus reads: how the service stands, what ladders did, and how long clients waited."""
+"""Prometheus metrics: the state of the service, the work of ladders, and latencies."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class ServiceCollector(Collector):
-    """The service's own figures, read when Prometheus asks.
+    """Gauges and counters of the service, collected at each scrape.
 
     Args:
         service: The engine.
@@ -25,20 +25,20 @@ class ServiceCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        """Today's figures: of all engines together, and where there are several of each."""
+        """Current values: of all engines together, and of each where there are several."""
         total_loops = int(self._service.model.num_loops)
-        for name, (told, value) in _gauges(self._service.status(), total_loops).items():
-            yield GaugeMetricFamily(f"sigma0_{name}", told, value=value)
-        for name, (told, value) in _counters(self._service.status()).items():
-            yield CounterMetricFamily(f"sigma0_{name}", told, value=value)
-        # under names of their own, so that a sum over a name counts nothing twice
+        for name, (help_text, value) in _gauges(self._service.status(), total_loops).items():
+            yield GaugeMetricFamily(f"sigma0_{name}", help_text, value=value)
+        for name, (help_text, value) in _counters(self._service.status()).items():
+            yield CounterMetricFamily(f"sigma0_{name}", help_text, value=value)
+        # under other names, so that a sum over a name counts nothing twice
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for engine, status in sorted(self._service.engines().items()):
-            for name, (told, value) in _gauges(status, total_loops).items():
-                gauge = GaugeMetricFamily(f"sigma0_replica_{name}", told, labels=["replica"])
+            for name, (help_text, value) in _gauges(status, total_loops).items():
+                gauge = GaugeMetricFamily(f"sigma0_replica_{name}", help_text, labels=["replica"])
                 families.setdefault(name, gauge).add_metric([engine], value)
-            for name, (told, value) in _counters(status).items():
-                counter = CounterMetricFamily(f"sigma0_replica_{name}", told, labels=["replica"])
+            for name, (help_text, value) in _counters(status).items():
+                counter = CounterMetricFamily(f"sigma0_replica_{name}", help_text, labels=["replica"])
                 families.setdefault(name, counter).add_metric([engine], value)
         yield from families.values()
 
@@ -46,13 +46,13 @@ class ServiceCollector(Collector):
 def _gauges(status: ServiceStatus, total_loops: int) -> dict[str, tuple[str, float]]:
     mean = status.exit_loops / status.tokens if status.tokens else 0.0
     return {
-        "queue": ("Jobs in the queue.", status.waiting),
-        "running": ("Jobs on their way.", status.running),
+        "queue": ("Requests in the queue.", status.waiting),
+        "running": ("Requests that run.", status.running),
         "mean_depth": ("Mean exit depth of all new tokens, in loops.", mean),
         "depth_saved": ("Share of loops saved, over all new tokens.", 1 - mean / total_loops if mean else 0.0),
         "pages": ("Pages of K/V.", status.blocks_total),
-        "pages_used": ("Pages held by jobs.", status.blocks_used),
-        "pages_cached": ("Pages kept for prompts that begin alike.", status.blocks_cached),
+        "pages_used": ("Pages held by requests.", status.blocks_used),
+        "pages_cached": ("Pages in the prefix cache that no request holds.", status.blocks_cached),
     }
 
 
@@ -61,7 +61,7 @@ def _counters(status: ServiceStatus) -> dict[str, tuple[str, float]]:
         "passes": ("Calls of the shared block.", status.passes),
         "rows": ("Rows in those calls.", status.rows),
         "tokens": ("New tokens.", status.tokens),
-        "preemptions": ("Jobs that were put back.", status.preemptions),
+        "preemptions": ("Requests that were preempted.", status.preemptions),
     }
 
 
@@ -93,7 +93,7 @@ class Metrics:
         )
 
     def watch(self) -> Callable[[int, TokenOutput | RequestOutput], None]:
-        """What is to be told the events of one request."""
+        """An observer of the events of one request."""
         began = time.monotonic()
         last: dict[int, float] = {}
 
@@ -105,7 +105,7 @@ class Metrics:
                 return
             if not event.costs:
                 return
-            # tokens tell it themselves; of what goes up whole, it shows in who wrote
+            # token outputs have it; a text that was handed up whole has tokens of a higher rung
             ups = sum(token.handed_up is not None for token in event.tokens)
             self.handed_up.inc(ups if event.tokens else sum(cost["tokens"] > 0 for cost in event.costs[1:]))
             self.aborts.inc(event.door == "abort")
@@ -113,5 +113,5 @@ class Metrics:
         return observe
 
     def text(self) -> bytes:
-        """What Prometheus reads."""
+        """The metrics in the text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The outermost layer: a name for every request, and an answer where nothing else had one."""
+"""ASGI middleware: request ids and a last-resort 500."""
 
 import secrets
 
@@ -9,12 +9,12 @@ from sigma0.serve.api.errors import as_api_error
 
 
 class RequestIdMiddleware:
-    """Names requests (`x-request-id`), and answers 500 for a failure that nothing inside foresaw.
+    """Adds request ids (`x-request-id`), and answers 500 for exceptions that no inner layer handled.
 
-    A request that has its name (`request_id` in the scope's state) keeps it.
+    An id that is already there (`request_id` in the scope's state) is kept.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -40,8 +40,8 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, named)
         except Exception as error:
-            # the request alone fails: it is logged and told, and the server goes on
-            told = as_api_error(error, request_id)
+            # only this request fails: the server goes on
+            failure = as_api_error(error, request_id)
             if started:
                 raise ConnectionAbortedError(f"request {request_id} broke off") from None
-            await told.response()(scope, receive, named)
+            await failure.response()(scope, receive, named)

@@ -1,4 +1,4 @@
-"""Threads for one kind of work, and a limit on how much of it may wait."""
+"""Thread pool with a bounded queue."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BoundedPool:
-    """Runs functions in threads of its own, so that what floods it keeps no other thread busy.
+    """Runs functions in separate threads, and refuses calls that exceed its queue.
 
     Args:
         name: Of the threads.
@@ -35,22 +35,22 @@ class BoundedPool:
             raise Busy(f"{self._open} requests are being read already")
         loop = asyncio.get_running_loop()
         self._open += 1
-        # counted until it is over, also where nobody waits for it any more
+        # counted until it has run, also where its caller was cancelled
         future = self._executor.submit(function, *args, **kwargs)
         future.add_done_callback(lambda _: self._over(loop))
         return await asyncio.wrap_future(future)
 
     def _over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called in one of its threads, or where a call that did not begin is cancelled."""
+        """Called in a thread of the pool, or where a call is cancelled before it starts."""
         try:
             loop.call_soon_threadsafe(self._count_down)
         except RuntimeError:
-            # the loop is closed: whoever asked is gone with it
+            # the loop is closed, and the caller with it
             self._count_down()
 
     def _count_down(self) -> None:
         self._open -= 1
 
     def close(self) -> None:
-        """Ends its threads once they are done with what they are at; what waits is not begun."""
+        """Ends the threads after their current calls; waiting calls are cancelled."""
         self._executor.shutdown(wait=False, cancel_futures=True)

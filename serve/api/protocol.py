@@ -1,4 +1,4 @@
-"""What clients may ask: OpenAI's chat and completion requests, and what `sigma0` adds to them."""
+"""Request bodies: OpenAI's chat and completion requests, and the field `sigma0` that extends them."""
 
 import json
 from abc import ABC, abstractmethod
@@ -11,24 +11,24 @@ from sigma0.ladder import Budget
 from sigma0.serve.api.fields import FILLED, FIRST_ERROR, ChatFields, ChatMessage, Closed, Settings, StreamOptions, Text
 
 MAX_STOPS = 4
-# OpenAI's own default of completions; a chat may go on to the end of the context
+# OpenAI's default for completions; a chat may fill the context
 COMPLETION_TOKENS = 16
 MAX_SETTING = 10**6
-# below it logits may be divided up to infinity, of which nothing can be drawn; a device that tries is lost to all
+# below it logits may overflow to infinity, which cannot be sampled; on CUDA that would end the process
 _LEAST_TEMPERATURE = 1e-6
 
 
-def _likeliest(value: float) -> float:
+def _greedy_if_tiny(value: float) -> float:
     return value if value >= _LEAST_TEMPERATURE else 0.0
 
 
 def _whole(value: Any) -> Any:
-    """A number that is written as 5.0 is 5: JSON knows no difference, and some clients write all numbers so."""
+    """5.0 is taken as 5: JSON does not distinguish them, and some clients write all numbers as floats."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _all_whole(values: Any) -> Any:
-    # almost never needed, and a list may hold half a million
+    # rarely needed, and a list may hold half a million ids
     return (
         [_whole(value) for value in values] if isinstance(values, list) and float in set(map(type, values)) else values
     )
@@ -45,16 +45,16 @@ _EXIT = TypeAdapter(ExitConfig)
 
 
 class Sigma0Options(Closed):
-    """What this server can beyond OpenAI's protocol.
+    """Options of this server beyond OpenAI's protocol.
 
     Attributes:
-        exit: An exit setting, as `sigma0.config.ExitConfig` takes it; wins over `reasoning_effort`.
-        ladder: Whether the server's ladder answers, or what goes up there; False: not even where the server routes.
-        budget: Limits of the ladder, as `sigma0.ladder.Budget` takes them; the server's own hold as well.
+        exit: An exit setting, as `sigma0.config.ExitConfig` takes it; overrides `reasoning_effort`.
+        ladder: Whether the server's ladder answers, or the unit that it hands up; False: not even with routing on.
+        budget: Limits of the ladder, as `sigma0.ladder.Budget` takes them; the server's limits hold as well.
         trail: Whether the ladder's decisions are sent with the response.
         sources: Texts that the answer may be grounded in, beside the prompt.
-        special_tokens: Whether special tokens in the messages or the prompt are those tokens; else they are text.
-        on_collapse: What becomes of a text that runs in circles; None: as the server was started.
+        special_tokens: Whether special tokens in the messages or the prompt are parsed as such; else they are text.
+        on_collapse: What is done with a text that repeats itself; None: as the server was started.
     """
 
     exit: Settings | None = None
@@ -70,11 +70,11 @@ class Sigma0Options(Closed):
     def _is_an_exit_setting(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
             value = {name: _whole(setting) for name, setting in value.items()}
-            # not its constructor, which tells in one line what is wanted by field here; as JSON, since a strict
-            # dataclass takes no mapping
+            # not by its constructor, which raises one line for all fields; as JSON, since a strict dataclass takes no
+            # mapping
             _EXIT.validate_json(json.dumps(value), strict=True).check_read()
-            # counts of loops are held in 64 bits further in
-            if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
+            # loop counts are kept in 64 bits
+            if any(isinstance(setting, int | float) and abs(setting) > MAX_SETTING for setting in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")
         return value
 
@@ -92,31 +92,30 @@ class Sigma0Options(Closed):
 
 
 class RequestFields(Closed, ABC):
-    """What both kinds of requests have. What OpenAI has and this server has not stands in `sigma0.serve.api.fields`.
+    """Fields of both kinds of requests; unsupported fields of OpenAI's are in `sigma0.serve.api.fields`.
 
     Attributes:
         model: Name of the served model.
         max_tokens: New tokens at most.
-        max_completion_tokens: The same; wins.
+        max_completion_tokens: The same; overrides `max_tokens`.
         stop: Strings that end the text, which does not hold them.
         n: Choices for each prompt.
-        seed: Of the draws; choice i has `seed` + i.
-        temperature: 0, and what is under a millionth, takes the likeliest; None: as the checkpoint says, and 0 where it
-            says nothing.
-        top_p: None: as the checkpoint says, as are the next three.
+        seed: Of sampling; choice i has `seed` + i.
+        temperature: 0, and anything under a millionth, is greedy; None: the checkpoint's, and 0 where it has none.
+        top_p: None for the checkpoint's, here and for the next three.
         top_k: 0 for none.
         min_p: 0 for none.
         repetition_penalty: 1 for none.
-        presence_penalty: Taken off the logits of ids that were written already.
-        frequency_penalty: Likewise, for each time that they were.
-        stream: Whether tokens are told as they come.
-        stream_options: How.
-        reasoning_effort: How long tokens loop, see `sigma0.config`.
-        logit_bias: Not offered.
+        presence_penalty: Subtracted from the logits of ids that were generated already.
+        frequency_penalty: Subtracted from them once for each time that they were generated.
+        stream: Whether tokens are sent as they come.
+        stream_options: Options of the stream.
+        reasoning_effort: How deep tokens loop, see `sigma0.config`.
+        logit_bias: Not supported.
         user: Without effect.
-        cache_salt: As vLLM has it: only requests with the same one share K/V of prompts that begin alike. It should be
-            long, random, and known to nobody else.
-        sigma0: What this server can beyond OpenAI's protocol.
+        cache_salt: As with vLLM, only requests with the same one share K/V of a common prefix. It should be long,
+            random and secret.
+        sigma0: Options of this server beyond OpenAI's protocol.
     """
 
     model: str
@@ -125,7 +124,7 @@ class RequestFields(Closed, ABC):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     n: Count | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _WHOLE] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_likeliest)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_greedy_if_tiny)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31), _WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -154,17 +153,17 @@ class RequestFields(Closed, ABC):
 
     @property
     @abstractmethod
-    def told_logprobs(self) -> int | None:
-        """Alternatives beside each token's log-probability; None where neither is asked for."""
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives sent with each token's log-probability; None where neither was requested."""
 
 
 class ChatRequest(RequestFields, ChatFields):
-    """The body of `POST /v1/chat/completions`; what it shares with completions stands in `RequestFields`.
+    """The body of `POST /v1/chat/completions`; the fields that completions share are in `RequestFields`.
 
     Attributes:
         messages: A last one of the assistant is continued.
-        logprobs: Whether log-probabilities are told.
-        top_logprobs: Alternatives beside each; needs `logprobs`.
+        logprobs: Whether log-probabilities are sent.
+        top_logprobs: Number of alternatives of each token; needs `logprobs`.
     """
 
     messages: Annotated[list[ChatMessage], FILLED]
@@ -179,20 +178,20 @@ class ChatRequest(RequestFields, ChatFields):
         return value
 
     @property
-    def told_logprobs(self) -> int | None:
-        """Alternatives beside each token's log-probability; None where neither is asked for."""
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives sent with each token's log-probability; None where neither was requested."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(RequestFields):
-    """The body of `POST /v1/completions`; what it shares with chats stands in `RequestFields`.
+    """The body of `POST /v1/completions`; the fields that chats share are in `RequestFields`.
 
     Attributes:
         prompt: Texts or ids, one or several.
-        logprobs: Alternatives beside each token's log-probability; None tells neither.
-        best_of: Not offered: all choices are returned.
-        echo: Not offered.
-        suffix: Not offered.
+        logprobs: Number of alternatives sent with each token's log-probability; None for neither.
+        best_of: Not supported: all choices are returned.
+        echo: Not supported.
+        suffix: Not supported.
     """
 
     prompt: FilledText | Annotated[list[FilledText], FILLED] | Ids | Annotated[list[Ids], FILLED]
@@ -213,16 +212,16 @@ class CompletionRequest(RequestFields):
         """The prompts, each a text or ids."""
         if isinstance(self.prompt, str):
             return (self.prompt,)
-        found: list[str | tuple[int, ...]] = []
+        prompts: list[str | tuple[int, ...]] = []
         ids: list[int] = []
         for part in self.prompt:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                found.append(part if isinstance(part, str) else tuple(part))
-        return (tuple(ids),) if ids else tuple(found)
+                prompts.append(part if isinstance(part, str) else tuple(part))
+        return (tuple(ids),) if ids else tuple(prompts)
 
     @property
-    def told_logprobs(self) -> int | None:
-        """Alternatives beside each token's log-probability; None where neither is asked for."""
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives sent with each token's log-probability; None where neither was requested."""
         return self.logprobs

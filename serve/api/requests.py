@@ -1,11 +1,11 @@
-"""From a request to jobs: ids, lengths, exit setting, sampling, and whether a ladder answers."""
+"""Request parsing: from a body to engine requests (ids, lengths, exit setting, sampling) and ladder tasks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.sampler import SamplingParams
 from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
@@ -24,33 +24,33 @@ NO_LADDER = (
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice to be written.
+    """One choice of a response.
 
     Attributes:
-        prompt: Number of its prompt.
-        job: For the engine.
-        task: For the ladder; None where none has a say.
+        prompt: Index of its prompt.
+        request: For the engine.
+        task: For the ladder; None where the engine alone answers.
         routed: Whether the engine answers first.
     """
 
     prompt: int
-    job: EngineRequest
+    request: EngineRequest
     task: LadderTask | None
     routed: bool
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What a request comes to.
+    """A parsed HTTP request.
 
     Attributes:
         kind: Of the request, and so of the response.
         choices: In the order of their indices.
-        stream: Whether tokens are told as they come.
+        stream: Whether tokens are sent as they come.
         include_usage: Whether a stream ends with the usage.
         exit_config: The exit setting in force.
         effort: The effort that it comes from; None where the request named a setting, or neither.
-        trail: Whether a ladder's decisions are told.
+        trail: Whether a ladder's decisions are sent.
     """
 
     kind: Kind
@@ -63,31 +63,31 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Makes plans; it tokenizes, so it is to be asked in a thread.
+    """Parses bodies; it tokenizes, so it should run in a thread.
 
     Args:
         service: The engine.
         settings: Limits.
-        laddering: The server's ladder, if it has one.
+        ladder_runner: The server's ladder, if it has one.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, laddering: LadderRunner | None) -> None:
-        self._service, self._settings, self._laddering = service, settings, laddering
+    def __init__(self, service: Service, settings: ServerSettings, ladder_runner: LadderRunner | None) -> None:
+        self._service, self._settings, self._ladder_runner = service, settings, ladder_runner
         self.total_loops = int(service.model.num_loops)
-        self.own: ExitConfig = service.model.resolve_exit_config(None)
+        self.default_exit: ExitConfig = service.model.resolve_exit_config(None)
         self.context = service.context
         self._bound = TokenBound(service.tokenizer)
         self._most = min(settings.max_prompt_tokens or self.context, self.context)
 
-    def plan(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
-        """What a request comes to.
+    def parse(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
+        """Parses a body.
 
         Raises:
-            ApiError: For an unknown model, or what neither limits nor model allow.
+            ApiError: For an unknown model, or a request that the limits or the model do not allow.
         """
         if body.model != self._service.name:
-            told = f"the model {body.model[:80]!r} does not exist; this server has {self._service.name!r}"
-            raise ApiError(404, told, "model", "model_not_found")
+            message = f"the model {body.model[:80]!r} does not exist; this server has {self._service.name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
         options = body.sigma0 or Sigma0Options()
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
@@ -105,8 +105,8 @@ class RequestParser:
     def _check_sources(self, options: Sigma0Options) -> None:
         size, limit = sum(map(len, options.sources)), self._settings.max_source_chars
         if size > limit:
-            told = f"sigma0.sources: this server takes at most {limit} characters in all, got {size}"
-            raise ApiError(400, told, "sigma0.sources")
+            message = f"sigma0.sources: this server takes at most {limit} characters in all, got {size}"
+            raise ApiError(400, message, "sigma0.sources")
 
     def _exit(self, body: ChatRequest | CompletionRequest, options: Sigma0Options) -> tuple[ExitConfig, Effort | None]:
         if options.exit is not None:
@@ -114,8 +114,8 @@ class RequestParser:
             _or_400("sigma0.exit", lambda: config.stops_at(self.total_loops))
             return config, None
         if body.reasoning_effort is not None:
-            return exit_for(body.reasoning_effort, self.own, self.total_loops), body.reasoning_effort
-        return self.own, None
+            return exit_for(body.reasoning_effort, self.default_exit, self.total_loops), body.reasoning_effort
+        return self.default_exit, None
 
     def _choices(
         self,
@@ -132,48 +132,48 @@ class RequestParser:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
         sampling = self._sampling(body)
-        # thresholds that it leaves open are filled in by each rung from its own checkpoint
+        # each rung fills in the thresholds that it leaves open from its own checkpoint
         setting = None if options.exit is None else ExitConfig.parse(options.exit)
-        found = []
+        choices = []
         for number, prompt in enumerate(self._prompts(body)):
             ids = self._ids(prompt, options.special_tokens)
             new = self._new_tokens(body, len(ids))
-            read = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
-            # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
+            prompt_text = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
+            # a prompt of ids has no text for other tokenizers, and a ladder does not parse special tokens
             text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
             for choice in range(n):
-                job = EngineRequest(
+                request = EngineRequest(
                     prompt_ids=ids,
                     max_new_tokens=new,
                     exit_config=exit_config,
                     sampling=_seeded(sampling, choice),
                     stop=body.stops,
-                    logprobs=body.told_logprobs,
-                    context=(read, *options.sources),
+                    logprobs=body.num_logprobs,
+                    context=(prompt_text, *options.sources),
                     whole=not body.stream,
                     cache_salt=body.cache_salt,
                     on_collapse=options.on_collapse or self._settings.on_collapse,
                 )
                 task = None
-                # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
-                if unit is not None and text is not None and not (routed and job.logprobs is not None):
+                # a ladder gives no logprobs: a request for both is refused, and one for logprobs alone is not routed
+                if unit is not None and text is not None and not (routed and request.logprobs is not None):
                     sources = tuple(options.sources)
-                    task = LadderTask(job, text, unit, setting, effort, options.limits, options.trail, sources)
-                found.append(Choice(number, job, task, routed))
-            self._check_ladder(unit, routed, found[-1])
-        return found
+                    task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
+                choices.append(Choice(number, request, task, routed))
+            self._check_ladder(unit, routed, choices[-1])
+        return choices
 
     def _unit(self, options: Sigma0Options) -> tuple[Any, bool]:
-        """What goes up, and whether the engine answers first."""
-        if options.ladder and self._laddering is None:
+        """The unit that is handed up, and whether the engine answers first."""
+        if options.ladder and self._ladder_runner is None:
             raise ApiError(400, NO_LADDER, "sigma0.ladder", "no_ladder")
-        unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
+        unit = None if self._ladder_runner is None else self._ladder_runner.unit_for(options.ladder or False)
         if unit is not None:
             if options.on_collapse is not None:
-                told = "sigma0.on_collapse: does not reach the rungs of a ladder: leave it out"
-                raise ApiError(400, told, "sigma0.on_collapse")
+                message = "sigma0.on_collapse: does not reach the rungs of a ladder: leave it out"
+                raise ApiError(400, message, "sigma0.on_collapse")
             return unit, False
-        if self._laddering is not None and switches().routing and options.ladder is not False:
+        if self._ladder_runner is not None and switches().routing and options.ladder is not False:
             return "answer", True
         for name in ("budget", "trail"):
             if getattr(options, name):
@@ -181,11 +181,11 @@ class RequestParser:
         return None, False
 
     def _check_ladder(self, unit: Any, routed: bool, choice: Choice) -> None:
-        if self._laddering is None or unit is None or routed:
+        if self._ladder_runner is None or unit is None or routed:
             return
         if choice.task is None:
             raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt")
-        ladder, task = self._laddering, choice.task
+        ladder, task = self._ladder_runner, choice.task
         _or_400("sigma0.ladder", lambda: ladder.check(task))
 
     def _prompts(self, body: ChatRequest | CompletionRequest) -> Sequence[str | Messages | tuple[int, ...]]:
@@ -193,8 +193,8 @@ class RequestParser:
             return [[message.to_dict() for message in body.messages]]
         prompts = body.prompts
         if len(prompts) > self._settings.max_prompts:
-            told = f"prompt: this server takes at most {self._settings.max_prompts} at once, got {len(prompts)}"
-            raise ApiError(400, told, "prompt")
+            message = f"prompt: this server takes at most {self._settings.max_prompts} at once, got {len(prompts)}"
+            raise ApiError(400, message, "prompt")
         return prompts
 
     def _ids(self, prompt: str | Messages | tuple[int, ...], special_tokens: bool) -> tuple[int, ...]:
@@ -211,72 +211,72 @@ class RequestParser:
                 raise ApiError(400, f"{param}: holds nothing that the model could read", param)
         limit = self._settings.max_prompt_tokens
         if limit is not None and len(ids) > limit:
-            told = f"a prompt of {len(ids)} tokens is over this server's limit of {limit}"
-            raise ApiError(400, told, code="context_length_exceeded")
+            message = f"a prompt of {len(ids)} tokens is over this server's limit of {limit}"
+            raise ApiError(400, message, code="context_length_exceeded")
         return ids
 
     def _check_length(self, prompt: str | Messages | tuple[int, ...]) -> None:
-        """Refuses what can never fit ahead of the template and the tokenizer, whose time grows with it."""
+        """Refuses a prompt that can never fit, before the template and the tokenizer spend time on it."""
         least = len(prompt) if isinstance(prompt, tuple) else self._bound.tokens_of(prompt, self._most)
         if least <= self._most:
             return
         if isinstance(prompt, tuple):
-            told = f"a prompt of {least} tokens is over this server's limit of {self._most}"
+            message = f"a prompt of {least} tokens is over this server's limit of {self._most}"
         else:
-            told = (
+            message = (
                 f"a prompt of at least {least} tokens is over this server's limit of {self._most}: a token is at most "
                 f"{self._bound.longest} {self._bound.unit} long, so that no text of over "
                 f"{self._most * (self._bound.longest or 0)} fits"
             )
-        raise ApiError(400, told, code="context_length_exceeded")
+        raise ApiError(400, message, code="context_length_exceeded")
 
     def _new_tokens(self, body: ChatRequest | CompletionRequest, prompt_tokens: int) -> int:
         limit = self._settings.max_new_tokens
         name = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        asked = body.max_completion_tokens or body.max_tokens
-        if asked is not None and asked > limit:
-            raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {asked}", name)
+        requested = body.max_completion_tokens or body.max_tokens
+        if requested is not None and requested > limit:
+            raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {requested}", name)
         left = max(1, min(limit, self.context - prompt_tokens))
-        new = asked or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
+        new = requested or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
         if prompt_tokens + new > self.context:
             fewer = f", or ask for fewer in {name}" if prompt_tokens < self.context else ""
-            told = f"a prompt of {prompt_tokens} tokens and {new} new ones exceed the context of {self.context}"
+            message = f"a prompt of {prompt_tokens} tokens and {new} new ones exceed the context of {self.context}"
             raise ApiError(
-                400, f"{told}: shorten the prompt{fewer}", name if fewer else None, "context_length_exceeded"
+                400, f"{message}: shorten the prompt{fewer}", name if fewer else None, "context_length_exceeded"
             )
         return new
 
-    def _sampling(self, body: ChatRequest | CompletionRequest) -> Sampling:
-        """What is asked for over what the checkpoint says over nothing at all."""
-        own = self._service.model.generation_config
-        draws = bool(getattr(own, "do_sample", False))
+    def _sampling(self, body: ChatRequest | CompletionRequest) -> SamplingParams:
+        """SamplingParams settings: the request's, else the checkpoint's, else none."""
+        defaults = self._service.model.generation_config
+        samples = bool(getattr(defaults, "do_sample", False))
 
-        def settle(name: str, none: float, draws: bool = draws) -> Any:
-            asked = getattr(body, name)
-            told = getattr(own, name, None) if draws else None
-            return asked if asked is not None else none if told is None else told
+        def setting(name: str, none: float, use_default: bool = samples) -> Any:
+            requested = getattr(body, name)
+            default = getattr(defaults, name, None) if use_default else None
+            return requested if requested is not None else none if default is None else default
 
-        return Sampling(
-            temperature=settle("temperature", 1.0 if draws else 0.0),
-            top_p=settle("top_p", 1.0),
-            top_k=settle("top_k", 0),
-            min_p=settle("min_p", 0.0),
-            repetition_penalty=settle("repetition_penalty", 1.0, draws=True),
+        return SamplingParams(
+            temperature=setting("temperature", 1.0 if samples else 0.0),
+            top_p=setting("top_p", 1.0),
+            top_k=setting("top_k", 0),
+            min_p=setting("min_p", 0.0),
+            repetition_penalty=setting("repetition_penalty", 1.0, use_default=True),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             seed=body.seed,
         )
 
 
-def _seeded(sampling: Sampling, choice: int) -> Sampling:
+def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     if sampling.seed is None:
         return sampling
     # no generator takes a negative seed everywhere, nor one of more than 63 bits
-    return Sampling(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
+    return SamplingParams(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
 
 
 def _or_400(param: str, make: Callable[[], T]) -> T:
-    """What is made, or whose fault it is that it was not."""
+    """The result of a function, or a 400 that names a field where it raises a ValueError."""
     try:
         return make()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Responses and the chunks of a stream, as OpenAI has them, each with `sigma0` (its fields stand in README.md)."""
+"""Response builder: responses and stream chunks in OpenAI's shape, with the field `sigma0` (see README.md)."""
 
 import secrets
 import time
@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from sigma0.serve.api.logprobs import chat_logprobs, completion_logprobs
 from sigma0.serve.api.requests import ParsedRequest
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 
 _TOKEN = ("id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up")
-# name of a list in a response, and of the token's attribute that it lists
+# name of each list in a response, and of the token attribute in it
 _LISTS = {
     "depths": "depth",
     "reasons": "reason",
@@ -26,12 +28,12 @@ _LISTS = {
 
 @dataclass
 class _StreamProgress:
-    """How much of a choice a stream has told.
+    """How much of a choice was streamed.
 
     Attributes:
-        text: Its length.
-        passes: Loops of its tokens.
-        tokens: Their number.
+        text: Characters.
+        passes: Sum of the depths of its tokens.
+        tokens: Number of tokens.
     """
 
     text: int = 0
@@ -41,10 +43,10 @@ class _StreamProgress:
 
 @dataclass
 class ResponseBuilder:
-    """Tells what became of one request.
+    """Builds the response to one request, or the chunks of its stream.
 
     Attributes:
-        plan: What the request came to.
+        parsed: The request.
         model: Name of the model.
         tokenizer: Its tokenizer.
         total_loops: T.
@@ -52,20 +54,20 @@ class ResponseBuilder:
         created: Seconds since 1970.
     """
 
-    plan: ParsedRequest
+    parsed: ParsedRequest
     model: str
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerFast
     total_loops: int
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12)
-        self._told = [_StreamProgress() for _ in self.plan.choices]
+        self._progress = [_StreamProgress() for _ in self.parsed.choices]
 
     @property
     def _is_chat(self) -> bool:
-        return self.plan.kind == "chat"
+        return self.parsed.kind == "chat"
 
     def response(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole response.
@@ -73,15 +75,15 @@ class ResponseBuilder:
         Args:
             ends: Of all choices, in their order.
         """
-        told = [{"index": index, **self._summary(done)} for index, done in enumerate(ends)]
+        summaries = [{"index": index, **self._summary(done)} for index, done in enumerate(ends)]
         choices = [self._choice(index, done) for index, done in enumerate(ends)]
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._envelope(kind, choices, told), "usage": self._usage(ends)}
+        return {**self._envelope(kind, choices, summaries), "usage": self._usage(ends)}
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """The chunks ahead of all tokens: of chats, one for each choice that says who speaks."""
+        """The chunks before all tokens: for chats, one with the role for each choice."""
         if self._is_chat:
-            for index in range(len(self.plan.choices)):
+            for index in range(len(self.parsed.choices)):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, (), None)
 
     def token(self, index: int, token: TokenOutput) -> dict[str, Any]:
@@ -89,18 +91,18 @@ class ResponseBuilder:
         return self._chunk(index, {"content": token.text}, (token,), None)
 
     def end(self, index: int, done: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The chunks behind all tokens of a choice: text that no token has told yet, and the end."""
-        rest = done.text[self._told[index].text :]
+        """The chunks after all tokens of a choice: text that no token chunk held, and the end."""
+        rest = done.text[self._progress[index].text :]
         if rest:
             yield self._chunk(index, {"content": rest}, (), None)
         yield self._chunk(index, {}, (), done)
 
     def usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The last chunk of a stream that is asked for the usage."""
+        """The last chunk of a stream with `include_usage`."""
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return {**self._envelope(kind, [], []), "usage": self._usage(ends)}
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, kind: str, choices: list[dict[str, Any]], details: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -108,10 +110,10 @@ class ResponseBuilder:
             "model": self.model,
             "choices": choices,
             "sigma0": {
-                "exit": self.plan.exit_config.to_dict(),
+                "exit": self.parsed.exit_config.to_dict(),
                 "total_loops": self.total_loops,
-                "reasoning_effort": self.plan.effort,
-                "choices": told,
+                "reasoning_effort": self.parsed.effort,
+                "choices": details,
             },
         }
 
@@ -127,17 +129,17 @@ class ResponseBuilder:
     def _chunk(
         self, index: int, delta: dict[str, str], tokens: tuple[TokenOutput, ...], done: RequestOutput | None
     ) -> dict[str, Any]:
-        so_far = self._told[index]
-        logprobs = self._logprobs(index, tokens, so_far.text) if tokens else None
-        so_far.text += len(delta.get("content", ""))
-        so_far.passes += sum(token.depth for token in tokens)
-        so_far.tokens += len(tokens)
-        told = {
+        progress = self._progress[index]
+        logprobs = self._logprobs(index, tokens, progress.text) if tokens else None
+        progress.text += len(delta.get("content", ""))
+        progress.passes += sum(token.depth for token in tokens)
+        progress.tokens += len(tokens)
+        details = {
             "index": index,
             "tokens": [_fields(token) for token in tokens],
-            "passes": so_far.passes,
-            "full_passes": so_far.tokens * self.total_loops,
-            # a choice's own passes, which only its end knows, are the better figure there
+            "passes": progress.passes,
+            "full_passes": progress.tokens * self.total_loops,
+            # the passes counted by the engine, known at the end, replace the estimate above
             **({} if done is None else self._summary(done)),
         }
         choice = {
@@ -146,11 +148,11 @@ class ResponseBuilder:
             "logprobs": logprobs,
             "finish_reason": None if done is None else done.finish_reason,
         }
-        chunk = self._envelope("chat.completion.chunk" if self._is_chat else "text_completion", [choice], [told])
-        return {**chunk, "usage": None} if self.plan.include_usage else chunk
+        chunk = self._envelope("chat.completion.chunk" if self._is_chat else "text_completion", [choice], [details])
+        return {**chunk, "usage": None} if self.parsed.include_usage else chunk
 
     def _logprobs(self, index: int, tokens: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
-        wanted = self.plan.choices[index].job.logprobs
+        wanted = self.parsed.choices[index].request.logprobs
         if wanted is None:
             return None
         if self._is_chat:
@@ -173,37 +175,37 @@ class ResponseBuilder:
         }
         if done.costs:
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}
-            if self.plan.trail:
+            if self.parsed.trail:
                 summary["trail"] = list(done.trail)
         return summary
 
     def _usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """Each prompt counts once, however many choices were written for it."""
-        first = {choice.prompt: done for choice, done in reversed(list(zip(self.plan.choices, ends, strict=True)))}
-        read = sum(done.prompt_tokens for done in first.values())
-        written = sum(self._written(done) for done in ends)
+        first = {choice.prompt: done for choice, done in reversed(list(zip(self.parsed.choices, ends, strict=True)))}
+        prompt_tokens = sum(done.prompt_tokens for done in first.values())
+        new_tokens = sum(self._new_tokens(done) for done in ends)
         cached = self._cached(first.values())
         return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new_tokens,
+            "total_tokens": prompt_tokens + new_tokens,
             "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         }
 
     def _cached(self, ends: Iterable[RequestOutput]) -> int | None:
-        """Prompt tokens found in the cache; None without a salt, where they may be those of somebody else's prompt."""
-        if self.plan.choices[0].job.cache_salt is None:
+        """Prompt tokens found in the cache; None without a salt, where they may be those of another client's prompt."""
+        if self.parsed.choices[0].request.cache_salt is None:
             return None
         return sum(done.cached_tokens for done in ends)
 
-    def _written(self, done: RequestOutput) -> int:
-        """Tokens of a choice; of a text that went up whole, as many as the served model would have written it in."""
+    def _new_tokens(self, done: RequestOutput) -> int:
+        """Tokens of a choice; of a text that was handed up whole, its length in the served model's tokens."""
         if done.tokens or not done.text:
             return len(done.tokens)
         return len(self.tokenizer(done.text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _fields(token: TokenOutput) -> dict[str, Any]:
-    """What a chunk says of a token; `would_have_met` where it is known, which it never is under a rule."""
-    asked = {} if token.would_have_met is None else {"would_have_met": token.would_have_met}
-    return {name: getattr(token, name) for name in _TOKEN} | asked
+    """A token in a chunk; with `would_have_met` only where it is known, that is under `full` and `fixed`."""
+    would_have_met = {} if token.would_have_met is None else {"would_have_met": token.would_have_met}
+    return {name: getattr(token, name) for name in _TOKEN} | would_have_met

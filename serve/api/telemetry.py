@@ -1,4 +1,4 @@
-"""One telemetry line for each choice of a request, whatever became of it."""
+"""Telemetry: one line for each choice of a request, finished, failed or cancelled."""
 
 import time
 from collections import Counter
@@ -15,35 +15,35 @@ Event = TokenOutput | RequestOutput
 
 
 class RequestTelemetry:
-    """Gathers what is written of one request, until it is over.
+    """Collects the events of one request, and writes its lines at the end.
 
     Args:
-        log: Where its lines go.
-        plan: What the request came to.
-        request_id: Its name.
+        log: Telemetry log.
+        parsed: The request.
+        request_id: Its id.
         model: Name of the served model.
         total_loops: T.
     """
 
-    def __init__(self, log: TelemetryLog, plan: ParsedRequest, request_id: str, model: str, total_loops: int) -> None:
-        self._log, self._plan, self._request_id = log, plan, request_id
+    def __init__(self, log: TelemetryLog, parsed: ParsedRequest, request_id: str, model: str, total_loops: int) -> None:
+        self._log, self._parsed, self._request_id = log, parsed, request_id
         self._model, self._total_loops = model, total_loops
         self._began = time.monotonic()
         self._first: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
-        self._tokens: dict[int, list[TokenOutput]] = {index: [] for index in range(len(plan.choices))}
+        self._tokens: dict[int, list[TokenOutput]] = {index: [] for index in range(len(parsed.choices))}
         self._done: dict[int, RequestOutput] = {}
 
     def watch(self, observe: Callable[[int, Event], None]) -> Callable[[int, Event], None]:
-        """An observer of the request's events that also tells `observe`."""
+        """An observer of the request's events that also calls `observe`."""
 
         def both(index: int, event: Event) -> None:
-            self._hear(index, event)
+            self._record(index, event)
             observe(index, event)
 
         return both
 
-    def _hear(self, index: int, event: Event) -> None:
+    def _record(self, index: int, event: Event) -> None:
         since = time.monotonic() - self._began
         if isinstance(event, RequestOutput):
             self._done[index], self._seconds[index] = event, since
@@ -55,10 +55,10 @@ class RequestTelemetry:
         """Writes the lines.
 
         Args:
-            failure: What ended the request; None where it came to its end, or its client left.
+            failure: The exception that ended the request; None where it finished, or its client disconnected.
         """
         ended, over = datetime.now(timezone.utc), time.monotonic() - self._began
-        for index, choice in enumerate(self._plan.choices):
+        for index, choice in enumerate(self._parsed.choices):
             self._log.write(partial(self._line, index, choice, ended, over, failure))
 
     def _line(self, index: int, choice: Choice, ended: datetime, over: float, failure: Exception | None) -> RequestLine:
@@ -82,16 +82,16 @@ class RequestTelemetry:
             time=ended,
             request_id=self._request_id,
             choice=index,
-            kind=self._plan.kind,
+            kind=self._parsed.kind,
             model=self._model,
-            stream=self._plan.stream,
+            stream=self._parsed.stream,
             outcome="done" if done is not None else "cancelled" if failure is None else "failed",
             error=None if failure is None or done is not None else type(failure).__name__,
-            prompt_tokens=len(choice.job.prompt_ids),
+            prompt_tokens=len(choice.request.prompt_ids),
             new_tokens=sum(by_rung.values()),
             total_loops=self._total_loops,
-            exit=choice.job.exit_config,
-            effort=self._plan.effort,
+            exit=choice.request.exit_config,
+            effort=self._parsed.effort,
             depths=tuple(token.depth for token in tokens),
             reasons=tuple(token.reason for token in tokens),
             proximity=tuple(token.proximity for token in tokens),

@@ -1,6 +1,6 @@
-"""The jobs of one request: a share of them with the engine at once, the others as those before them end.
+"""Choices of one HTTP request: a limited number of them is in the engine at once, the others wait for those to end.
 
-So a request of more jobs than the queue holds is taken as a whole and keeps none of the queue from others.
+So an HTTP request with more choices than the queue holds is taken as a whole and leaves the queue to others.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from sigma0.serve.engine.messages import (
     TokenOutput,
 )
 
-# Seconds until a job asks again whose turn it is and for which the engine has no room.
+# Seconds between two attempts to submit a request whose turn it is while the engine is full.
 AGAIN = 0.05
 
 
 class Backlog:
-    """Jobs of all requests that wait for their turn.
+    """Engine requests that wait for their turn, over all HTTP requests.
 
     Args:
-        limit: How many may.
+        limit: How many may wait.
 
     Attributes:
-        waiting: How many do.
+        waiting: How many wait.
     """
 
     def __init__(self, limit: int) -> None:
@@ -46,11 +46,11 @@ class Backlog:
 
 
 class Turns:
-    """Hands the jobs of one request to the engine. To be made on an event loop.
+    """Submits the engine requests of one HTTP request. To be made on an event loop.
 
     Args:
         service: The engine.
-        at_once: Jobs that are with it at once.
+        at_once: Requests that are in the engine at once.
         backlog: Counts the others.
     """
 
@@ -62,32 +62,32 @@ class Turns:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._is_full = False
 
-    def add(self, job: EngineRequest) -> RequestEvents:
-        """Queues a job, or lets it wait for its turn.
+    def add(self, request: EngineRequest) -> RequestEvents:
+        """Queues a request, or lets it wait for its turn.
 
         Raises:
-            ValueError: For a job that can never run.
-            Busy: If there is no room for the first job, or for those that wait.
+            ValueError: For a request that can never run.
+            Busy: If there is no room for the first request, or for those that wait.
             Unavailable: Where no engine is up.
         """
         if self._running < self._at_once and not self._is_full:
             try:
-                events = self._service.submit(job)
+                events = self._service.submit(request)
             except ShuttingDown:
                 raise
             except Busy:
                 if not self._running:
                     raise
-                # those behind it come behind it
+                # the following ones wait too, to keep their order
                 self._is_full = True
             else:
                 self._running += 1
-                return _InTurn(self, job, events)
+                return _InTurn(self, request, events)
         self._backlog.enter()
-        return _InTurn(self, job, None)
+        return _InTurn(self, request, None)
 
-    async def begin(self, job: EngineRequest) -> RequestEvents:
-        """Queues a job that waited, once it has its turn and there is room."""
+    async def begin(self, request: EngineRequest) -> RequestEvents:
+        """Submits a request that waited, once it is its turn and the engine has room."""
         if self._running < self._at_once and not self._queue:
             self._running += 1
         else:
@@ -95,7 +95,7 @@ class Turns:
         try:
             while True:
                 try:
-                    return self._service.submit(job)
+                    return self._service.submit(request)
                 except ShuttingDown:
                     raise
                 except Busy:
@@ -115,7 +115,7 @@ class Turns:
             raise
 
     def over(self) -> None:
-        """A job that was with the engine is over: the next one has its turn."""
+        """Called when a request has left the engine: the next one has its turn."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
@@ -124,21 +124,21 @@ class Turns:
         self._running -= 1
 
     def leave(self) -> None:
-        """A job waits no more."""
+        """Called when a request no longer waits."""
         self._backlog.waiting -= 1
 
 
 class _InTurn:
-    """`sigma0.serve.engine.messages.RequestEvents` of a job that may still wait for its turn.
+    """`sigma0.serve.engine.messages.RequestEvents` of a request that may still wait for its turn.
 
     Args:
-        turns: Of its request.
-        job: What is asked.
-        events: Of the engine; None while the job waits.
+        turns: Of its HTTP request.
+        request: The engine request.
+        events: Of the engine; None while the request waits.
     """
 
-    def __init__(self, turns: Turns, job: EngineRequest, events: RequestEvents | None) -> None:
-        self._turns, self._job, self._events = turns, job, events
+    def __init__(self, turns: Turns, request: EngineRequest, events: RequestEvents | None) -> None:
+        self._turns, self._request, self._events = turns, request, events
         self._is_waiting, self._is_over = events is None, False
 
     def __aiter__(self) -> "_InTurn":
@@ -149,7 +149,7 @@ class _InTurn:
             raise StopAsyncIteration
         try:
             if self._events is None:
-                self._events = await self._turns.begin(self._job)
+                self._events = await self._turns.begin(self._request)
                 self._leave()
             event = await anext(self._events)
         except Exception:
@@ -160,7 +160,7 @@ class _InTurn:
         return event
 
     async def aclose(self) -> None:
-        """Cancels the job; one that is over stays as it was."""
+        """Cancels the request; a finished one stays as it was."""
         is_over, events = self._is_over, self._events
         self._end()
         if events is not None and not is_over:

@@ -16,7 +16,7 @@ from sigma0.serve.cluster.replica import EngineReplica
 from sigma0.serve.cluster.settings import RaySettings
 
 NAME = "sigma0"
-# Serve is to hold nothing back: the front refuses what is too much, and so does each engine, in OpenAI's shape.
+# No queue in Serve: the front and the engines refuse excess requests themselves, in OpenAI's shape.
 NO_LIMIT = 10_000
 
 
@@ -34,9 +34,9 @@ def application(settings: RaySettings, replica: type[EngineReplica]) -> Applicat
 
     Args:
         settings: Of the application.
-        replica: What each replica's process holds.
+        replica: Class that each replica's process makes.
     """
-    # as long as a request may take, and its client to read the last of it
+    # the time limit of a request, and of its client to read the rest
     ending = math.ceil(settings.request_timeout + 2 * SENDING)
     common: dict[str, Any] = {
         "max_ongoing_requests": NO_LIMIT,
@@ -63,17 +63,17 @@ def scaling_of(settings: RaySettings) -> dict[str, Any]:
     least, most = settings.bounds
     if least == most:
         return {"num_replicas": least}
-    jobs = settings.target_jobs or 0.75 * settings.max_running
+    requests = settings.target_jobs or 0.75 * settings.max_running
     rows = settings.target_rows or settings.pass_rows
     scaling = AutoscalingConfig(
         min_replicas=least,
         max_replicas=most,
-        target_ongoing_requests=jobs,
+        target_ongoing_requests=requests,
         upscale_delay_s=settings.upscale_delay_s,
         downscale_delay_s=settings.downscale_delay_s,
         policy={
-            "policy_function": "sigma0.serve.cluster.scaling.EngineLoad",
-            "policy_kwargs": {"jobs": jobs, "rows": rows},
+            "policy_function": "sigma0.serve.cluster.policies.EngineLoad",
+            "policy_kwargs": {"requests": requests, "rows": rows},
         },
     )
     return {"num_replicas": None, "autoscaling_config": scaling}

@@ -1,4 +1,4 @@
-"""The Ray cluster that an application runs on: one of this machine's own, or one that is there."""
+"""The Ray cluster of an application: started on this machine, or one that is running."""
 
 import logging
 import os
@@ -7,9 +7,9 @@ from ipaddress import ip_address
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
-# Jobs and tokens are small: Ray would take a third of the memory for objects.
+# Bytes of the object store: requests and tokens are small, and Ray's default is a third of the memory.
 OBJECT_STORE = 2**27
-# That a cluster's port may take to answer.
+# Seconds for a cluster's port to answer.
 SECONDS = 5.0
 
 
@@ -17,7 +17,7 @@ def join(address: str | None, **options: Any) -> None:
     """Connects to a cluster, or starts one that no other machine can reach.
 
     Args:
-        address: As `ray.init` takes it; None: a cluster of this machine's own, which ends with this process.
+        address: As `ray.init` takes it; None: starts a cluster on this machine, which ends with this process.
         **options: Of `ray.init`, where a cluster is started.
 
     Raises:
@@ -52,7 +52,7 @@ def join(address: str | None, **options: Any) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Refuses a port where nobody listens, which Ray would go on trying for minutes."""
+    """Refuses a port on which nothing listens; Ray would retry it for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -65,7 +65,7 @@ def _check_answers(address: str) -> None:
 
 
 def bind_to_loopback() -> None:
-    """Keeps the server that Serve starts in each replica's process on the loopback interface, where its node is.
+    """Binds the server that Serve starts in each replica's process to loopback, where the node is on loopback.
 
     That server takes calls of other replicas, and binds to all interfaces whatever the node's address. To be called in
     a replica's constructor.

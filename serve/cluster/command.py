@@ -1,4 +1,4 @@
-"""`sigma0 serve --ray`: starts the application on a cluster, and ends it when a signal comes."""
+"""`sigma0 serve --ray`: starts the application on a cluster, and stops it on a signal."""
 
 import logging
 import signal
@@ -15,13 +15,13 @@ from sigma0.serve.cluster.settings import RaySettings
 
 
 def serve_on_ray(settings: RaySettings, host: str, port: int, address: str | None) -> None:
-    """Serves until a signal comes; then takes no more and finishes what was begun.
+    """Serves until a signal; then refuses further requests and finishes those that were taken.
 
     Args:
         settings: Of the application.
         host: Of the interface to listen on.
         port: To listen on.
-        address: Of a cluster that is there; None: one of this machine's own.
+        address: Of a running cluster; None: starts one on this machine.
 
     Raises:
         ValueError: If there is no such model or cluster, Ray is not installed, the machine has no room for so many
@@ -54,19 +54,19 @@ def serve_on_ray(settings: RaySettings, host: str, port: int, address: str | Non
         front.drain.remote().result()
         serve.delete(NAME)
     finally:
-        # a cluster of our own ends with it
+        # a cluster that was started here ends with it
         ray.shutdown()
 
 
 def check_room(settings: RaySettings, resources: Mapping[str, float]) -> None:
-    """Refuses more engines than a machine has room for, which Serve would wait for without an end.
+    """Refuses more engines than a machine has room for; Serve would wait for them for ever.
 
     Args:
         settings: Of the application.
         resources: Of the machine, as Ray names them.
 
     Raises:
-        ValueError: Naming what is short.
+        ValueError: Naming the resource that is short.
     """
     least = settings.bounds[0]
     for name, option in (("CPU", "--threads"), ("GPU", "--gpus")):
@@ -79,11 +79,11 @@ def check_room(settings: RaySettings, resources: Mapping[str, float]) -> None:
 
 
 def _wait() -> None:
-    """Returns once a signal asks for the end; a second one ends the process at once."""
-    asked = threading.Event()
+    """Returns on the first signal; a second one ends the process at once."""
+    stopping = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
-        signal.signal(number, lambda *_: asked.set())
-    asked.wait()
+        signal.signal(number, lambda *_: stopping.set())
+    stopping.wait()
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -1,11 +1,9 @@
-"""The front of a Ray Serve application: the same app as on one machine, over all replicas. It holds no weights."""
+"""Front of a Ray Serve application: the API of one machine over all replicas, without weights."""
 
 import logging
 import re
 from typing import Any
 
-from pydantic import SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.commands.console import quiet_transformers
 from sigma0.commands.ladder import open_ladder
 from sigma0.models.load import load
-from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.access import Environment, ServerSettings
 from sigma0.serve.api.app import create_app, drain
 from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.service import RayService
@@ -22,19 +20,11 @@ from sigma0.serve.cluster.settings import RaySettings
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
-class Environment(BaseSettings):
-    """What need not stand in the application's arguments, which the cluster shows."""
-
-    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
-
-    api_key: SecretStr | None = None
-
-
 class ProxyRequestId:
-    """Calls a request what Serve's proxy calls it, which tells the client so: else it would have two names.
+    """ASGI middleware: takes over the request id that Serve's proxy sends to the client.
 
     Args:
-        app: What is asked behind it.
+        app: The next layer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -44,7 +34,7 @@ class ProxyRequestId:
         """Answers one request."""
         name = Headers(scope=scope).get("x-request-id", "") if scope["type"] == "http" else ""
         if not _PLAIN.fullmatch(name):
-            # what a client made up is not for the log
+            # an id that a client made up is not logged
             await self._app(scope, receive, send)
             return
         scope["state"] = {**scope.get("state", {}), "request_id": name}
@@ -58,7 +48,7 @@ class ProxyRequestId:
 
 
 class Front:
-    """Serve makes one, in a process of its own; `sigma0.serve.cluster.app` wraps it.
+    """Deployment of the API; Serve makes one in its own process, `sigma0.serve.cluster.app` wraps it.
 
     Args:
         engines: The deployment of replicas.
@@ -69,13 +59,13 @@ class Front:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         quiet_transformers()
         bind_to_loopback()
-        # no weights: what they say is the replicas' business
+        # without weights: those are in the replicas
         model, tokenizer = load(settings.model, device="meta")
         self._service = RayService(engines, model, tokenizer, settings)
         self._settings = settings
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The app; Serve runs its lifespan."""
+        """The ASGI app; Serve runs its lifespan."""
         settings = self._settings
         limits = ServerSettings(
             api_key=settings.api_key or Environment().api_key,
@@ -93,5 +83,5 @@ class Front:
         return ProxyRequestId(self._app)
 
     async def drain(self) -> None:
-        """Takes no more requests (503), and returns once those that it took are answered."""
+        """Refuses further requests (503), and returns once those that were taken are answered."""
         await drain(self._app)

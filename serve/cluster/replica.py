@@ -1,7 +1,7 @@
-"""A replica: one engine in a process of its own, jobs in, and their events back as a stream.
+"""Replica: one engine in its own process; requests in, and their events back as a stream.
 
-Weights are read as `sigma0.load` reads them: on a CPU, in the dtype that they are stored in, a model's tensors are
-views of the mapped file, so that all replicas of a node share the one copy in its page cache.
+Weights are loaded by `sigma0.load`: on a CPU, in the dtype that they are stored in, tensors are views of the
+memory-mapped file, so that all replicas of a node share one copy in the page cache.
 """
 
 import logging
@@ -22,16 +22,16 @@ from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, Req
 from sigma0.serve.engine.worker import EngineService
 
 _LOG = logging.getLogger(__name__)
-# Seconds in which a front asks for a report, or is gone: Ray lets what it asked for run on.
+# Seconds without a report to a front after which it is taken for gone: Ray lets its requests run on.
 SILENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A job stands in an engine's queue.
+    """An engine has queued a request.
 
     Attributes:
-        engine: Which.
+        engine: Its name.
     """
 
     engine: str
@@ -39,38 +39,38 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """An engine takes no more jobs; another one may.
+    """An engine is full; another one may take the request.
 
     Attributes:
-        engine: Which.
-        why: In a sentence.
+        engine: Its name.
+        reason: In a sentence.
     """
 
     engine: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A job broke.
+    """A request failed.
 
     Attributes:
-        why: In a sentence that holds nothing of a prompt.
+        reason: In a sentence that holds nothing of a prompt.
     """
 
-    why: str
+    reason: str
 
 
 ReplicaEvent = Accepted | Refused | Failed | TokenOutput | RequestOutput
 
 
 def model_name(settings: RaySettings) -> str:
-    """What clients call the model."""
+    """Name of the model for clients."""
     return Path(settings.model).name if Path(settings.model).is_dir() else settings.model
 
 
 class EngineReplica:
-    """Serve makes one in each replica's process.
+    """Deployment of an engine; Serve makes one in each replica's process.
 
     Args:
         settings: Of the application.
@@ -84,70 +84,70 @@ class EngineReplica:
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._service = EngineService(self._engine(), model_name(settings), settings.threads)
         self._before = self._service.status()
-        self._heard: dict[str, float] = {}
+        self._last_report: dict[str, float] = {}
 
     def _engine(self) -> Engine:
         settings = self._settings
         loaded = load(settings.model, device=settings.device, dtype=settings.dtype, backend=settings.backend)
         return Engine(*loaded, model_name(settings), settings.limits)
 
-    async def run(self, job: EngineRequest, front: str) -> AsyncIterator[ReplicaEvent]:
-        """A job's events: that it was taken or refused, then its tokens, then its end. Closing it cancels the job.
+    async def run(self, request: EngineRequest, front: str) -> AsyncIterator[ReplicaEvent]:
+        """Events of a request: accepted or refused, then its tokens, then its output. Closing it cancels the request.
 
         Args:
-            job: What is asked.
-            front: Who asks. The job ends with it, once nothing has been heard of it for a while.
+            request: The request.
+            front: Id of the sender; the request is cancelled once that front has fetched no report for a while.
         """
-        self._heard.setdefault(front, time.monotonic())
+        self._last_report.setdefault(front, time.monotonic())
         try:
-            events = self._service.submit(job)
+            events = self._service.submit(request)
         except Busy as error:
             yield Refused(self._name, str(error))
             return
         try:
             yield Accepted(self._name)
             async for event in events:
-                if time.monotonic() - self._heard[front] > SILENCE:
-                    _LOG.warning("a front is gone; a job of its is ended")
+                if time.monotonic() - self._last_report[front] > SILENCE:
+                    _LOG.warning("a front is gone; its request is cancelled")
                     return
                 yield event
         except Busy as error:
             yield Refused(self._name, str(error))
         except RequestFailed as error:
             cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
-            _LOG.error("a job failed: %s%s", error, cause)
+            _LOG.error("a request failed: %s%s", error, cause)
             yield Failed(str(error))
         finally:
             await events.aclose()
 
     def report(self, front: str) -> EngineReport:
-        """What it says of itself.
+        """The report of this engine.
 
         Args:
-            front: Who asks.
+            front: Id of the caller.
         """
-        self._heard[front] = time.monotonic()
+        self._last_report[front] = time.monotonic()
         limits = self._settings.limits
         capacity = limits.max_running + limits.max_waiting
         return EngineReport(self._name, limits.max_running, capacity, self._service.status())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve asks now and then: rows of a pass since it asked last."""
+        """Rows per pass since the last call; called by Serve at intervals."""
         before, self._before = self._before, self._service.status()
         passes, rows = self._before.passes - before.passes, self._before.rows - before.rows
         return {"rows": rows / passes if passes else 0.0}
 
     def check_health(self) -> None:
-        """Serve asks now and then.
+        """Called by Serve at intervals.
 
         Raises:
-            RuntimeError: If the engine has ended; the replica is then replaced.
+            RuntimeError: If the engine's thread has ended; Serve then replaces the replica.
         """
         if not self._service.is_up:
             raise RuntimeError("the engine's thread has ended")
 
     def __del__(self) -> None:
-        """Serve asks at the end, when its jobs are over."""
+        """Called by Serve at the end, when its requests are finished."""
         service = getattr(self, "_service", None)
         if service is not None:
             service.close()

@@ -1,33 +1,37 @@
-"""Several engines as one: which are up, what each holds, and which takes the next job. No Ray here.
+"""Router over several engines: which are up, the load of each, and which takes the next request. No Ray here.
 
-A chat goes back to the engine that read its last prompt, as long as that one could begin it at once or has no more to
-do than the others; everything else goes where least is open, in turn where that is equal. An engine is full once as
-many jobs are open as it runs and lets wait.
+A chat returns to the engine that prefilled its last prompt, whose K/V are cached there, as long as that engine could
+start it at once or has no more load than the others; any other request goes to the least loaded engine, in turn where
+that is equal. An engine is full once it has as many open requests as it runs and queues.
 """
 
 import threading
-from collections import Counter
+from array import array
+from bisect import insort
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from itertools import count
 
-from sigma0.serve.cluster.sessions import SessionTable
 from sigma0.serve.engine.messages import Busy, ServiceStatus, Unavailable
 
+# Prompts that a session table remembers.
+SESSIONS = 2**16
 NOTHING = ServiceStatus(*(0 for _ in fields(ServiceStatus)))
-# What only ever grows: an engine that is gone has done it all the same.
+# Counters: those of an engine that is gone still count.
 COUNTERS = ("passes", "rows", "tokens", "exit_loops", "preemptions")
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What an engine says of itself.
+    """Report of an engine.
 
     Attributes:
-        engine: Its name, which no other ever has.
-        max_running: Jobs that it runs at most.
-        capacity: Jobs that it runs or lets wait at most.
-        status: How it stands.
+        engine: Its unique name.
+        max_running: Requests that it runs at most.
+        capacity: Requests that it runs or queues at most.
+        status: Its gauges and counters.
     """
 
     engine: str
@@ -36,11 +40,71 @@ class EngineReport:
     status: ServiceStatus
 
 
+class SessionTable:
+    """The engine that prefilled each prompt, by the hash of all its ids; least recently used prompts are dropped.
+
+    Whole prompts are hashed, not their first blocks: chats that share a long system prompt stay distinct, and a new
+    one may go to any engine.
+
+    Args:
+        limit: Number of prompts kept, at least 1.
+
+    Raises:
+        ValueError: For less.
+    """
+
+    def __init__(self, limit: int = SESSIONS) -> None:
+        if limit < 1:
+            raise ValueError(f"a table needs room for at least one prompt, got {limit}")
+        self._limit = limit
+        self._engines: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
+        # number of prompts of each length, and the lengths in order: only prefixes of these lengths are looked up
+        self._counts: Counter[int] = Counter()
+        self._lengths: list[int] = []
+
+    def find(self, ids: Sequence[int], root: bytes = b"") -> str | None:
+        """The engine that prefilled the longest known prefix of these ids; None where there is none.
+
+        Args:
+            ids: A prompt.
+            root: Hash ahead of its first block (`sigma0.serve.engine.block_pool.root_hash`): prompts with another one
+                share no block.
+        """
+        raw, engine, start = _raw(ids), None, 0
+        hashed = blake2b(digest_size=16, key=root)
+        for length in self._lengths:
+            if length > len(ids):
+                break
+            hashed.update(raw[start:length])
+            start = length
+            digest = hashed.digest()
+            if digest in self._engines:
+                self._engines.move_to_end(digest)
+                engine = self._engines[digest][0]
+        return engine
+
+    def note(self, ids: Sequence[int], engine: str, root: bytes = b"") -> None:
+        """Records the engine that prefills a prompt."""
+        digest = blake2b(_raw(ids), digest_size=16, key=root).digest()
+        if digest not in self._engines:
+            if not self._counts[len(ids)]:
+                insort(self._lengths, len(ids))
+            self._counts[len(ids)] += 1
+        self._engines[digest] = engine, len(ids)
+        self._engines.move_to_end(digest)
+        if len(self._engines) > self._limit:
+            _, (_, length) = self._engines.popitem(last=False)
+            self._counts[length] -= 1
+            if not self._counts[length]:
+                del self._counts[length]
+                self._lengths.remove(length)
+
+
 class Fleet:
     """Engines by name. Safe for threads.
 
     Args:
-        sessions: Where chats were read; by default a table of its own.
+        sessions: Engines of earlier prompts; by default an empty table.
     """
 
     def __init__(self, sessions: SessionTable | None = None) -> None:
@@ -53,34 +117,34 @@ class Fleet:
         self._last_turn: dict[str, int] = {}
 
     def update(self, reports: Sequence[EngineReport]) -> None:
-        """The engines that are up now; others are gone."""
+        """Replaces the set of engines that are up."""
         with self._lock:
             self._up = {report.engine: report for report in reports}
             self._ever.update({report.engine: report.status for report in reports})
 
     def lose(self, engine: str) -> None:
-        """Forgets an engine until it reports again."""
+        """Removes an engine until it reports again."""
         with self._lock:
             self._up.pop(engine, None)
 
     @property
     def is_up(self) -> bool:
-        """Whether there is any."""
+        """Whether any engine is up."""
         return bool(self._up)
 
     @property
     def open(self) -> int:
-        """Jobs that were taken and are not over."""
+        """Requests that were taken and are not finished."""
         with self._lock:
             return self._open.total()
 
     def take(self, ids: Sequence[int], avoid: Collection[str] = (), root: bytes = b"") -> str:
-        """Chooses the engine of a job, and counts the job there until `give`.
+        """Chooses the engine of a request, and counts the request there until `give`.
 
         Args:
             ids: Its prompt.
             avoid: Engines that have refused it.
-            root: Of its pages, see `SessionTable.find`.
+            root: Hash ahead of its first block, see `SessionTable.find`.
 
         Raises:
             Unavailable: If none is up.
@@ -111,30 +175,34 @@ class Fleet:
         return min(free, key=lambda name: (free[name], self._last_turn.get(name, 0), name))
 
     def move(self, ids: Sequence[int], engine: str, other: str, root: bytes = b"") -> None:
-        """A job that was taken for one engine is at another."""
+        """Moves a request that was counted for one engine to another."""
         with self._lock:
             self._open[other] += 1
             self._sessions.note(ids, other, root)
         self.give(engine)
 
     def give(self, engine: str) -> None:
-        """A job is over."""
+        """Ends the count of a request."""
         with self._lock:
             self._open[engine] -= 1
-            assert self._open[engine] >= 0, f"{engine} had no job"
+            assert self._open[engine] >= 0, f"{engine} had no request"
             if not self._open[engine]:
                 del self._open[engine]
 
     def engines(self) -> dict[str, ServiceStatus]:
-        """How each stands that is up."""
+        """Status of each engine that is up."""
         return {name: report.status for name, report in self._up.items()}
 
     def status(self) -> ServiceStatus:
-        """How they stand together; what was done counts also of those that are gone."""
+        """Sum over the engines; counters include engines that are gone."""
         with self._lock:
             now, ever = [report.status for report in self._up.values()], list(self._ever.values())
         sums = {
-            each.name: sum(getattr(status, each.name) for status in (ever if each.name in COUNTERS else now))
-            for each in fields(ServiceStatus)
+            field.name: sum(getattr(status, field.name) for status in (ever if field.name in COUNTERS else now))
+            for field in fields(ServiceStatus)
         }
         return replace(NOTHING, **sums)
+
+
+def _raw(ids: Sequence[int]) -> memoryview:
+    return memoryview(array("q", ids))

@@ -1,7 +1,7 @@
-"""The engines of a Ray cluster as one `messages.Service`: jobs go to replicas, and their events come back.
+"""The engines of a Ray cluster as one `messages.Service`: requests go to replicas, and their events come back.
 
-A job whose replica is lost before anything of it was told begins anew on another one, once; of one that was told of in
-part the client hears that it failed. A replica that refuses a job is passed over.
+A request whose replica is lost before any of its output was sent is restarted on another one, once; one that was sent
+in part fails. A replica that refuses a request is skipped.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from transformers import PreTrainedTokenizerFast
 
-from sigma0.decode.paged_kv import PageShape
+from sigma0.decode.paged_kv import BlockShape
 from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent, model_name
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
@@ -27,6 +28,7 @@ from sigma0.serve.engine.messages import (
     EngineRequest,
     RequestFailed,
     RequestOutput,
+    ServedModel,
     ServiceStatus,
     TokenOutput,
     check_request,
@@ -34,35 +36,35 @@ from sigma0.serve.engine.messages import (
 )
 
 _LOG = logging.getLogger(__name__)
-# seconds for a replica to report; one that hangs longer is passed over until it does
+# seconds for a replica to report; one that takes longer is skipped until it does
 PATIENCE = 10.0
 
 
 class EngineLost(Exception):
-    """The stream of a job broke off with its replica."""
+    """The stream of a request broke off with its replica."""
 
 
 class RemoteEvents:
-    """`sigma0.serve.engine.messages.RequestEvents` of a job on a replica. To be made on an event loop.
+    """`sigma0.serve.engine.messages.RequestEvents` of a request on a replica. To be made on an event loop.
 
     Args:
-        job: What is asked.
+        request: The request.
         fleet: Chooses replicas.
-        begin: Sends the job to a replica by name; returns its stream.
+        send: Sends the request to a replica by name; returns its stream.
 
     Raises:
         Busy: If all replicas are full.
         Unavailable: If there is none.
     """
 
-    def __init__(self, job: EngineRequest, fleet: Fleet, begin: Callable[[EngineRequest, str], Any]) -> None:
-        self._job, self._fleet, self._begin = job, fleet, begin
+    def __init__(self, request: EngineRequest, fleet: Fleet, send: Callable[[EngineRequest, str], Any]) -> None:
+        self._request, self._fleet, self._send_to = request, fleet, send
         self._refused: set[str] = set()
         self._was_lost = False
-        self._told = self._again = 0
+        self._tokens_sent = self._tokens_to_skip = 0
         self._is_over = False
         self._engine = ""
-        self._stream = self._sent()
+        self._stream = self._send()
 
     def __aiter__(self) -> "RemoteEvents":
         return self
@@ -82,53 +84,53 @@ class RemoteEvents:
     async def _next(self) -> TokenOutput | RequestOutput:
         while True:
             try:
-                event = await _pulled(self._stream)
+                event = await _next_event(self._stream)
             except EngineLost:
-                self._begin_anew()
+                self._restart()
                 continue
             if isinstance(event, Accepted):
-                self._come_to(event.engine)
+                self._move_to(event.engine)
             elif isinstance(event, Refused):
-                self._come_to(event.engine)
-                self._pass_over(event.why)
+                self._move_to(event.engine)
+                self._skip(event.reason)
             elif isinstance(event, Failed):
-                raise RequestFailed(event.why)
-            elif isinstance(event, TokenOutput) and self._again:
-                # of a job that began anew: the caller has it
-                self._again -= 1
+                raise RequestFailed(event.reason)
+            elif isinstance(event, TokenOutput) and self._tokens_to_skip:
+                # of a restarted request: it was sent already
+                self._tokens_to_skip -= 1
             else:
-                self._told += isinstance(event, TokenOutput)
+                self._tokens_sent += isinstance(event, TokenOutput)
                 return event
 
-    def _come_to(self, engine: str) -> None:
-        """The replica that has the job, which is another one where the one it was meant for was just gone."""
+    def _move_to(self, engine: str) -> None:
+        """Notes the replica that took the request: another one where the chosen one was just lost."""
         if engine != self._engine:
-            self._fleet.move(self._job.prompt_ids, self._engine, engine, root_hash(self._job.cache_salt))
+            self._fleet.move(self._request.prompt_ids, self._engine, engine, root_hash(self._request.cache_salt))
             self._engine = engine
 
-    def _pass_over(self, why: str) -> None:
+    def _skip(self, reason: str) -> None:
         if self._engine in self._refused:
-            # it came back to one that had refused it: there is no other
-            raise Busy(why)
+            # it was routed again to a replica that had refused it: there is no other
+            raise Busy(reason)
         self._refused.add(self._engine)
-        self._stream = self._sent()
+        self._stream = self._send()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._fleet.lose(self._engine)
-        if self._was_lost or (self._told and not self._job.whole):
+        if self._was_lost or (self._tokens_sent and not self._request.whole):
             raise RequestFailed("its engine was lost")
-        # a job that itself ends every process it comes to must not end them all
+        # a request that crashes every process it runs in must not crash them all
         self._was_lost = True
-        self._again = self._told
-        _LOG.warning("an engine was lost; a job of its begins anew on another one")
-        self._stream = self._sent()
+        self._tokens_to_skip = self._tokens_sent
+        _LOG.warning("an engine was lost; a request of it is restarted on another one")
+        self._stream = self._send()
 
-    def _sent(self) -> Any:
-        """The stream of the job on the replica that is chosen now."""
+    def _send(self) -> Any:
+        """Sends the request to a newly chosen replica; its stream."""
         self._leave()
-        self._engine = self._fleet.take(self._job.prompt_ids, self._refused, root_hash(self._job.cache_salt))
+        self._engine = self._fleet.take(self._request.prompt_ids, self._refused, root_hash(self._request.cache_salt))
         try:
-            return self._begin(self._job, self._engine)
+            return self._send_to(self._request, self._engine)
         except Exception:
             self._leave()
             raise
@@ -143,20 +145,20 @@ class RemoteEvents:
         self._leave()
 
     async def aclose(self) -> None:
-        """Cancels the job; one that is over stays as it was."""
+        """Cancels the request; a finished one stays as it was."""
         if not self._is_over:
             self._end()
             self._stream.cancel()
 
 
-async def _pulled(stream: Any) -> ReplicaEvent:
+async def _next_event(stream: Any) -> ReplicaEvent:
     """The next event of a stream.
 
     Raises:
-        EngineLost: If its replica died, or was ended with the job in it.
-        RequestFailed: If something broke in the replica that nobody foresaw.
+        EngineLost: If its replica died, or was ended with the request in it.
+        RequestFailed: If the replica raised an unexpected exception.
     """
-    # in a task of its own: a stream that the cluster cancels raises what also tells this task that it is cancelled
+    # in a separate task: a stream that the cluster cancels raises CancelledError, as cancelling this task would
     pull = asyncio.ensure_future(anext(stream))
     try:
         await asyncio.wait({pull})
@@ -176,11 +178,11 @@ async def _pulled(stream: Any) -> ReplicaEvent:
 
 
 class RayService:
-    """See `sigma0.serve.engine.messages.Service`.
+    """A `sigma0.serve.engine.messages.Service` over the replicas of a deployment.
 
     Args:
-        handle: Of the deployment of replicas.
-        model: The looped model, of which no weights are needed, in the dtype that it is stored in.
+        handle: Of the deployment.
+        model: The looped model without weights, in the dtype that it is stored in.
         tokenizer: Its tokenizer.
         settings: Of the application.
 
@@ -188,18 +190,20 @@ class RayService:
         name: Of the model.
         model: The looped model.
         tokenizer: Its tokenizer.
-        context: Tokens that prompt and answer may have together.
+        context: Most tokens of prompt and answer together.
         fleet: The replicas.
 
     Raises:
-        ValueError: If the K/V hold no page.
+        ValueError: If the K/V memory holds no block.
     """
 
-    def __init__(self, handle: DeploymentHandle, model: Any, tokenizer: Any, settings: RaySettings) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, model: ServedModel, tokenizer: PreTrainedTokenizerFast, settings: RaySettings
+    ) -> None:
         self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        pages = PageShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
-        self.context = context_length(model, pages, settings.page_size)
+        blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
+        self.context = context_length(model, blocks, settings.page_size)
         self.fleet = Fleet()
         self._handle = handle
         self._period = settings.report_seconds
@@ -209,23 +213,23 @@ class RayService:
         self._watcher = threading.Thread(target=self._watch, name="sigma0-replicas", daemon=True)
         self._watcher.start()
 
-    def submit(self, job: EngineRequest) -> RemoteEvents:
-        """Sends a job at once. Must be called on an event loop.
+    def submit(self, request: EngineRequest) -> RemoteEvents:
+        """Sends a request at once. Must be called on an event loop.
 
         Raises:
-            ValueError: For a job that can never run.
-            Busy: Where no more jobs are taken.
+            ValueError: For a request that can never run.
+            Busy: Where no more requests are taken.
             Unavailable: Where no replica is up.
         """
-        check_request(job, self.model, self.context)
+        check_request(request, self.model, self.context)
         if self._is_draining:
             raise Busy("the server is being shut down")
-        return RemoteEvents(job, self.fleet, self._begin)
+        return RemoteEvents(request, self.fleet, self._send)
 
-    def _begin(self, job: EngineRequest, engine: str) -> Any:
+    def _send(self, request: EngineRequest, engine: str) -> Any:
         stream = self._handle.options(method_name="run", stream=True, session_id=engine)
-        # Serve tells requests apart by a name in the context, and all jobs of an HTTP request would have the same
-        return contextvars.Context().run(stream.remote, job, self._front)
+        # Serve identifies requests by an id in the context, which all choices of an HTTP request would share
+        return contextvars.Context().run(stream.remote, request, self._front)
 
     @property
     def is_up(self) -> bool:
@@ -233,22 +237,22 @@ class RayService:
         return self.fleet.is_up
 
     def status(self) -> ServiceStatus:
-        """How the replicas stood together when they were asked last."""
+        """Sum over the latest reports of the replicas."""
         return self.fleet.status()
 
     def engines(self) -> Mapping[str, ServiceStatus]:
-        """How each replica stood when it was asked last."""
+        """The latest report of each replica."""
         return self.fleet.engines()
 
     async def drain(self) -> None:
-        """Takes no more jobs and returns once all that were taken are over; replicas stay."""
+        """Takes no more requests and returns once all that were taken are finished; replicas stay."""
         self._is_draining = True
         while self.fleet.open:
             await asyncio.sleep(0.05)
         self._is_closed.set()
 
     def close(self) -> None:
-        """Asks the replicas no more."""
+        """Stops fetching reports."""
         self._is_closed.set()
         self._watcher.join()
 
@@ -259,12 +263,12 @@ class RayService:
                     timeout_s=PATIENCE, return_exceptions=True
                 )
             except TimeoutError:
-                # one hangs, of which Serve's health check decides; the others are where they were
+                # one hangs, which Serve's health check handles; the last reports are kept
                 _LOG.warning("replicas did not report within %s seconds", PATIENCE)
                 continue
             except Exception as error:
-                # without this thread a front would never hear of a replica again
+                # without this thread the front would never see a replica again
                 if self.is_up:
-                    _LOG.warning("replicas cannot be asked: %s", type(error).__name__)
+                    _LOG.warning("replicas cannot be reached: %s", type(error).__name__)
                 answers = []
             self.fleet.update([answer for answer in answers if not isinstance(answer, Exception)])

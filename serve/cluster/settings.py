@@ -1,4 +1,4 @@
-"""What a Ray Serve application of sigma0 is told: the arguments of `serve.yaml`, and of `sigma0 serve --ray`."""
+"""Settings of a Ray Serve application: the arguments of `serve.yaml`, and of `sigma0 serve --ray`."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RaySettings(BaseModel):
-    """Of one application.
+    """Settings of one application.
 
     Attributes:
         model: Shipped name, folder, or hub id; to be found on every node.
@@ -26,21 +26,22 @@ class RaySettings(BaseModel):
         replicas: Engines; None: from `min_replicas` to `max_replicas`, or one.
         min_replicas: Engines at least.
         max_replicas: Engines at most.
-        target_jobs: That autoscaling gives one engine, running and waiting; None: three quarters of `max_running`.
-        target_rows: That autoscaling gives a pass of one engine; None: `pass_rows`.
-        upscale_delay_s: For which more load than that lasts until engines are added.
-        downscale_delay_s: For which less load lasts until engines are taken away.
-        report_seconds: Between two reports of an engine to the front.
+        target_jobs: Requests of one engine, running and waiting, that autoscaling aims at; None: three quarters of
+            `max_running`.
+        target_rows: Rows in a pass of one engine that autoscaling aims at; None: `pass_rows`.
+        upscale_delay_s: Seconds of a higher load before engines are added.
+        downscale_delay_s: Seconds of a lower load before engines are removed.
+        report_seconds: Seconds between two reports of an engine to the front.
         max_running: Requests that share passes at most.
         max_waiting: Requests in the queue of one engine at most.
-        pass_rows: Rows that prompts may bring a pass up to.
-        page_size: Tokens of a page of K/V.
+        pass_rows: Rows up to which prefill may fill a pass.
+        page_size: Tokens of a block of K/V.
         kv_memory: Bytes for K/V of one engine.
-        api_key: What clients must know; None: SIGMA0_API_KEY where the front runs, or nothing.
+        api_key: Key that clients must send; None: SIGMA0_API_KEY of the front, or none.
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
-        on_collapse: What becomes of a text that runs in circles, where a request does not say.
+        on_collapse: What is done with a text that repeats itself, where a request does not say.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
         policy: Trigger of the ladder, as JSON.
@@ -93,7 +94,7 @@ class RaySettings(BaseModel):
 
     @property
     def limits(self) -> EngineLimits:
-        """Of one engine."""
+        """Limits of one engine."""
         return EngineLimits(self.max_running, self.max_waiting, self.pass_rows, self.page_size, int(self.kv_memory))
 
     @property
@@ -106,7 +107,7 @@ class RaySettings(BaseModel):
 
     @property
     def claims(self) -> dict[str, float]:
-        """What a replica claims of a node, as Ray's actors do."""
+        """Resources that a replica claims of a node, as Ray names them."""
         gpus = self.gpus
         if gpus is None:
             gpus = float(self.device.startswith("cuda") or (self.device == "auto" and torch.cuda.is_available()))

@@ -21,13 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import switches
-from sigma0.decode.batch import Ints
-from sigma0.decode.detokenizer import TextFeed
+from sigma0.decode.batch import TRAILING, Ints
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.finite import NOT_FINITE
-from sigma0.decode.paged_kv import PagedPlanes, PageShape
-from sigma0.decode.paged_step import Passed
-from sigma0.decode.parallel import processes_of
-from sigma0.decode.rows import FOLLOWER
+from sigma0.decode.paged_kv import BlockShape, PagedPlanes
+from sigma0.decode.paged_step import PassOutput
+from sigma0.decode.parallel import tp_group
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
@@ -91,10 +90,10 @@ class Engine:
         limits: EngineLimits | None = None,
         watch: bool | None = None,
     ) -> None:
-        if processes_of(model) is not None:
+        if tp_group(model) is not None:
             raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
-        shape = PageShape.of(model, self.limits.page_size)
+        shape = BlockShape.of(model, self.limits.page_size)
         blocks = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
@@ -160,7 +159,7 @@ class Engine:
         prompt_ids = list(request.prompt_ids)
         entry = SequenceEntry(next(self._keys), prompt_ids, prompt_length, prompt_length - 1, root=root)
         verifies = request.exit_config.after_exit == "verify"
-        detokenizer = TextFeed(self.tokenizer, request.stop)
+        detokenizer = IncrementalDetokenizer(self.tokenizer, request.stop)
         kind = VerifiedRequestState if verifies else RequestState
         state = kind(entry, request, rule, detokenizer, self._eos, self.model, self._outputs.watch)
         self._states[entry.key] = state
@@ -234,7 +233,7 @@ class Engine:
             self._batch.remove(slot)
         del self._states[state.entry.key]
 
-    def _postprocess(self, passed: Passed) -> list[Event]:
+    def _postprocess(self, passed: PassOutput) -> list[Event]:
         """Samples tokens, retires rows, and makes the outputs of a pass."""
         rows = passed.rows
         self._outputs.record(rows, passed.fates, passed.held)
@@ -250,9 +249,9 @@ class Engine:
         greedy = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
         events: list[Event] = []
         sampled: list[SampledToken] = []
-        for slot in np.unique(rows.texts[sampled_rows]).tolist():
+        for slot in np.unique(rows.batch_slots[sampled_rows]).tolist():
             state = self._batch.state_of(slot)
-            indices = np.flatnonzero(rows.texts[sampled_rows] == slot)
+            indices = np.flatnonzero(rows.batch_slots[sampled_rows] == slot)
             try:
                 sampled += self._sample(state, passed, sampled_rows, indices, logits, greedy)
             except Exception as error:
@@ -272,21 +271,21 @@ class Engine:
         self._remove(state)
         return state.entry.key, failure
 
-    def _checked(self, passed: Passed) -> Ints:
+    def _checked(self, passed: PassOutput) -> Ints:
         """Rows whose draft tokens are verified in this pass, in the order of their positions."""
         rows = passed.rows
         checked = []
-        for row in np.flatnonzero(rows.roles == FOLLOWER).tolist():
-            state = self._batch.state_of(rows.texts[row])
-            if state.is_checked(int(rows.columns[row]), int(rows.loops[row])):
+        for row in np.flatnonzero(rows.roles == TRAILING).tolist():
+            state = self._batch.state_of(rows.batch_slots[row])
+            if state.is_checked(int(rows.cache_positions[row]), int(rows.loops[row])):
                 checked.append(row)
-        order = sorted(checked, key=lambda row: int(rows.columns[row]))
+        order = sorted(checked, key=lambda row: int(rows.cache_positions[row]))
         return np.array(order, dtype=np.int64)
 
     def _sample(
         self,
         state: RequestState,
-        passed: Passed,
+        passed: PassOutput,
         sampled_rows: Ints,
         indices: Ints,
         logits: Tensor,
@@ -320,7 +319,7 @@ class Engine:
         if len(checked):
             sequences = np.zeros(len(checked), dtype=np.int64)
             which = sampled_rows[checked]
-            readings = Readings(sequences, rows.columns[which], rows.loops[which], logits[checked])
+            readings = Readings(sequences, rows.cache_positions[which], rows.loops[which], logits[checked])
         verified = state.verify(exits, readings)
         if state.rejected_from is not None:
             self._batch.drop_from(state.entry.slot, state.rejected_from)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sigma0.decode.batch import Ints
+from sigma0.decode.batch import PREFILL, TRAILING, Ints, Rows, join
 from sigma0.decode.paged_kv import PagedPlanes
-from sigma0.decode.paged_step import Passed, Passes, Ruled
-from sigma0.decode.rows import FOLLOWER, PASSIVE, Rows, join
+from sigma0.decode.paged_step import Passes, PassOutput, RequestExit
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.messages import ServedModel
 from sigma0.serve.engine.request import RequestState
@@ -66,10 +65,10 @@ class InFlightBatch:
         ids = to_device(np.array([state.token_ids[position] for state, position in tokens]), self._model.device)
         with torch.no_grad():
             hidden = self._model.embed(ids)
-        trajectories = np.full(len(tokens), -1)
+        state_slots = np.full(len(tokens), -1)
         followed = np.flatnonzero([position >= state.prompt_length - 1 for state, position in tokens])
         if len(followed):
-            trajectories[followed] = self._block.trajectories.take(len(followed), self._used_trajectories(), hidden)
+            state_slots[followed] = self._block.exit_states.take(len(followed), self._used_state_slots(), hidden)
         rows = Rows(
             hidden,
             np.array([state.entry.slot for state, _ in tokens]),
@@ -77,17 +76,17 @@ class InFlightBatch:
             np.zeros(len(tokens), dtype=np.int64),
             np.array([state.target_loops(position) for state, position in tokens]),
             np.array([state.role(position) for state, position in tokens]),
-            trajectories,
+            state_slots,
         )
         self._append(rows)
 
-    def run(self) -> Passed:
+    def run(self) -> PassOutput:
         """Runs one pass over all rows."""
         assert self.rows is not None
         self._count(self.rows)
         tables = [[] if state is None else state.entry.blocks for state in self.states]
-        ruled: list[Ruled | None] = [None if state is None else state.ruled for state in self.states]
-        passed = self._block.run(self.rows, tables, ruled)
+        exits: list[RequestExit | None] = [None if state is None else state.request_exit for state in self.states]
+        passed = self._block.run(self.rows, tables, exits)
         self.rows = passed.rows
         return passed
 
@@ -106,9 +105,9 @@ class InFlightBatch:
         rows = self.rows
         assert rows is not None
         roles, targets = rows.roles.copy(), rows.targets.copy()
-        roles[stopped] = FOLLOWER
+        roles[stopped] = TRAILING
         for row in stopped.tolist():
-            state, position = self.state_of(rows.texts[row]), int(rows.columns[row])
+            state, position = self.state_of(rows.batch_slots[row]), int(rows.cache_positions[row])
             if state.drops and position >= state.prompt_length:
                 state.exit_depths[position] = targets[row] = int(rows.loops[row])
         self.rows = replace(rows, roles=roles, targets=targets)
@@ -122,7 +121,7 @@ class InFlightBatch:
         early, suspended = [], []
         complete: dict[int, int] = {}
         for row in arrived.tolist():
-            state, position = self.state_of(rows.texts[row]), int(rows.columns[row])
+            state, position = self.state_of(rows.batch_slots[row]), int(rows.cache_positions[row])
             if position in state.suspended:
                 suspended.append(row)
             elif rows.loops[row] < state.rule.last_loop:
@@ -142,60 +141,60 @@ class InFlightBatch:
         """Copies the K/V of these rows from the last plane they wrote to all deeper ones, whose loops are not run."""
         rows, size = self.rows, self._planes.shape.size
         assert rows is not None
-        positions = rows.columns[which]
-        tables = [self.state_of(slot).entry.blocks for slot in rows.texts[which]]
+        positions = rows.cache_positions[which]
+        tables = [self.state_of(slot).entry.blocks for slot in rows.batch_slots[which]]
         blocks = np.array([table[position // size] for table, position in zip(tables, positions.tolist(), strict=True)])
         at = to_device(np.stack([blocks, positions % size, rows.loops[which] - 1]), self._model.device)
-        self._planes.copy_down(*at.unbind(0))
+        self._planes.propagate_past_exit(*at.unbind(0))
 
     def resume(self) -> None:
         """Puts the rows of preempted requests back in flight, once all rows of a request are recomputed."""
         for slot, state in enumerate(self.states):
             if state is None or not state.is_recomputing:
                 continue
-            parts = [part for part in self._suspended if part.texts[0] == slot]
+            parts = [part for part in self._suspended if part.batch_slots[0] == slot]
             if len(parts) < len(state.suspended):
                 continue
             rows, before = join(parts), state.resume()
-            positions = rows.columns.tolist()
+            positions = rows.cache_positions.tolist()
             roles = np.array([before[position].role for position in positions])
             targets = np.array([state.target_loops(position) for position in positions])
-            self._suspended = [part for part in self._suspended if part.texts[0] != slot]
-            self._append(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.columns)))
+            self._suspended = [part for part in self._suspended if part.batch_slots[0] != slot]
+            self._append(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.cache_positions)))
 
     def preempt(self, state: RequestState, slot: int) -> None:
         """Removes the rows of a request and notes how many loops each had finished."""
         if self.rows is not None:
-            rows = self.rows.select(np.flatnonzero(self.rows.texts == slot))
-            state.suspend(rows.columns, rows.loops, rows.roles)
+            rows = self.rows.select(np.flatnonzero(self.rows.batch_slots == slot))
+            state.suspend(rows.cache_positions, rows.loops, rows.roles)
         self.remove(slot)
 
     def remove(self, slot: int) -> None:
         """Removes the request in a batch slot with its rows."""
         if self.rows is not None:
-            self.rows = self.rows.without(self.rows.texts == slot)
-        self._suspended = [part for part in self._suspended if part.texts[0] != slot]
+            self.rows = self.rows.without(self.rows.batch_slots == slot)
+        self._suspended = [part for part in self._suspended if part.batch_slots[0] != slot]
         self.states[slot] = None
 
     def drop_from(self, slot: int, position: int) -> None:
         """Removes the rows of a request from a cache position on."""
         if self.rows is not None:
-            self.rows = self.rows.without((self.rows.texts == slot) & (self.rows.columns >= position))
+            self.rows = self.rows.without((self.rows.batch_slots == slot) & (self.rows.cache_positions >= position))
 
     def _append(self, rows: Rows) -> None:
         self.rows = rows if self.rows is None or not len(self.rows) else join([self.rows, rows])
 
-    def _used_trajectories(self) -> Ints:
-        parts = [part.slots for part in (self.rows, *self._suspended) if part is not None]
+    def _used_state_slots(self) -> Ints:
+        parts = [part.state_slots for part in (self.rows, *self._suspended) if part is not None]
         slots = np.concatenate([*parts, _NONE])
         return slots[slots >= 0]
 
     def _count(self, rows: Rows) -> None:
         self.passes += 1
         self.rows_run += len(rows)
-        active = rows.roles != PASSIVE
-        for slot in np.unique(rows.texts[active]).tolist():
+        active = rows.roles != PREFILL
+        for slot in np.unique(rows.batch_slots[active]).tolist():
             state = self.state_of(slot)
-            new = int((active & (rows.texts == slot) & (rows.columns >= state.prompt_length)).sum())
+            new = int((active & (rows.batch_slots == slot) & (rows.cache_positions >= state.prompt_length)).sum())
             state.passes += new > 0
             state.rows += new

@@ -8,10 +8,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig, OnCollapse
-from sigma0.decode.attention import LoopedModel
 from sigma0.decode.exits import ExitRule, Reason
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Fate
-from sigma0.decode.sampler import Alternative, Sampling
+from sigma0.decode.sampler import Alternative, SamplingParams
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
 
@@ -86,7 +86,7 @@ class EngineRequest:
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     exit_config: ExitConfig
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     context: tuple[str, ...] = ()

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import Bools, Ints
+from sigma0.decode.batch import DECODING, Bools, Ints, Rows
 from sigma0.decode.exits import exit_reason
-from sigma0.decode.ops import FATES, READINGS, CollapseRule, CollapseState, Fate, Operations
-from sigma0.decode.rows import LEADER, Rows
+from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
 from sigma0.decode.sampler import logprobs_of
 from sigma0.decode.stats import read_together
 from sigma0.decode.transfer import to_device, to_host
@@ -20,7 +19,7 @@ from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
 
-_ENTROPY, _MARGIN, _PROXIMITY = (READINGS.index(name) for name in ("entropy", "margin", "proximity"))
+_ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class OutputProcessor:
 
         Positions that are recomputed run the same loops again, or are cached and run none: theirs are kept.
         """
-        sampled = [position for position in positions.tolist() if state.role(position) == LEADER]
+        sampled = [position for position in positions.tolist() if state.role(position) == DECODING]
         self._fates[state.entry.slot, sampled] = 0
         self._met[state.entry.slot, sampled] = False
 
@@ -99,13 +98,13 @@ class OutputProcessor:
             fates: Index into `FATES`, 0 where there is none, `[R]`.
             held: Whether the loop-end rule was met, `[R]`.
         """
-        self._met[rows.texts[held], rows.columns[held]] = True
+        self._met[rows.batch_slots[held], rows.cache_positions[held]] = True
         known = np.flatnonzero(fates)
-        self._fates[rows.texts[known], rows.columns[known], rows.loops[known] - 1] = fates[known]
+        self._fates[rows.batch_slots[known], rows.cache_positions[known], rows.loops[known] - 1] = fates[known]
 
     def outputs(self, sampled: Sequence[SampledToken]) -> list[TokenOutput]:
         """Token outputs of one pass, at most one of each request; their texts are added by the engine."""
-        numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(sampled)
+        numbers: list[list[float]] = [[np.nan] * len(LOGIT_STATS)] * len(sampled)
         for token in sampled:
             token.state.repetition.append(token.token_id)
         if self.watch and sampled and self._ops.backend != "triton":

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
-from sigma0.decode.batch import Ints
-from sigma0.decode.detokenizer import TextFeed
+from sigma0.decode.batch import DECODING, PREFILL, Ints
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import Operations
-from sigma0.decode.paged_step import Ruled
+from sigma0.decode.paged_step import RequestExit
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
-from sigma0.decode.rows import LEADER, PASSIVE
 from sigma0.decode.sampler import generator_for, processors_for
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.token_loop import Emission
@@ -32,7 +31,7 @@ class SuspendedRow:
 
     Attributes:
         loops: Loops that it had finished.
-        role: As `sigma0.decode.rows` names them.
+        role: As `sigma0.decode.batch` names them.
     """
 
     loops: int
@@ -56,7 +55,7 @@ class RequestState:
         drops: Whether rows leave at their exits (`drop`).
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
-        ruled: What the pass needs to decide its rows.
+        request_exit: What a pass needs to decide its rows.
         outputs: Tokens so far.
         token_ids: Of every cache position that has entered or is about to enter, draft tokens included.
         pending: Cache positions that enter the next pass.
@@ -79,7 +78,7 @@ class RequestState:
         entry: SequenceEntry,
         request: EngineRequest,
         rule: ExitRule,
-        detokenizer: TextFeed,
+        detokenizer: IncrementalDetokenizer,
         eos: frozenset[int],
         model: ServedModel,
         watch: bool,
@@ -93,7 +92,7 @@ class RequestState:
         self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
         evaluated = rule if self.shadow_rule is None else self.shadow_rule
         verifies = request.exit_config.after_exit == "verify"
-        self.ruled = Ruled(rule, evaluated.boundary(watch), verifies, self.prompt_length)
+        self.request_exit = RequestExit(rule, evaluated.params(watch), verifies, self.prompt_length)
         self.outputs: list[TokenOutput] = []
         self.token_ids = entry.token_ids
         self.pending: deque[int] = deque()
@@ -140,7 +139,7 @@ class RequestState:
     def role(self, position: int) -> int:
         """Role of the row of a cache position as it enters."""
         first_sampled = max(self.prompt_length - 1, self.recompute_until)
-        return PASSIVE if self.is_recomputing or position < first_sampled else LEADER
+        return PREFILL if self.is_recomputing or position < first_sampled else DECODING
 
     def sample(self, logits: Tensor) -> int:
         """The next id, given logits `[V]`; for requests that are not simply greedy."""
@@ -172,7 +171,7 @@ class RequestState:
         """Notes the rows in flight at preemption, and what must be recomputed before they are resumed."""
         in_flight = zip(positions.tolist(), loops.tolist(), roles.tolist(), strict=True)
         # preempted again while it recomputes, it still has the older rows to resume
-        rows = {position: SuspendedRow(loop, role) for position, loop, role in in_flight if role != PASSIVE}
+        rows = {position: SuspendedRow(loop, role) for position, loop, role in in_flight if role != PREFILL}
         self.suspended = {**rows, **self.suspended}
         entered = len(self.token_ids) - len(self.pending)
         self.recompute_until = entered if self.outputs and not self.suspended else 0
@@ -196,14 +195,14 @@ class _EngineWave:
         self.record = None
         self.cache = SimpleNamespace(length=state.prompt_length)
 
-    def enter(self, token_ids: Tensor, sequences: Ints, columns: Ints, positions: Ints) -> None:
+    def enter(self, token_ids: Tensor, sequences: Ints, cache_positions: Ints, positions: Ints) -> None:
         """Feeds a draft or verified token back."""
-        assert int(columns[0]) == len(self._state.token_ids)
+        assert int(cache_positions[0]) == len(self._state.token_ids)
         self._state.append(int(token_ids[0]))
 
-    def drop_from(self, sequence: int, column: int) -> None:
+    def drop_from(self, sequence: int, cache_position: int) -> None:
         """Rejects the draft tokens from a cache position on."""
-        self._state.reject_from(column)
+        self._state.reject_from(cache_position)
 
 
 class VerifiedRequestState(RequestState):
@@ -220,7 +219,7 @@ class VerifiedRequestState(RequestState):
         entry: SequenceEntry,
         request: EngineRequest,
         rule: ExitRule,
-        detokenizer: TextFeed,
+        detokenizer: IncrementalDetokenizer,
         eos: frozenset[int],
         model: ServedModel,
         watch: bool,

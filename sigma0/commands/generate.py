@@ -145,7 +145,7 @@ def generate(
         from sigma0.commands.telemetry import TelemetryLog, of_generation
         from sigma0.config import Messages
         from sigma0.decode.ops import Backend
-        from sigma0.decode.parallel import together
+        from sigma0.decode.parallel import tensor_parallel_group
         from sigma0.models.load import load
 
         quiet_transformers()
@@ -173,7 +173,7 @@ def generate(
             run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
             return
         log = None if telemetry is None else TelemetryLog(telemetry)
-        with together(tensor_parallel) as speaks:
+        with tensor_parallel_group(tensor_parallel) as is_rank0:
             looped, tokenizer = load(
                 model,
                 device=device,
@@ -199,13 +199,13 @@ def generate(
                 **settings,
             )
             note = unseen_note(*about_model(model), text)
-            if speaks and note is not None:
+            if is_rank0 and note is not None:
                 typer.echo(note, err=True)
-            if speaks and not as_json:
+            if is_rank0 and not as_json:
                 print_stream(tokens, looped.num_loops, text, svg, verdict)
             for _ in tokens:
                 pass
-            if speaks and as_json:
+            if is_rank0 and as_json:
                 typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
             if log is not None:
                 log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))

@@ -31,10 +31,10 @@ from sigma0.decode.ops import (
     MET,
     SHRINK,
     STATISTICS,
-    BoundaryRule,
-    BoundaryState,
-    alone,
+    ExitParams,
+    ExitState,
     leads_reference,
+    no_broadcast,
     observe,
 )
 
@@ -105,7 +105,7 @@ class ExitRule:
         self.needs_logits = config.mode == "margin"
         self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
 
-    def boundary(self, watch: bool) -> BoundaryRule:
+    def params(self, watch: bool) -> ExitParams:
         """What the end of a loop decides by itself; under `margin` the logits decide instead.
 
         Args:
@@ -115,7 +115,7 @@ class ExitRule:
         mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
         if mode == "accel" and config.accel_scale == "steps":
             mode = "accel-steps"
-        return BoundaryRule(
+        return ExitParams(
             mode,
             1.0 if mode == "none" else self.threshold,
             self.last_loop,
@@ -174,13 +174,13 @@ class ExitRule:
             streaks.append(running >= self.patience)
         return any(streaks[late])
 
-    def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
+    def met(self, met: Bools, sequences: Ints, cache_positions: Ints, loops: Ints) -> Bools:
         """Whether tokens stop by the rule; a replayed run answers otherwise.
 
         Args:
             met: What the model's states said, `[N]`.
             sequences: Batch index of each, `[N]`.
-            columns: Column of each in the planes, `[N]`.
+            cache_positions: Cache position of each in the planes, `[N]`.
             loops: The loop that each has just finished, `[N]`.
         """
         return met & (loops >= self.min_loops)
@@ -217,7 +217,7 @@ def select_exits(
     gate_logits: Tensor,
     head: Callable[[Tensor], Tensor],
     watch: bool = False,
-    agree: Callable[[Tensor], Tensor] = alone,
+    broadcast: Callable[[Tensor], Tensor] = no_broadcast,
     at_full_depth: bool = False,
 ) -> Selection:
     """Picks an exit for every position of a run of all loops.
@@ -228,7 +228,7 @@ def select_exits(
         gate_logits: `[T, B, S]`.
         head: Output head, called once for each loop if the rule reads logits.
         watch: Whether the trajectories' statistics are wanted.
-        agree: As `Operations` has it.
+        broadcast: As `Operations` has it.
         at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
             been met by itself. A divergence stops nothing then, so it is not told.
 
@@ -243,27 +243,27 @@ def select_exits(
     diverged = torch.zeros_like(met)
     statistics, fates = [], []
     if not rule.is_known_beforehand or watch:
-        boundary_rule = rule.boundary(watch)
-        kept = width if boundary_rule.watches else 0
-        state = BoundaryState.empty(rows, kept, flat.dtype, flat.device)
+        params = rule.params(watch)
+        kept = width if params.watches else 0
+        state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
         for loop in range(1, total + 1):
             with torch.no_grad():
                 hidden = flat[loop - 1].detach()
                 gates = gate_logits[loop - 1].detach().reshape(rows)
-                boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
-                here = boundary.decisions == MET
+                loop_end = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, params)
+                here = loop_end.decisions == MET
                 if rule.needs_logits:
                     here = leads_reference(head(hidden), rule.threshold)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
-            broken = (boundary.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
+            broken = (loop_end.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
             depths = torch.where((here | broken) & ~(met | diverged), loop, depths)
             met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
-            statistics.append(boundary.statistics.view(batch, length, -1))
-            fates.append(boundary.fates.view(batch, length))
+            statistics.append(loop_end.statistics.view(batch, length, -1))
+            fates.append(loop_end.fates.view(batch, length))
     if at_full_depth:
         depths, diverged = torch.full_like(depths, total), torch.zeros_like(diverged)
-    depths, met, diverged = agree(depths), agree(met), agree(diverged)
+    depths, met, diverged = broadcast(depths), broadcast(met), broadcast(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
     chosen = flat.gather(0, index).view(batch, length, width)
     told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)

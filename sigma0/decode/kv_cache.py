@@ -1,4 +1,4 @@
-"""DepthCache: K/V planes by (layer, loop), and the frontier of tokens that have not reached full depth."""
+"""DepthCache: K/V planes by (layer, loop), and the in-flight batch of tokens that have not reached full depth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from sigma0.decode.batch import Bools, Frontier, PassCounts, SkippedTokens
-from sigma0.decode.slots import SlotPool
+from sigma0.decode.batch import Bools, PassCounts, PendingTokens, RowBatch
+from sigma0.decode.exit_states import ExitStatePool
 from sigma0.decode.stats import RunRecord
 
 
@@ -27,31 +27,31 @@ class LayerPlanes:
 
     @property
     def capacity(self) -> int:
-        """C, columns that there is room for."""
+        """C, cache positions that there is room for."""
         return 0 if self.keys is None else self.keys.shape[3]
 
     @property
-    def column_bytes(self) -> int:
-        """Bytes that one column takes in both tensors."""
+    def position_bytes(self) -> int:
+        """Bytes that one cache position takes in both tensors."""
         if self.keys is None or self.values is None:
             return 0
         return (self.keys.nbytes + self.values.nbytes) // self.keys.shape[3]
 
-    def reserve(self, like: Tensor, planes: int, columns: int, exact: int) -> None:
-        """Makes room for `columns` columns and keeps what is there.
+    def reserve(self, like: Tensor, planes: int, cache_positions: int, exact: int) -> None:
+        """Makes room for `cache_positions` cache positions and keeps what is there.
 
         Args:
             like: Keys to be written, `[B, H_kv, S, d]`.
             planes: Loops to keep planes for.
-            columns: Columns needed now.
-            exact: Columns known to be needed in the end; 0 where unknown. Beyond it the capacity doubles.
+            cache_positions: Cache positions needed now.
+            exact: Cache positions known to be needed in the end; 0 where unknown. Beyond it the capacity doubles.
         """
         if self.keys is None or self.values is None:
             batch, heads, _, head_dim = like.shape
-            shape = (planes, batch, heads, max(columns, exact), head_dim)
+            shape = (planes, batch, heads, max(cache_positions, exact), head_dim)
             self.keys, self.values = _zeros(like, shape), _zeros(like, shape)
-        elif self.keys.shape[3] < columns:
-            capacity = exact if columns <= exact else max(columns, 2 * self.keys.shape[3])
+        elif self.keys.shape[3] < cache_positions:
+            capacity = exact if cache_positions <= exact else max(cache_positions, 2 * self.keys.shape[3])
             self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -79,11 +79,11 @@ class PlaneStore:
     Args:
         num_layers: L.
         total_loops: T.
-        capacity: Columns known to be needed in the end; 0 where unknown.
+        capacity: Cache positions known to be needed in the end; 0 where unknown.
 
     Attributes:
         planes: The planes of each layer.
-        length: Columns in use.
+        length: Cache positions in use.
         depth: Loops that prompts run (T, or k under `fixed`); None while the store is empty.
     """
 
@@ -99,10 +99,10 @@ class PlaneStore:
         self.planes[:] = [LayerPlanes() for _ in self.planes]
         self.length, self.depth = 0, None
 
-    def reserve_layer(self, layer: int, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer `[planes, B, H_kv, C, d]`, shaped for `like`, with room for `columns`."""
+    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer `[planes, B, H_kv, C, d]`, grown to hold `cache_positions` if needed."""
         planes = self.planes[layer]
-        planes.reserve(like, self.depth or self.total_loops, columns, self.capacity)
+        planes.reserve(like, self.depth or self.total_loops, cache_positions, self.capacity)
         assert planes.keys is not None and planes.values is not None
         return planes.keys, planes.values
 
@@ -144,7 +144,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         self._store.reserve_layer(self._layer, key_states, key_states.shape[2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H_kv, S, d]` behind the committed columns; returns all columns of the plane.
+        """Writes `[B, H_kv, S, d]` behind the committed cache positions; returns all cache positions of the plane.
 
         The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
         """
@@ -158,11 +158,11 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         return keys[self._loop, :, :, :stop], values[self._loop, :, :, :stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that `query_length` new tokens see, and the first of them."""
+        """Cache positions that `query_length` new tokens see, and the first of them."""
         return self._store.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Committed columns."""
+        """Committed cache positions."""
         return self._store.length
 
     def get_max_length(self) -> int:
@@ -178,18 +178,18 @@ class DepthCache(Cache):  # type: ignore[misc]
     Args:
         num_layers: L, layers in the shared block.
         total_loops: T, loops at full depth.
-        capacity: Columns known to be needed; 0 where unknown.
+        capacity: Cache positions known to be needed; 0 where unknown.
 
     Attributes:
         store: The planes, their length and depth.
-        frontier: Tokens whose deeper loops are still to run; None where there are none.
-        skipped: Tokens that have a column and were never run, since their sequence had ended; None if none.
+        in_flight: Tokens whose deeper loops are still to run; None where there are none.
+        pending: Tokens that have a cache position and were never run, since their sequence had ended; None if none.
         ended: Sequences that a lockstep loop goes on feeding though they have ended, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
         exits: Last plane of each token that stopped for good, int32 `[B, >= length]`, T - 1 elsewhere; None where every
-            plane is written (`sigma0.decode.dropped`).
-        slots: Trajectories of the frontier's rows.
+            plane is written (`sigma0.decode.catch_up`).
+        exit_states: Trajectories of the in-flight batch's rows.
         record: Where the statistics go of a prompt, or of a token that a foreign loop feeds; None where nobody asks.
         reading_prompt: True while `generate` reads a prompt, so that a prompt of one token is not taken for decoding.
     """
@@ -201,13 +201,13 @@ class DepthCache(Cache):  # type: ignore[misc]
         self._forget()
 
     def _forget(self) -> None:
-        self.frontier: Frontier | None = None
-        self.skipped: SkippedTokens | None = None
+        self.in_flight: RowBatch | None = None
+        self.pending: PendingTokens | None = None
         self.ended: Bools | None = None
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
-        self.slots = SlotPool()
+        self.exit_states = ExitStatePool()
         self.record: RunRecord | None = None
         self.reading_prompt = False
         self._seen: Tensor | None = None
@@ -227,7 +227,7 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     @property
     def length(self) -> int:
-        """Columns in use, frontier included."""
+        """Cache positions in use, in-flight batch included."""
         return self.store.length
 
     @property
@@ -237,13 +237,13 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of K/V that hold tokens: layers * planes * 2 * B * H_kv * d * bytes of a number, for each column."""
-        return sum(planes.column_bytes for planes in self.planes) * self.length
+        """Bytes of K/V that hold tokens: layers * planes * 2 * B * H_kv * d * bytes of a number, for each position."""
+        return sum(planes.position_bytes for planes in self.planes) * self.length
 
     @property
     def bytes_allocated(self) -> int:
         """Bytes of K/V that are reserved, room for coming tokens included."""
-        return sum(planes.column_bytes * planes.capacity for planes in self.planes)
+        return sum(planes.position_bytes * planes.capacity for planes in self.planes)
 
     def open(self, depth: int, batch: int) -> None:
         """Readies the cache for a forward, or says why it does not fit.
@@ -266,25 +266,25 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.store.depth = depth
 
     def reserve(self, capacity: int) -> None:
-        """States how many columns will be needed, so that the next growth is exact."""
+        """States how many cache positions will be needed, so that the next growth is exact."""
         self.store.capacity = max(self.store.capacity, capacity)
 
-    def reserve_layer(self, layer: int, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer `[planes, B, H_kv, C, d]`, with room for `columns`."""
-        return self.store.reserve_layer(layer, like, columns)
+    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer `[planes, B, H_kv, C, d]`, with room for `cache_positions`."""
+        return self.store.reserve_layer(layer, like, cache_positions)
 
-    def extend(self, columns: int) -> None:
-        """Counts columns up to `columns` as in use."""
-        self.store.length = max(self.store.length, columns)
+    def extend(self, cache_positions: int) -> None:
+        """Counts cache positions up to `cache_positions` as in use."""
+        self.store.length = max(self.store.length, cache_positions)
 
-    def trim(self, columns: int) -> None:
-        """Counts no column from `columns` on as in use: tokens there were taken back, and none waits."""
-        assert self.frontier is None or int(self.frontier.columns.max()) < columns
-        self.store.length = min(self.store.length, columns)
-        self._forget_columns()
+    def trim(self, cache_positions: int) -> None:
+        """Shortens the cache to `cache_positions`: later tokens were rejected, and none of them is in flight."""
+        assert self.in_flight is None or int(self.in_flight.cache_positions.max()) < cache_positions
+        self.store.length = min(self.store.length, cache_positions)
+        self._forget_past_length()
 
-    def _forget_columns(self) -> None:
-        """Nothing is known any more of columns behind the length."""
+    def _forget_past_length(self) -> None:
+        """Nothing is known any more of cache positions behind the length."""
         if self._seen is not None:
             self._seen = self._seen[:, : self.length]
             self._find_starts()
@@ -292,18 +292,18 @@ class DepthCache(Cache):  # type: ignore[misc]
             assert self.depth is not None
             self.exits[:, self.length :] = self.depth - 1
 
-    def skip(self, tokens: "SkippedTokens") -> None:
-        """Remembers tokens that have a column and are not run."""
-        self.skipped = tokens if self.skipped is None else self.skipped.concatenate(tokens)
-        self.extend(int(tokens.columns.max()) + 1)
+    def add_pending(self, tokens: "PendingTokens") -> None:
+        """Remembers tokens that have a cache position and are not run."""
+        self.pending = tokens if self.pending is None else self.pending.concatenate(tokens)
+        self.extend(int(tokens.cache_positions.max()) + 1)
 
     def join_mask(self, attention_mask: Tensor | None, batch: int, new: int) -> Tensor | None:
-        """The 2-D mask over all columns once `new` more are there, remembered for the rows of later passes.
+        """The 2-D mask over all cache positions once `new` more are there, remembered for the rows of later passes.
 
         Args:
-            attention_mask: `[B, length + new]` of 0 and 1, or None: the columns so far as remembered, new ones seen.
+            attention_mask: `[B, length + new]` of 0 and 1, or None: positions so far as remembered, new ones seen.
             batch: B.
-            new: Columns about to be written.
+            new: Cache positions about to be written.
 
         Returns:
             bool `[B, length + new]`, or None where nothing is masked.
@@ -332,25 +332,25 @@ class DepthCache(Cache):  # type: ignore[misc]
         self._starts, self._has_holes = None, False
         if self._seen is not None:
             first = self._seen.int().argmax(dim=1)
-            columns = torch.arange(self._seen.shape[1], device=first.device)
+            cache_positions = torch.arange(self._seen.shape[1], device=first.device)
             self._starts = first
-            self._has_holes = bool(((columns >= first[:, None]) != self._seen).any())
+            self._has_holes = bool(((cache_positions >= first[:, None]) != self._seen).any())
 
-    def reserve_exits(self, columns: int) -> None:
-        """Makes room in `exits`, where there are any, for `columns` columns; new ones have every plane."""
-        if self.exits is not None and self.exits.shape[1] < columns:
+    def reserve_exits(self, cache_positions: int) -> None:
+        """Makes room in `exits`, if there are any, for `cache_positions`; new ones have every plane."""
+        if self.exits is not None and self.exits.shape[1] < cache_positions:
             assert self.depth is not None
-            more = max(columns, 2 * self.exits.shape[1]) - self.exits.shape[1]
+            more = max(cache_positions, 2 * self.exits.shape[1]) - self.exits.shape[1]
             with torch.inference_mode(False):
                 blank = torch.full((len(self.exits), more), self.depth - 1, dtype=torch.int32, device=self.exits.device)
                 self.exits = torch.cat([self.exits, blank], dim=1)
 
     def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """First seen column of each sequence, int64 `[B]`; and, where pads lie behind it, `seen(length)`."""
+        """First seen cache position of each sequence, int64 `[B]`; and, where pads lie behind it, `seen(length)`."""
         return self._starts, self.seen(length) if self._has_holes else None
 
     def seen(self, length: int) -> Tensor | None:
-        """Which of the first `length` columns are no pads, bool `[B, length]`; None where all are seen."""
+        """Which of the first `length` cache positions are no pads, bool `[B, length]`; None where all are seen."""
         if self._seen is None:
             return None
         if self._seen.shape[1] < length:
@@ -360,7 +360,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         return self._seen[:, :length]
 
     def commit(self, new: int) -> None:
-        """Counts `new` columns as written, once every loop of them is."""
+        """Counts `new` cache positions as written, once every loop of them is."""
         self.store.length += new
 
     def reset(self) -> None:
@@ -369,7 +369,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last columns of every plane, and the frontier's tokens among them.
+        """Drops the last cache positions of every plane, and the in-flight batch's tokens among them.
 
         Args:
             tokens_to_remove: How many, 0 or negative as transformers writes it.
@@ -383,13 +383,13 @@ class DepthCache(Cache):  # type: ignore[misc]
         if not self.length:
             self.reset()
             return
-        self._forget_columns()
-        if self.frontier is not None:
-            kept = np.flatnonzero(self.frontier.columns < self.length)
-            self.frontier = self.frontier.select(kept) if len(kept) else None
-        if self.skipped is not None:
-            kept = np.flatnonzero(self.skipped.columns < self.length)
-            self.skipped = self.skipped.select(kept) if len(kept) else None
+        self._forget_past_length()
+        if self.in_flight is not None:
+            kept = np.flatnonzero(self.in_flight.cache_positions < self.length)
+            self.in_flight = self.in_flight.select(kept) if len(kept) else None
+        if self.pending is not None:
+            kept = np.flatnonzero(self.pending.cache_positions < self.length)
+            self.pending = self.pending.select(kept) if len(kept) else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorders the batch, `beam_idx` int64 `[B]`."""
@@ -406,7 +406,7 @@ class DepthCache(Cache):  # type: ignore[misc]
             self._select_batch(torch.arange(self.batch, device=keys.device).repeat_interleave(repeats))
 
     def _select_batch(self, indices: Tensor) -> None:
-        if self.frontier is not None or self.skipped is not None:
+        if self.in_flight is not None or self.pending is not None:
             raise ValueError(
                 "sequences cannot be reordered while tokens wait for their deeper loops: call the model on the next "
                 "tokens first, or decode with ExitConfig(mode='full')"

@@ -15,25 +15,13 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from sigma0.kernels.boundary import (
-    DIVERGED,
-    FATES,
-    KEPT,
-    MET,
-    STATISTICS,
-    Boundary,
-    BoundaryRule,
-    BoundaryState,
-    BoundaryWeights,
-    Fate,
-)
 from sigma0.kernels.collapse import (
     ALPHA,
     FLOOR,
-    GRAM,
+    FULL_ECHO,
     LAGS,
-    READINGS,
-    SETTLED,
+    LOGIT_STATS,
+    NGRAM,
     SHORTEST,
     WARM_UP,
     WINDOW,
@@ -47,44 +35,56 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
+from sigma0.kernels.exit_state import (
+    DIVERGED,
+    FATES,
+    KEPT,
+    MET,
+    STATISTICS,
+    ExitParams,
+    ExitState,
+    Fate,
+    LoopEndOutput,
+    LoopEndWeights,
+)
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.loop_boundary import SHRINK, loop_boundary, observe, observe_paths
+from sigma0.kernels.loop_end import SHRINK, loop_end, observe, observe_paths
 
 __all__ = [
     "ALPHA",
     "DIVERGED",
     "FATES",
     "FLOOR",
-    "GRAM",
+    "FULL_ECHO",
     "KEPT",
     "LAGS",
+    "LOGIT_STATS",
     "MET",
+    "NGRAM",
     "PARALLEL",
-    "READINGS",
-    "SETTLED",
     "SHORTEST",
     "SHRINK",
     "STATISTICS",
     "WARM_UP",
     "WINDOW",
     "Backend",
-    "Boundary",
-    "BoundaryRule",
-    "BoundaryState",
-    "BoundaryWeights",
     "Collapse",
     "CollapseRule",
     "CollapseState",
     "DepthRows",
+    "ExitParams",
+    "ExitState",
     "Fate",
     "Fit",
+    "LoopEndOutput",
+    "LoopEndWeights",
     "Operations",
     "PlaneGroup",
     "Steps",
-    "alone",
     "certainty",
     "fate_of",
     "leads_reference",
+    "no_broadcast",
     "observe",
     "observe_paths",
     "operations",
@@ -95,7 +95,7 @@ __all__ = [
 Backend = Literal["auto", "torch", "triton"]
 
 
-class LoopEnd(Protocol):
+class LoopEndModules(Protocol):
     """What of a model works at the end of a loop."""
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class LoopEnd(Protocol):
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]` of normed states `[R, D]`."""
 
-    def boundary_weights(self) -> BoundaryWeights:
+    def loop_end_weights(self) -> LoopEndWeights:
         """Weights of both."""
 
 
-def alone(decision: Tensor) -> Tensor:
+def no_broadcast(decision: Tensor) -> Tensor:
     """The decision as it is: there is nobody to agree with."""
     return decision
 
@@ -119,41 +119,41 @@ class Operations:
 
     Attributes:
         backend: "torch" or "triton".
-        loop_boundary: End of a loop (`sigma0.kernels.loop_boundary`).
+        loop_end: End of a loop (`sigma0.kernels.loop_end`).
         collapse: Reading of logits and ids (`sigma0.kernels.collapse`).
         leads: Whether the likeliest id leads by a margin, for logits `[B, V]`; bool `[B]`.
         plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
         depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
-        agree: What every process goes by that holds a part of the model (`decode.parallel`), given what this one would
-            decide; the same tensor where the model is whole.
+        broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
+            identity where the model is on one rank.
     """
 
     backend: Literal["torch", "triton"]
-    loop_boundary: Callable[[LoopEnd, Tensor, Tensor, BoundaryState, Tensor, BoundaryRule], Boundary]
+    loop_end: Callable[[LoopEndModules, Tensor, Tensor, ExitState, Tensor, ExitParams], LoopEndOutput]
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
     leads: Callable[[Tensor, float], Tensor]
     plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
-    agree: Callable[[Tensor], Tensor] = alone
+    broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
 
-def _boundary_in_torch(
-    end: LoopEnd, raw: Tensor, previous: Tensor, state: BoundaryState, slots: Tensor, rule: BoundaryRule
-) -> Boundary:
+def _loop_end_in_torch(
+    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams
+) -> LoopEndOutput:
     """The model's own norm and gate, so that its hooks (offloading, quantization) stay at work; then the reference."""
     hidden = end.norm(raw)
     gated = rule.watch or rule.decides_by == "qexit"
     return observe(hidden, previous, end.gate(hidden) if gated else raw.new_zeros(len(raw)), state, slots, rule)
 
 
-def _boundary_in_triton(
-    end: LoopEnd, raw: Tensor, previous: Tensor, state: BoundaryState, slots: Tensor, rule: BoundaryRule
-) -> Boundary:
-    return loop_boundary(raw, previous, end.boundary_weights(), state, slots, rule)
+def _loop_end_in_triton(
+    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams
+) -> LoopEndOutput:
+    return loop_end(raw, previous, end.loop_end_weights(), state, slots, rule)
 
 
-TORCH = Operations("torch", _boundary_in_torch, collapse_reference, leads_reference, plane_attention, None)
-TRITON = Operations("triton", _boundary_in_triton, collapse, leads, None, depth_attention)
+TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, plane_attention, None)
+TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, None, depth_attention)
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""K/V in pages: storage by layer and plane, and the attention of a pass's rows over it."""
+"""K/V in blocks: storage by layer and plane, and the attention of a pass's rows over it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sigma0.decode.attention import RowPlaces
 from sigma0.decode.batch import Ints
+from sigma0.decode.model import RowIndices
 from sigma0.decode.ops import DepthRows, Operations
 from sigma0.decode.transfer import to_device
 
 
 @dataclass(frozen=True)
-class PageShape:
-    """What a page of a model takes.
+class BlockShape:
+    """What a block of a model takes.
 
     Attributes:
         layers: L.
         planes: T.
         kv_heads: H_kv.
         head_dim: d.
-        size: Columns.
+        size: Cache positions.
     """
 
     layers: int
@@ -35,82 +35,82 @@ class PageShape:
     size: int
 
     @classmethod
-    def of(cls, model: Any, size: int) -> "PageShape":
+    def of(cls, model: Any, size: int) -> "BlockShape":
         """Of a model's configuration."""
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size)
 
     def bytes_with(self, dtype: torch.dtype) -> int:
-        """Bytes of a page's keys and values over all layers and planes."""
+        """Bytes of a block's keys and values over all layers and planes."""
         return 2 * self.layers * self.planes * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
     def count_in(self, kv_bytes: int, dtype: torch.dtype) -> int:
-        """Pages that so many bytes hold.
+        """Blocks that so many bytes hold.
 
         Raises:
             ValueError: If that is none.
         """
-        each = self.bytes_with(dtype)
-        if kv_bytes < each:
-            raise ValueError(f"{kv_bytes} bytes of K/V hold no page: one takes {each} bytes")
-        return kv_bytes // each
+        block_bytes = self.bytes_with(dtype)
+        if kv_bytes < block_bytes:
+            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes")
+        return kv_bytes // block_bytes
 
 
 class PagedPlanes:
-    """Keys and values of every layer, `[T, H_kv, pages, size, d]`.
+    """Keys and values of every layer, `[T, H_kv, blocks, size, d]`.
 
     Args:
-        shape: Of a page.
-        pages: How many.
+        shape: Of a block.
+        blocks: How many.
         dtype: Of the K/V.
         device: Where they are.
     """
 
-    def __init__(self, shape: PageShape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: BlockShape, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        room = (shape.planes, shape.kv_heads, pages, shape.size, shape.head_dim)
+        room = (shape.planes, shape.kv_heads, blocks, shape.size, shape.head_dim)
         with torch.inference_mode(False):
             self.keys = [torch.zeros(room, dtype=dtype, device=device) for _ in range(shape.layers)]
             self.values = [torch.zeros(room, dtype=dtype, device=device) for _ in range(shape.layers)]
 
-    def wipe(self, pages: Sequence[int]) -> None:
-        """Fills pages with zeros."""
-        index = to_device(np.array(pages, dtype=np.int64), self.keys[0].device)
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Fills blocks with zeros."""
+        index = to_device(np.array(blocks, dtype=np.int64), self.keys[0].device)
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(2, index, 0)
 
-    def copy_down(self, pages: Tensor, places: Tensor, planes: Tensor) -> None:
-        """Copies the K/V of some columns from one plane to all behind it: their deeper loops are never run.
+    def propagate_past_exit(self, blocks: Tensor, offsets: Tensor, planes: Tensor) -> None:
+        """Copies the K/V of some cache positions from one plane to all behind it: their deeper loops are never run.
 
         Args:
-            pages: Page of each column, int64 `[N]`.
-            places: Its place in the page, `[N]`.
+            blocks: Block of each cache position, int64 `[N]`.
+            offsets: Its place in the block, `[N]`.
             planes: The last plane that was written, counted from 0, `[N]`.
         """
         targets = torch.arange(1, self.shape.planes, device=planes.device)[:, None]  # [T - 1, 1]
         sources = torch.minimum(targets, planes)  # a plane up to the last is copied to itself
         for tensor in (*self.keys, *self.values):
-            tensor[targets, :, pages, places] = tensor[sources, :, pages, places]
+            tensor[targets, :, blocks, offsets] = tensor[sources, :, blocks, offsets]
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of one text at one plane, side by side: a stretch of a prompt.
+    """Rows of one sequence at one plane, side by side: a stretch of a prompt.
 
     Attributes:
         start: First row.
         stop: One past the last.
         plane: Counted from 0.
-        pages: Of the text, int64 `[P]`.
-        length: Columns that the last row sees.
+        blocks: Of the sequence, int64 `[P]`.
+        length: Cache positions that the last row sees.
         mask: Which of them each row sees, bool `[rows, length]`.
     """
 
     start: int
     stop: int
     plane: int
-    pages: Tensor
+    blocks: Tensor
     length: int
     mask: Tensor
 
@@ -121,8 +121,9 @@ class _Singles:
 
     Attributes:
         rows: Their numbers, int64 `[N]`.
-        index: Of what each sees, among all (plane, head, page), padded with its own first page, int64 `[N * H_kv * P]`.
-        length: Columns that the furthest sees.
+        index: What each sees among all (plane, head, block), padded with the sequence's first block, int64
+            `[N * H_kv * P]`.
+        length: Cache positions that the furthest sees.
         mask: Which of them each row sees, bool `[N, 1, 1, length]`.
     """
 
@@ -133,54 +134,54 @@ class _Singles:
 
 
 class PagedRows:
-    """The rows of one pass over pages: what a model's block asks of them, as `sigma0.decode.attention.PassRows`.
+    """The rows of one pass over blocks: `sigma0.decode.model.BatchRows`.
 
-    Rows of one text at one plane stand side by side in the order of their columns.
+    Rows of one sequence at one plane stand side by side in the order of their cache positions.
 
     Args:
         planes: Storage.
         ops: What attends.
-        texts: Which text each row is of, an index into `tables`, `[R]`.
-        tables: Pages of each text.
-        columns: Column of each row, which is its position too, `[R]`.
+        sequences: Which sequence each row is of, an index into `block_tables`, `[R]`.
+        block_tables: Blocks of each sequence.
+        cache_positions: Cache position of each row, which is its position too, `[R]`.
         loops: Loops that each has finished: the plane that it writes, `[R]`.
-        slots: Slot of each row's trajectory, `[R]`.
+        state_slots: Slot of each row's trajectory, `[R]`.
     """
 
     def __init__(
         self,
         planes: PagedPlanes,
         ops: Operations,
-        texts: Ints,
-        tables: Sequence[Sequence[int]],
-        columns: Ints,
+        sequences: Ints,
+        block_tables: Sequence[Sequence[int]],
+        cache_positions: Ints,
         loops: Ints,
-        slots: Ints,
+        state_slots: Ints,
     ) -> None:
         self.planes = planes
         self.ops = ops
-        self.furthest = int(columns.max())
+        self.furthest = int(cache_positions.max())
         self.longest = self.furthest + 1
         size = planes.shape.size
-        self._told = np.stack([texts, columns, columns, loops, slots])
-        self._table = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
-        for row, pages in zip(self._table, tables, strict=True):
-            row[: len(pages)] = pages
-            # a masked place may hold no number, and then only the text that wrote it may be harmed
-            row[len(pages) :] = pages[0] if pages else 0
-        self._at = np.stack([self._table[texts, columns // size], columns % size])
+        self._indices = np.stack([sequences, cache_positions, cache_positions, loops, state_slots])
+        self._table = np.zeros((len(block_tables), max(map(len, block_tables))), dtype=np.int64)
+        for row, blocks in zip(self._table, block_tables, strict=True):
+            row[: len(blocks)] = blocks
+            # a masked place may hold no number, and then only the sequence that wrote it may be harmed
+            row[len(blocks) :] = blocks[0] if blocks else 0
+        self._at = np.stack([self._table[sequences, cache_positions // size], cache_positions % size])
         self._device = planes.keys[0].device
-        self._places = RowPlaces(*to_device(self._told, self._device).unbind(0))
-        self._pages, self._columns = to_device(self._at, self._device).unbind(0)
-        self._spans, self._alone = self._grouped(texts, columns, loops)
+        self._places = RowIndices(*to_device(self._indices, self._device).unbind(0))
+        self._blocks, self._per_sequence = to_device(self._at, self._device).unbind(0)
+        self._spans, self._singles = self._grouped(sequences, cache_positions, loops)
 
-    def on(self, device: torch.device) -> RowPlaces:
+    def on(self, device: torch.device) -> RowIndices:
         """Where the rows stand, as tensors on a device."""
         assert device == self._device, f"rows on {device} over pages on {self._device}"
         return self._places
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own column.
+        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
 
         Args:
             layer: Layer index within the block.
@@ -192,88 +193,105 @@ class PagedRows:
         Returns:
             `[R, H, d]`.
         """
-        own_keys, own_values = self.planes.keys[layer], self.planes.values[layer]
+        layer_keys, layer_values = self.planes.keys[layer], self.planes.values[layer]
         loops = self._places.loops
-        own_keys[loops, :, self._pages, self._columns] = keys
-        own_values[loops, :, self._pages, self._columns] = values
+        layer_keys[loops, :, self._blocks, self._per_sequence] = keys
+        layer_values[loops, :, self._blocks, self._per_sequence] = values
         attended = torch.empty_like(query)
         for span in self._spans:
             attended[span.start : span.stop] = _attend_span(
-                query[span.start : span.stop], own_keys, own_values, span, scaling
+                query[span.start : span.stop], layer_keys, layer_values, span, scaling
             )
-        alone = self._alone
-        if alone is None:
+        singles = self._singles
+        if singles is None:
             return attended
-        own_query = query.index_select(0, alone.rows)
+        single_query = query.index_select(0, singles.rows)
         if self.ops.depth_attention is None:
-            found = _attend_singles(own_query, own_keys, own_values, alone, scaling)
+            single_attended = _attend_singles(single_query, layer_keys, layer_values, singles, scaling)
         else:
-            by_page = own_keys.transpose(1, 2), own_values.transpose(1, 2)
-            found = self.ops.depth_attention(own_query, *by_page, self._depth_rows, scaling)
-        return attended.index_copy_(0, alone.rows, found)
+            by_block = layer_keys.transpose(1, 2), layer_values.transpose(1, 2)
+            single_attended = self.ops.depth_attention(single_query, *by_block, self._depth_rows, scaling)
+        return attended.index_copy_(0, singles.rows, single_attended)
 
     @cached_property
     def _depth_rows(self) -> DepthRows:
         """Where the rows stand that stand alone, once for all layers."""
-        assert self._alone is not None
-        places, rows = self._places, self._alone.rows
+        assert self._singles is not None
+        indices, rows = self._places, self._singles.rows
         table = to_device(self._table.astype(np.int32), self._device)
         return DepthRows(
-            places.sequences[rows], places.columns[rows], places.loops[rows], None, None, None, table, self.longest
+            indices.sequences[rows],
+            indices.cache_positions[rows],
+            indices.loops[rows],
+            None,
+            None,
+            None,
+            table,
+            self.longest,
         )
 
-    def _grouped(self, texts: Ints, columns: Ints, loops: Ints) -> tuple[list[_Span], _Singles | None]:
-        joined = (texts[1:] == texts[:-1]) & (loops[1:] == loops[:-1]) & (columns[1:] == columns[:-1] + 1)
-        edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(texts)]
+    def _grouped(self, sequences: Ints, cache_positions: Ints, loops: Ints) -> tuple[list[_Span], _Singles | None]:
+        joined = (
+            (sequences[1:] == sequences[:-1])
+            & (loops[1:] == loops[:-1])
+            & (cache_positions[1:] == cache_positions[:-1] + 1)
+        )
+        edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(sequences)]
         lengths = np.diff(edges)
         starts = np.array(edges[:-1])
         spans = [
-            self._span(start, start + count, int(texts[start]), int(loops[start]), columns[start : start + count])
+            self._span(
+                start, start + count, int(sequences[start]), int(loops[start]), cache_positions[start : start + count]
+            )
             for start, count in zip(starts[lengths > 1].tolist(), lengths[lengths > 1].tolist(), strict=True)
         ]
-        alone = starts[lengths == 1]
-        return spans, self._single(alone, texts, columns, loops) if len(alone) else None
+        singles = starts[lengths == 1]
+        return spans, self._single(singles, sequences, cache_positions, loops) if len(singles) else None
 
-    def _span(self, start: int, stop: int, text: int, plane: int, columns: Ints) -> _Span:
-        length = int(columns[-1]) + 1
-        pages = to_device(self._table[text, : -(-length // self.planes.shape.size)], self._device)
-        mask = np.arange(length) <= columns[:, None]
-        return _Span(start, stop, plane, pages, length, to_device(mask, self._device))
+    def _span(self, start: int, stop: int, sequence: int, plane: int, cache_positions: Ints) -> _Span:
+        length = int(cache_positions[-1]) + 1
+        blocks = to_device(self._table[sequence, : -(-length // self.planes.shape.size)], self._device)
+        mask = np.arange(length) <= cache_positions[:, None]
+        return _Span(start, stop, plane, blocks, length, to_device(mask, self._device))
 
-    def _single(self, rows: Ints, texts: Ints, columns: Ints, loops: Ints) -> _Singles:
+    def _single(self, rows: Ints, sequences: Ints, cache_positions: Ints, loops: Ints) -> _Singles:
         shape, total = self.planes.shape, self.planes.keys[0].shape[2]
-        length = int(columns[rows].max()) + 1
-        pages = self._table[texts[rows], : -(-length // shape.size)]  # [N, P]
+        length = int(cache_positions[rows].max()) + 1
+        blocks = self._table[sequences[rows], : -(-length // shape.size)]  # [N, P]
         heads = loops[rows][:, None] * shape.kv_heads + np.arange(shape.kv_heads)  # [N, H_kv]
-        index = (heads[:, :, None] * total + pages[:, None]).reshape(-1)
-        mask = (np.arange(length) <= columns[rows][:, None])[:, None, None]
+        index = (heads[:, :, None] * total + blocks[:, None]).reshape(-1)
+        mask = (np.arange(length) <= cache_positions[rows][:, None])[:, None, None]
         return _Singles(
             to_device(rows, self._device), to_device(index, self._device), length, to_device(mask, self._device)
         )
 
 
 def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: _Span, scaling: float) -> Tensor:
-    """Rows of one text: each head once over its keys; query heads that share them stand one behind the other."""
+    """Rows of one sequence: each head once over its keys; query heads that share them stand one behind the other."""
     count, heads, width = query.shape
     kv_heads = keys.shape[1]
-    own = [
-        part[span.plane].index_select(1, span.pages).reshape(1, kv_heads, -1, width)[:, :, : span.length]
+    sequence_kv = [
+        part[span.plane].index_select(1, span.blocks).reshape(1, kv_heads, -1, width)[:, :, : span.length]
         for part in (keys, values)
     ]
     grouped = query.view(count, kv_heads, heads // kv_heads, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
     mask = span.mask.repeat(heads // kv_heads, 1)
-    found = F.scaled_dot_product_attention(grouped, own[0], own[1], attn_mask=mask, scale=scaling)
-    return found.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3).reshape(count, heads, width)
+    attended = F.scaled_dot_product_attention(grouped, sequence_kv[0], sequence_kv[1], attn_mask=mask, scale=scaling)
+    return attended.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3).reshape(count, heads, width)
 
 
-def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, alone: _Singles, scaling: float) -> Tensor:
-    """Rows that stand alone: each over the pages of its own text, at its own plane."""
+def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, singles: _Singles, scaling: float) -> Tensor:
+    """Rows that stand alone: each over the blocks of its sequence, at its plane."""
     count, heads, width = query.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
-    own = [
-        part.view(-1, size, width).index_select(0, alone.index).view(count, kv_heads, -1, width)[:, :, : alone.length]
+    sequence_kv = [
+        part.view(-1, size, width)
+        .index_select(0, singles.index)
+        .view(count, kv_heads, -1, width)[:, :, : singles.length]
         for part in (keys, values)
     ]
     grouped = query.view(count, kv_heads, heads // kv_heads, width)
-    found = F.scaled_dot_product_attention(grouped, own[0], own[1], attn_mask=alone.mask, scale=scaling)
-    return found.reshape(count, heads, width)
+    attended = F.scaled_dot_product_attention(
+        grouped, sequence_kv[0], sequence_kv[1], attn_mask=singles.mask, scale=scaling
+    )
+    return attended.reshape(count, heads, width)

@@ -24,7 +24,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch import Tensor
 
-from sigma0.decode.ops import alone
+from sigma0.decode.ops import no_broadcast
 from sigma0.errors import first_line
 
 _STARTED_BY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -44,7 +44,7 @@ class ParallelSettings(BaseSettings):
 
 
 @dataclass(frozen=True)
-class Processes:
+class TensorParallelGroup:
     """Those that hold a model together.
 
     Attributes:
@@ -55,7 +55,7 @@ class Processes:
     group: "dist.ProcessGroup"
     device: torch.device
 
-    def agree(self, decision: Tensor) -> Tensor:
+    def broadcast(self, decision: Tensor) -> Tensor:
         """What the first process has decided; the others' decisions count for nothing.
 
         Args:
@@ -65,7 +65,7 @@ class Processes:
         dist.broadcast(sent, group=self.group, group_src=0)
         return sent.to(decision.device)
 
-    def check_alike(self, *told: object) -> None:
+    def check_same_inputs(self, *told: object) -> None:
         """Refuses to begin where processes were told different things.
 
         Args:
@@ -85,21 +85,21 @@ class Processes:
             )
 
 
-def processes_of(model: Any) -> Processes | None:
+def tp_group(model: Any) -> TensorParallelGroup | None:
     """Those that hold a model of transformers together; None where it is whole."""
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
         return None
-    return Processes(mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"), model.device)
+    return TensorParallelGroup(mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"), model.device)
 
 
-def agreement(model: Any) -> Callable[[Tensor], Tensor]:
+def broadcaster(model: Any) -> Callable[[Tensor], Tensor]:
     """How the processes that hold a model come to one decision."""
-    others = processes_of(model)
-    return alone if others is None else others.agree
+    others = tp_group(model)
+    return no_broadcast if others is None else others.broadcast
 
 
-def shares(config: Any) -> int:
+def tp_size(config: Any) -> int:
     """Over how many processes a model of this configuration is being spread, as transformers notes it there."""
     told = getattr(config, "distributed_config", None)
     return 1 if told is None else int(told.tp_size or 1)
@@ -111,7 +111,7 @@ def check_heads(config: Any) -> None:
     Raises:
         ValueError: Naming both numbers.
     """
-    count, heads = shares(config), config.num_key_value_heads
+    count, heads = tp_size(config), config.num_key_value_heads
     if heads % count:
         possible = " or ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
         raise ValueError(
@@ -119,7 +119,7 @@ def check_heads(config: Any) -> None:
         )
 
 
-def join_processes(device: torch.device) -> int:
+def init_tensor_parallel(device: torch.device) -> int:
     """Joins the processes that `torchrun` has started, unless this one has been joined with them already.
 
     Args:
@@ -163,7 +163,7 @@ def _start(kind: str) -> None:
 
 
 @contextmanager
-def together(wanted: bool) -> Iterator[bool]:
+def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
     """Around everything that one program does with a model that several processes hold.
 
     Args:

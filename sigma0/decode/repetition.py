@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sigma0.decode.ops import ALPHA, FLOOR, GRAM, LAGS, SETTLED, SHORTEST, WARM_UP, WINDOW, CollapseRule
+from sigma0.decode.ops import ALPHA, FLOOR, FULL_ECHO, LAGS, NGRAM, SHORTEST, WARM_UP, WINDOW, CollapseRule
 
 _LAGS = np.arange(1, LAGS + 1)
 _SPANS = np.maximum(_LAGS, SHORTEST)
@@ -45,7 +45,7 @@ class Repeated:
     @property
     def settled(self) -> float:
         """Share of the echo that counts: a few ids repeat by chance."""
-        return min(1.0, max(0.0, (self.tokens - GRAM + 1) / SETTLED))
+        return min(1.0, max(0.0, (self.tokens - NGRAM + 1) / FULL_ECHO))
 
     def proximity(self, rule: CollapseRule) -> float:
         """The part of the proximity that the ids alone decide, in [0, 1]."""
@@ -122,11 +122,11 @@ class Repetition:
         counts[token_id] += 1
         if len(window) > WINDOW:
             _count_out(counts, window.popleft())
-        if self._counted >= GRAM:
+        if self._counted >= NGRAM:
             gram = (window[-4], window[-3], window[-2], window[-1])
             grams.append(gram)
             gram_counts[gram] += 1
-            if len(grams) > WINDOW - GRAM + 1:
+            if len(grams) > WINDOW - NGRAM + 1:
                 _count_out(gram_counts, grams.popleft())
         # all but the oldest of equal 4-grams stood there before
         echoes = len(grams) - len(gram_counts)

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from sigma0.decode.batch import Ints
 from sigma0.decode.ops import (
-    READINGS,
+    LOGIT_STATS,
     STATISTICS,
-    Boundary,
-    BoundaryRule,
     Collapse,
     CollapseRule,
     CollapseState,
+    ExitParams,
+    LoopEndOutput,
     certainty,
     observe_paths,
 )
@@ -47,7 +47,7 @@ class PathReader:
     """
 
     gate: Callable[[Tensor], Tensor]
-    rule: BoundaryRule
+    rule: ExitParams
 
     @torch.no_grad()
     def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,24 +66,24 @@ class RunRecord:
         device: Where the figures are told.
 
     Attributes:
-        first_column: Column of the planes whose state the first new token is read from.
-        pending: Logits `[B, V]` of tokens that a foreign loop is about to choose; None elsewhere.
+        first_position: Cache position of the planes whose state the first new token is read from.
+        pending_logits: Logits `[B, V]` of tokens that a foreign loop is about to choose; None elsewhere.
     """
 
     def __init__(self, batch: int, new: int, total_loops: int, device: torch.device) -> None:
-        self.first_column = 0
-        self.pending: Tensor | None = None
+        self.first_position = 0
+        self.pending_logits: Tensor | None = None
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
             self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
         # the pass from which on what is noted of a place counts, as far as it is taken in
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
-        # passes, each with its number, the rows' sequences, columns and loops, and what was told of them
+        # passes, each with its number, the rows' sequences, cache_positions and loops, and what was told of them
         self._noted: list[tuple[int, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
         # states of tokens whose loops are not over, as they were noted, with a number for each row
         self._unfinished: tuple[Ints, Ints, Ints, Ints, Tensor] | None = None
-        # the number from which on columns of sequences count, or the first place that is taken back
+        # the number from which on cache_positions of sequences count, or the first place that is taken back
         self._opens: list[tuple[int, Any, Any]] = []
         self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
         self._reader: PathReader | None = None
@@ -131,63 +131,63 @@ class RunRecord:
         self._settle_readings()
         return self._readings
 
-    def put_prompt(self, statistics: Tensor, fates: Tensor, column: int) -> None:
+    def put_prompt(self, statistics: Tensor, fates: Tensor, cache_position: int) -> None:
         """The loops of the position that every first new token is read from.
 
         Args:
             statistics: `[T', B, 8]`.
             fates: `[T', B]`.
-            column: Its column.
+            cache_position: Its cache position.
         """
-        self._begin(column)
+        self._begin(cache_position)
         self._loops[:, 0, : len(statistics)] = statistics.transpose(0, 1)
         self._fates[:, 0, : len(fates)] = fates.transpose(0, 1).to(torch.int8)
 
-    def note_prompt(self, states: Tensor, column: int, reader: PathReader) -> None:
+    def note_prompt(self, states: Tensor, cache_position: int, reader: PathReader) -> None:
         """Likewise, by its states `[T', B, D]`."""
-        self._begin(column)
+        self._begin(cache_position)
         loops, batch, _ = states.shape
         self._opened[:, 0], self._reader = self._number, reader
-        columns, each = np.full(loops * batch, column), np.tile(np.arange(batch), loops)
-        self._note(states.detach().flatten(0, 1), each, columns, np.repeat(np.arange(loops), batch))
+        cache_positions, each = np.full(loops * batch, cache_position), np.tile(np.arange(batch), loops)
+        self._note(states.detach().flatten(0, 1), each, cache_positions, np.repeat(np.arange(loops), batch))
 
-    def _begin(self, column: int) -> None:
+    def _begin(self, cache_position: int) -> None:
         self._settle_loops()
-        self.first_column = column
+        self.first_position = cache_position
         # rows of earlier tokens are run to their end before another prompt is read
         self._noted, self._rows, self._unfinished = [], 0, None
 
-    def open(self, sequences: Ints, columns: Ints) -> None:
+    def open(self, sequences: Ints, cache_positions: Ints) -> None:
         """Forgets what was told of positions that are run anew.
 
         Args:
             sequences: Batch index, int64 `[N]`.
-            columns: `[N]`.
+            cache_positions: `[N]`.
         """
-        self._opens.append((self._number, sequences, columns))
+        self._opens.append((self._number, sequences, cache_positions))
 
     def forget(self, sequence: int, first: int) -> None:
         """Tells nothing of the loops of a sequence's tokens from number `first` on: they were taken back."""
         self._opens.append((_CLOSED, sequence, first))
 
-    def put(self, boundary: Boundary, sequences: Ints, columns: Ints, loops: Ints) -> None:
+    def put(self, loop_end: LoopEndOutput, sequences: Ints, cache_positions: Ints, loops: Ints) -> None:
         """One loop of some rows.
 
         Args:
-            boundary: What was told of them.
+            loop_end: What was told of them.
             sequences: Batch index of each, int64 `[R]`.
-            columns: `[R]`.
+            cache_positions: `[R]`.
             loops: The finished loop, counted from 0, `[R]`.
         """
-        self._note((boundary.statistics, boundary.fates), sequences, columns, loops)
+        self._note((loop_end.statistics, loop_end.fates), sequences, cache_positions, loops)
 
-    def note(self, states: Tensor, sequences: Ints, columns: Ints, loops: Ints, reader: PathReader) -> None:
+    def note(self, states: Tensor, sequences: Ints, cache_positions: Ints, loops: Ints, reader: PathReader) -> None:
         """Likewise, by its states `[R, D]`, for the reader to work out."""
         self._reader = reader
-        self._note(states, sequences, columns, loops)
+        self._note(states, sequences, cache_positions, loops)
 
-    def _note(self, told: tuple[Tensor, Tensor] | Tensor, sequences: Ints, columns: Ints, loops: Ints) -> None:
-        self._noted.append((self._number, sequences, columns, loops, told))
+    def _note(self, told: tuple[Tensor, Tensor] | Tensor, sequences: Ints, cache_positions: Ints, loops: Ints) -> None:
+        self._noted.append((self._number, sequences, cache_positions, loops, told))
         self._number += 1
         self._rows += len(sequences)
         if self._rows >= self._most_rows:
@@ -226,13 +226,13 @@ class RunRecord:
         if not noted:
             return
         numbers = np.repeat([each[0] for each in noted], [len(each[1]) for each in noted])
-        sequences, columns, loops = (np.concatenate([each[part] for each in noted]) for part in (1, 2, 3))
+        sequences, cache_positions, loops = (np.concatenate([each[part] for each in noted]) for part in (1, 2, 3))
         parts = [each[4] for each in noted]
         if self._unfinished is not None:
-            (*before, states), rows = self._unfinished, (numbers, sequences, columns, loops)
-            numbers, sequences, columns, loops = map(np.concatenate, zip(before, rows, strict=True))
+            (*before, states), rows = self._unfinished, (numbers, sequences, cache_positions, loops)
+            numbers, sequences, cache_positions, loops = map(np.concatenate, zip(before, rows, strict=True))
             parts, self._unfinished = [states, *parts], None
-        places = columns - self.first_column
+        places = cache_positions - self.first_position
         opened = np.where(places < 0, _CLOSED, self._opened[sequences, places])
         valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
         self._settle_told(parts, valid, sequences, places, loops)
@@ -249,7 +249,7 @@ class RunRecord:
                 for sequence, place in zip(sequences, first, strict=True):
                     self._opened[sequence, place:] = _CLOSED
                 continue
-            places = np.concatenate(first) - self.first_column
+            places = np.concatenate(first) - self.first_position
             if len(places) and places.max() >= self._opened.shape[1]:
                 self._reserve(int(places.max()) + 1)
             # of a place that is opened twice the last number stays
@@ -300,8 +300,8 @@ class RunRecord:
         if len(rows):
             sequences, places, loops = sequences[rows], places[rows], loops[rows]
             kept = hidden.index_select(0, to_device(rows, hidden.device))
-            numbers, columns = self._opened[sequences, places], places + self.first_column
-            self._unfinished = (numbers, sequences, columns, loops, kept)
+            numbers, cache_positions = self._opened[sequences, places], places + self.first_position
+            self._unfinished = (numbers, sequences, cache_positions, loops, kept)
 
     @torch.no_grad()
     def _settle_readings(self) -> None:
@@ -352,5 +352,5 @@ def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tupl
     return (
         torch.full((batch, new, total_loops, len(STATISTICS)), torch.nan, dtype=torch.float32, device=device),
         torch.zeros((batch, new, total_loops), dtype=torch.int8, device=device),
-        torch.full((batch, new, len(READINGS)), torch.nan, dtype=torch.float32, device=device),
+        torch.full((batch, new, len(LOGIT_STATS)), torch.nan, dtype=torch.float32, device=device),
     )

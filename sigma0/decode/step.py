@@ -1,4 +1,4 @@
-"""Wave decoding: a pass advances every frontier token by one loop.
+"""Wave decoding: a pass advances every token in flight by one loop.
 
 A token that reaches its exit depth gives its output, and the next token of its sequence enters at loop 1 in the next
 pass while the first goes on to T beside it. When position p + 1 runs loop t, position p is at least one loop ahead, so
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from sigma0.decode.attention import LoopedModel, PassRows
-from sigma0.decode.batch import Bools, Frontier, Ints
-from sigma0.decode.catch_up import complete
-from sigma0.decode.dropped import copy_down, remember_exits, settle
+from sigma0.decode.attention import PassRows
+from sigma0.decode.batch import Bools, Ints, RowBatch
+from sigma0.decode.catch_up import catch_up, materialize_exits, propagate_past_exit, record_exits
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, MET
 from sigma0.decode.stats import PathReader, RunRecord
 from sigma0.decode.transfer import to_device, to_host
@@ -49,26 +49,26 @@ class Readings:
 
     Attributes:
         sequences: Batch index, int64 `[N]`, each sequence's tokens in their order.
-        columns: Their columns, `[N]`.
+        cache_positions: Their cache positions, `[N]`.
         loops: Loops they have finished, `[N]`.
         logits: Head of their states there, `[N, V]`.
     """
 
     sequences: Ints
-    columns: Ints
+    cache_positions: Ints
     loops: Ints
     logits: Tensor
 
 
 @dataclass
 class Wave:
-    """Advances the frontier of a cache.
+    """Advances the in-flight batch of a cache.
 
     The leaders are the rows that have not given their output yet, at most one for each sequence.
 
     Attributes:
         model: The looped model.
-        cache: Planes and frontier.
+        cache: Planes and in-flight batch.
         rule: When a token may stop.
         drop: Never run the loops after the exit; a reader there takes the exit's plane.
         record: Where every loop of every row is told; None where nobody asks.
@@ -80,66 +80,68 @@ class Wave:
     rule: ExitRule
     drop: bool = False
     record: RunRecord | None = None
-    _leading: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    _parked: Frontier | None = None
+    _decoding: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _suspended: RowBatch | None = None
     _reader: PathReader | None = None
 
     def __post_init__(self) -> None:
         self.ops = self.model.operations
-        self._boundary_rule = self.rule.boundary(watch=False)
+        self._exit_params = self.rule.params(watch=False)
         if self.record is not None:
-            watching = self.rule.boundary(watch=True)
+            watching = self.rule.params(watch=True)
             self._reader = PathReader(self.model.gate, watching)
             # the kernel tells statistics in its one launch; in plain torch they wait, unless the rule needs them itself
-            if self.ops.backend == "triton" or self._boundary_rule.watches:
-                self._boundary_rule = watching
-        # the kernel norms too, and faster; in plain torch the boundary is worth its time only where it says something
-        decides = self._boundary_rule.decides_by != "none"
-        self._asks_boundary = self._boundary_rule.watches or decides or self.ops.backend == "triton"
-        if self.drop and self.cache.frontier is not None:
+            if self.ops.backend == "triton" or self._exit_params.watches:
+                self._exit_params = watching
+        # the kernel norms too, and faster; in plain torch the statistics are computed only where they are needed
+        decides = self._exit_params.decides_by != "none"
+        self._runs_loop_end = self._exit_params.watches or decides or self.ops.backend == "triton"
+        if self.drop and self.cache.in_flight is not None:
             # `drop` forgets followers, so those that another setting left behind get their planes first
-            complete(self.model, self.cache)
+            catch_up(self.model, self.cache)
         if self.ops.depth_attention is None:
-            settle(self.cache)
+            materialize_exits(self.cache)
         self._adopt_followers()
 
     def _adopt_followers(self) -> None:
         """Rows that an earlier wave left, or that come with no trajectory: theirs begins anew where it is unknown."""
-        frontier, pool = self.cache.frontier, self.cache.slots
-        if frontier is not None:
-            self._leading = np.zeros(len(frontier), dtype=np.bool_)
-            lost = frontier.slots < 0
-            if pool.watched != self._boundary_rule.watches:
+        in_flight, pool = self.cache.in_flight, self.cache.exit_states
+        if in_flight is not None:
+            self._decoding = np.zeros(len(in_flight), dtype=np.bool_)
+            lost = in_flight.state_slots < 0
+            if pool.watched != self._exit_params.watches:
                 lost[:] = True
-            slots = frontier.slots.copy()
-            slots[lost] = pool.take(int(lost.sum()), slots[~lost], frontier.hidden)
-            self.cache.frontier = replace(frontier, slots=slots)
-        pool.watched = self._boundary_rule.watches
+            state_slots = in_flight.state_slots.copy()
+            state_slots[lost] = pool.take(int(lost.sum()), state_slots[~lost], in_flight.hidden)
+            self.cache.in_flight = replace(in_flight, state_slots=state_slots)
+        pool.watched = self._exit_params.watches
 
     @property
-    def has_leaders(self) -> bool:
+    def has_decoding(self) -> bool:
         """Whether any token still has to give its output."""
-        return bool(self._leading.any())
+        return bool(self._decoding.any())
 
-    def enter(self, token_ids: Tensor, sequences: Ints, columns: Ints, positions: Ints) -> None:
+    def enter(self, token_ids: Tensor, sequences: Ints, cache_positions: Ints, positions: Ints) -> None:
         """Puts tokens before loop 1; they run it in the next pass.
 
         Args:
             token_ids: One id for each sequence, int64 `[N]`.
             sequences: Their batch indices, `[N]`, none of which has a leader.
-            columns: Their columns in the planes, `[N]`.
+            cache_positions: Their cache positions in the planes, `[N]`.
             positions: Their positions for rotary embeddings, `[N]`.
         """
         hidden = self.model.embed(token_ids.to(self.model.device))  # [N, D]
-        frontier, record = self.cache.frontier, self.record
-        used = [rows.slots for rows in (frontier, self._parked) if rows is not None]
-        slots = self.cache.slots.take(len(sequences), np.concatenate([*used, _NONE]), hidden)
-        entrants = Frontier(hidden, sequences, columns, positions, np.zeros(len(sequences), dtype=np.int64), slots)
-        self.cache.frontier = entrants if frontier is None else frontier.concatenate(entrants)
-        self._leading = np.concatenate([self._leading, np.ones(len(entrants), dtype=np.bool_)])
-        self.cache.extend(int(columns.max()) + 1)
+        in_flight, record = self.cache.in_flight, self.record
+        used = [rows.state_slots for rows in (in_flight, self._suspended) if rows is not None]
+        state_slots = self.cache.exit_states.take(len(sequences), np.concatenate([*used, _NONE]), hidden)
+        entrants = RowBatch(
+            hidden, sequences, cache_positions, positions, np.zeros(len(sequences), dtype=np.int64), state_slots
+        )
+        self.cache.in_flight = entrants if in_flight is None else in_flight.concatenate(entrants)
+        self._decoding = np.concatenate([self._decoding, np.ones(len(entrants), dtype=np.bool_)])
+        self.cache.extend(int(cache_positions.max()) + 1)
         if record is not None:
-            record.open(sequences, columns)
+            record.open(sequences, cache_positions)
 
     def advance(self) -> Exits | None:
         """Runs one pass; returns the tokens that stopped in it, if any."""
@@ -154,76 +156,76 @@ class Wave:
         Returns:
             The tokens that stopped in this pass, and the readings, if any.
         """
-        frontier = self.cache.frontier
-        assert frontier is not None
-        wanted = ~self._leading
+        in_flight = self.cache.in_flight
+        assert in_flight is not None
+        wanted = ~self._decoding
         if not every_loop:
-            wanted &= frontier.loops + 1 == self.cache.depth
+            wanted &= in_flight.loops + 1 == self.cache.depth
         return self._pass(np.flatnonzero(wanted))
 
-    def drop_from(self, sequence: int, column: int) -> None:
-        """Drops the tokens of a sequence from a column on; what their planes hold is written again."""
-        frontier = self.cache.frontier
-        if frontier is None:
+    def drop_from(self, sequence: int, cache_position: int) -> None:
+        """Drops the tokens of a sequence from a cache position on; what their planes hold is written again."""
+        in_flight = self.cache.in_flight
+        if in_flight is None:
             return
-        gone = (frontier.sequences == sequence) & (frontier.columns >= column)
+        gone = (in_flight.sequences == sequence) & (in_flight.cache_positions >= cache_position)
         if not gone.any():
             return
         self._select(np.flatnonzero(~gone))
 
     def park(self, sequences: Ints) -> None:
-        """Leaves the tokens of ended sequences where they are until `unpark`."""
-        frontier = self.cache.frontier
-        if frontier is None:
+        """Leaves the tokens of ended sequences where they are until `resume`."""
+        in_flight = self.cache.in_flight
+        if in_flight is None:
             return
-        ended = np.isin(frontier.sequences, sequences)
-        assert not (ended & self._leading).any(), "a sequence ended before its token gave its output"
+        ended = np.isin(in_flight.sequences, sequences)
+        assert not (ended & self._decoding).any(), "a sequence ended before its token gave its output"
         if ended.any():
-            parked = frontier.select(np.flatnonzero(ended))
-            self._parked = parked if self._parked is None else self._parked.concatenate(parked)
+            parked = in_flight.select(np.flatnonzero(ended))
+            self._suspended = parked if self._suspended is None else self._suspended.concatenate(parked)
             self._select(np.flatnonzero(~ended))
 
-    def unpark(self) -> None:
-        """Puts parked tokens back into the frontier, once no pass of this wave is to come."""
-        if self._parked is not None:
-            frontier = self.cache.frontier
-            together = self._parked if frontier is None else self._parked.concatenate(frontier)
-            self.cache.frontier = together.deepest_first()
-            self._leading = np.zeros(len(together), dtype=np.bool_)
-            self._parked = None
+    def resume(self) -> None:
+        """Puts parked tokens back into the in-flight batch, once no pass of this wave is to come."""
+        if self._suspended is not None:
+            in_flight = self.cache.in_flight
+            together = self._suspended if in_flight is None else self._suspended.concatenate(in_flight)
+            self.cache.in_flight = together.deepest_first()
+            self._decoding = np.zeros(len(together), dtype=np.bool_)
+            self._suspended = None
 
     def _run_block(self) -> Tensor | None:
         """One loop of every row; its decisions int32 `[R]`, where the states decide anything."""
-        cache, frontier = self.cache, self.cache.frontier
-        assert frontier is not None
+        cache, in_flight = self.cache, self.cache.in_flight
+        assert in_flight is not None
         cache.counts.passes += 1
-        cache.counts.rows += len(frontier)
-        rows = PassRows(cache, frontier, self.ops)
-        raw = self.model.block(frontier.hidden, rows)  # [R, D]
-        boundary = decisions = None
-        if self._asks_boundary:
+        cache.counts.rows += len(in_flight)
+        rows = PassRows(cache, in_flight, self.ops)
+        raw = self.model.block(in_flight.hidden, rows)  # [R, D]
+        loop_end = decisions = None
+        if self._runs_loop_end:
             at = rows.on(raw.device)
-            assert cache.slots.state is not None
-            boundary = self.ops.loop_boundary(
-                self.model, raw, frontier.hidden, cache.slots.state, at.slots, self._boundary_rule
+            assert cache.exit_states.state is not None
+            loop_end = self.ops.loop_end(
+                self.model, raw, in_flight.hidden, cache.exit_states.state, at.state_slots, self._exit_params
             )
-            hidden, decisions = boundary.hidden, boundary.decisions
+            hidden, decisions = loop_end.hidden, loop_end.decisions
         else:
             hidden = self.model.norm(raw)
         if self.record is not None:
-            where = (frontier.sequences, frontier.columns, frontier.loops)
-            if boundary is not None and self._boundary_rule.watches:
-                self.record.put(boundary, *where)
+            where = (in_flight.sequences, in_flight.cache_positions, in_flight.loops)
+            if loop_end is not None and self._exit_params.watches:
+                self.record.put(loop_end, *where)
             else:
                 assert self._reader is not None
                 self.record.note(hidden, *where, self._reader)
-        cache.frontier = replace(frontier, hidden=hidden, loops=frontier.loops + 1)
+        cache.in_flight = replace(in_flight, hidden=hidden, loops=in_flight.loops + 1)
         return decisions
 
     def _pass(self, read: Ints) -> tuple[Exits | None, Readings | None]:
         """One pass: the tokens that stopped in it, and readings of the rows `read`, followers all."""
         decisions = self._run_block()
-        leaders = np.flatnonzero(self._leading)
+        leaders = np.flatnonzero(self._decoding)
         logits = None
         if decisions is not None:
             decisions = decisions.index_select(0, self._index(leaders))
@@ -231,8 +233,8 @@ class Wave:
             logits = self._head(np.concatenate([leaders, read]))
             leads = self.ops.leads(logits[: len(leaders)], self.rule.threshold)
             if self.rule.min_loops > 1:
-                assert self.cache.frontier is not None
-                late = self.cache.frontier.loops[leaders] >= self.rule.min_loops
+                assert self.cache.in_flight is not None
+                late = self.cache.in_flight.loops[leaders] >= self.rule.min_loops
                 leads = leads & to_device(late, leads.device)
             decisions = leads.int() * MET if decisions is None else decisions.masked_fill(leads, MET)
         stopped, met, diverged = self._stop(leaders, decisions)
@@ -247,18 +249,18 @@ class Wave:
         return exits, readings
 
     def _index(self, rows: Ints) -> Tensor:
-        assert self.cache.frontier is not None
-        return to_device(rows, self.cache.frontier.hidden.device)
+        assert self.cache.in_flight is not None
+        return to_device(rows, self.cache.in_flight.hidden.device)
 
     def _hidden(self, rows: Ints) -> Tensor:
-        frontier = self.cache.frontier
-        assert frontier is not None
+        in_flight = self.cache.in_flight
+        assert in_flight is not None
         # rows never repeat, so as many as there are means all of them, though not always in their order
-        everyone = len(rows) == len(frontier) and bool((rows == np.arange(len(rows))).all())
-        return frontier.hidden if everyone else frontier.hidden.index_select(0, self._index(rows))
+        everyone = len(rows) == len(in_flight) and bool((rows == np.arange(len(rows))).all())
+        return in_flight.hidden if everyone else in_flight.hidden.index_select(0, self._index(rows))
 
     def _head(self, rows: Ints) -> Tensor:
-        """Logits `[N, V]` of rows of the frontier: one read of the head's weights for all."""
+        """Logits `[N, V]` of rows of the in-flight batch: one read of the head's weights for all."""
         self.cache.counts.head_rows += len(rows)
         return self.model.head(self._hidden(rows))
 
@@ -268,14 +270,16 @@ class Wave:
         The one place where a pass waits for the device: what stops decides what the next pass is made of. Under `full`
         and `fixed` the host knows that by itself.
         """
-        frontier = self.cache.frontier
-        assert frontier is not None
-        loops = frontier.loops[leaders]
+        in_flight = self.cache.in_flight
+        assert in_flight is not None
+        loops = in_flight.loops[leaders]
         met, diverged = np.zeros((2, len(leaders)), dtype=np.bool_)
         if len(leaders) and not self.rule.is_known_beforehand:
-            codes = np.zeros(len(leaders)) if decisions is None else to_host(self.ops.agree(decisions))
+            codes = np.zeros(len(leaders)) if decisions is None else to_host(self.ops.broadcast(decisions))
             if self.rule.fixed_depth is None:
-                met = self.rule.met(codes == MET, frontier.sequences[leaders], frontier.columns[leaders], loops)
+                met = self.rule.met(
+                    codes == MET, in_flight.sequences[leaders], in_flight.cache_positions[leaders], loops
+                )
             diverged = (codes == DIVERGED) & ~met & (loops < self.rule.last_loop)
         stopped = np.flatnonzero(met | diverged | (loops >= self.rule.last_loop))
         return stopped, met[stopped], diverged[stopped]
@@ -284,42 +288,47 @@ class Wave:
         self, stopped: Ints, met: Bools, diverged: Bools, read: Ints, logits: Tensor | None
     ) -> tuple[Exits | None, Readings | None]:
         """Exits of the rows `stopped` and readings of the rows `read`, given logits `[stopped + read, V]`."""
-        frontier = self.cache.frontier
-        assert frontier is not None
+        in_flight = self.cache.in_flight
+        assert in_flight is not None
         if logits is None:
             return None, None
         exits = readings = None
         if len(stopped):
-            exits = Exits(frontier.sequences[stopped], frontier.loops[stopped], met, logits[: len(stopped)], diverged)
+            exits = Exits(in_flight.sequences[stopped], in_flight.loops[stopped], met, logits[: len(stopped)], diverged)
         if len(read):
             readings = Readings(
-                frontier.sequences[read], frontier.columns[read], frontier.loops[read], logits[len(stopped) :]
+                in_flight.sequences[read],
+                in_flight.cache_positions[read],
+                in_flight.loops[read],
+                logits[len(stopped) :],
             )
         return exits, readings
 
     def _release(self, stopped: Ints) -> None:
         """The rows become followers; under `drop` they leave, and readers are told of their planes."""
-        frontier, depth = self.cache.frontier, self.cache.depth
-        assert frontier is not None and depth is not None
-        self._leading[stopped] = False
-        early = stopped[frontier.loops[stopped] < depth] if self.drop else _NONE
+        in_flight, depth = self.cache.in_flight, self.cache.depth
+        assert in_flight is not None and depth is not None
+        self._decoding[stopped] = False
+        early = stopped[in_flight.loops[stopped] < depth] if self.drop else _NONE
         if len(early):
-            at = np.stack([frontier.sequences[early], frontier.columns[early], frontier.loops[early] - 1])
+            at = np.stack([in_flight.sequences[early], in_flight.cache_positions[early], in_flight.loops[early] - 1])
             by_exits = self.ops.depth_attention is not None
-            (remember_exits if by_exits else copy_down)(self.cache, *to_device(at, frontier.hidden.device).unbind(0))
+            (record_exits if by_exits else propagate_past_exit)(
+                self.cache, *to_device(at, in_flight.hidden.device).unbind(0)
+            )
 
     def _retire(self) -> None:
         """Rows at full depth leave; under `drop`, so does every row that has given its output."""
-        frontier = self.cache.frontier
-        assert frontier is not None and self.cache.depth is not None
-        waiting = frontier.loops < self.cache.depth
+        in_flight = self.cache.in_flight
+        assert in_flight is not None and self.cache.depth is not None
+        waiting = in_flight.loops < self.cache.depth
         if self.drop:
-            waiting &= self._leading
+            waiting &= self._decoding
         if not waiting.all():
             self._select(np.flatnonzero(waiting))
 
     def _select(self, rows: Ints) -> None:
-        frontier = self.cache.frontier
-        assert frontier is not None
-        self._leading = self._leading[rows]
-        self.cache.frontier = frontier.select(rows) if len(rows) else None
+        in_flight = self.cache.in_flight
+        assert in_flight is not None
+        self._decoding = self._decoding[rows]
+        self.cache.in_flight = in_flight.select(rows) if len(rows) else None

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
-from sigma0.decode.batch import Ints, SkippedTokens
+from sigma0.decode.batch import Ints, PendingTokens
 from sigma0.decode.finite import check_chosen, flag_broken
 from sigma0.decode.ops import CollapseRule
 from sigma0.decode.repetition import CollapseStop, Repetition
@@ -126,13 +126,13 @@ class TokenLoop(ABC):
             self.ids = torch.full((batch, max(room, prompt + 1)), self.pad, dtype=input_ids.dtype, device=self.device)
         self.ids[:, :prompt] = input_ids
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
-        self.columns: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
-        self._shift = prompt - wave.cache.length  # from columns to ids, which lack a prompt given as embeddings
+        self.cache_positions: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
+        self._shift = prompt - wave.cache.length  # from cache positions to ids, which lack a prompt given as embeddings
         self.positions = positions.copy()
         self._prompt = prompt
         keep = bool(generation_config.return_dict_in_generate)
-        self.scores: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_scores)
-        self.raw_logits: list[list[Tensor]] | None = _columns(batch, keep and generation_config.output_logits)
+        self.scores: list[list[Tensor]] | None = _per_sequence(batch, keep and generation_config.output_scores)
+        self.raw_logits: list[list[Tensor]] | None = _per_sequence(batch, keep and generation_config.output_logits)
         self.record = wave.record
         self.repetition = [Repetition() for _ in range(batch)]
         self.collapse: CollapseStop | None = None
@@ -199,29 +199,31 @@ class TokenLoop(ABC):
             return
         sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
         token_ids = to_device(np.array([emission.token_id for emission in emissions]), self.device)
-        self.wave.enter(token_ids, sequences, self.columns[sequences], self.positions[sequences])
-        self.columns[sequences] += 1
+        self.wave.enter(token_ids, sequences, self.cache_positions[sequences], self.positions[sequences])
+        self.cache_positions[sequences] += 1
         self.positions[sequences] += 1
 
-    def _note_skipped(self) -> None:
-        """Tells the cache of ids behind an early end whose columns longer sequences have opened.
+    def _note_pending(self) -> None:
+        """Tells the cache of ids behind an early end whose cache positions longer sequences have opened.
 
         Whoever continues the text counts them as cached: the last token of the sequence, and pads behind it.
         """
         end = self.wave.cache.length
-        missing = end - self.columns  # [B]
+        missing = end - self.cache_positions  # [B]
         if not missing.any():
             return
         sequences = np.repeat(np.arange(len(missing)), missing)
         offsets = np.concatenate([np.arange(count) for count in missing])
-        columns = self.columns[sequences] + offsets
-        token_ids = self.ids.cpu().numpy()[sequences, columns + self._shift]
-        self.wave.cache.skip(SkippedTokens(token_ids, sequences, columns, self.positions[sequences] + offsets))
+        cache_positions = self.cache_positions[sequences] + offsets
+        token_ids = self.ids.cpu().numpy()[sequences, cache_positions + self._shift]
+        self.wave.cache.add_pending(
+            PendingTokens(token_ids, sequences, cache_positions, self.positions[sequences] + offsets)
+        )
 
-    def _make_room(self, columns: int) -> None:
-        if columns > self.ids.shape[1]:
+    def _make_room(self, cache_positions: int) -> None:
+        if cache_positions > self.ids.shape[1]:
             with torch.inference_mode(False):
-                larger = self.ids.new_full((self.ids.shape[0], 2 * columns), self.pad)
+                larger = self.ids.new_full((self.ids.shape[0], 2 * cache_positions), self.pad)
                 larger[:, : self.ids.shape[1]] = self.ids
             self.ids = larger
 
@@ -244,13 +246,13 @@ class DirectLoop(TokenLoop):
                 self.enter(going)
                 exits = self.next_exits()
         finally:
-            self.wave.unpark()
-            self._note_skipped()
+            self.wave.resume()
+            self._note_pending()
 
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
         """Chooses a token for each exit, writes it down and asks the criteria."""
-        chosen = self.wave.ops.agree(flag_broken(self._choose(exits), exits.logits))
+        chosen = self.wave.ops.broadcast(flag_broken(self._choose(exits), exits.logits))
         lengths = self.lengths[exits.sequences]
         self._make_room(int(lengths.max()) + 1)
         at = to_device(np.stack([exits.sequences, lengths]), self.device)
@@ -276,7 +278,7 @@ class DirectLoop(TokenLoop):
     @torch.no_grad()
     def next_exits(self) -> Exits | None:
         """Advances until some token stops; None once no token is on its way."""
-        while self.wave.has_leaders:
+        while self.wave.has_decoding:
             exits = self.wave.advance()
             if exits is not None:
                 return exits
@@ -344,7 +346,7 @@ class DirectLoop(TokenLoop):
                 scores = tuple(torch.stack(step) for step in zip(*kept, strict=True))
             ids = self.ids[to_device(rows, self.device), :length]
             over[group] = self.criteria(ids, scores).cpu().numpy()
-        over = to_host(self.wave.ops.agree(torch.from_numpy(over)))
+        over = to_host(self.wave.ops.broadcast(torch.from_numpy(over)))
         return over.tolist()  # type: ignore[no-any-return]
 
 
@@ -390,7 +392,7 @@ def _split_criteria(stopping_criteria: StoppingCriteriaList) -> tuple[StoppingCr
     return rest, min(lengths) if lengths else None, frozenset(eos)
 
 
-def _columns(batch: int, wanted: bool | None) -> list[list[Tensor]] | None:
+def _per_sequence(batch: int, wanted: bool | None) -> list[list[Tensor]] | None:
     return [[] for _ in range(batch)] if wanted else None
 
 

@@ -7,8 +7,8 @@ A proposed token is fed back at once and runs on to loop T beside its followers.
                 min(1, p(x) / q(x)), else a token is drawn from max(p - q, 0), normalised
                 (speculative sampling: arXiv 2211.17192, section 2.3)
 
-On a replacement the followers are dropped: their rows leave the frontier and their columns are written again, nothing
-is copied. Tokens reach loop T in their order, since a follower is at least one loop behind. A token that reaches T
+On a replacement the followers are dropped: their rows leave the in-flight batch, and their cache positions are
+written again. Tokens reach loop T in their order, since a follower is at least one loop behind. A token that reaches T
 without having stopped is read there alone. Only checked tokens are told to the caller. A proposal that would end the
 text opens no follower.
 
@@ -111,15 +111,15 @@ class VerifiedLoop(TokenLoop):
         """
         try:
             yield self._settle(first)
-            while self.wave.cache.frontier is not None:
+            while self.wave.cache.in_flight is not None:
                 emissions = self._step()
                 if emissions:
                     yield emissions
         finally:
             for sequence in range(len(self._pending)):
                 self._forget_untold(sequence)
-            self.wave.cache.trim(int(self.columns.max()))
-            self._note_skipped()
+            self.wave.cache.trim(int(self.cache_positions.max()))
+            self._note_pending()
 
     @torch.no_grad()
     def _settle(self, first: Exits) -> tuple[Emission, ...]:
@@ -127,7 +127,7 @@ class VerifiedLoop(TokenLoop):
 
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...]:
-        self.tail_passes = 0 if self.wave.has_leaders else self.tail_passes + 1
+        self.tail_passes = 0 if self.wave.has_decoding else self.tail_passes + 1
         return self._observed(self.take(*self.wave.advance_and_read(self._redraft)))
 
     @torch.no_grad()
@@ -164,18 +164,20 @@ class VerifiedLoop(TokenLoop):
         if not self._plain:
             check_logits(logits)
             return [Row(row, None) for row in logits]
-        likeliest = to_host(self.wave.ops.agree(flag_broken(logits.argmax(-1), logits))).tolist()
+        likeliest = to_host(self.wave.ops.broadcast(flag_broken(logits.argmax(-1), logits))).tolist()
         check_chosen(likeliest)
         return [Row(row, token_id) for row, token_id in zip(logits, likeliest, strict=True)]
 
     def _judge_all(self, readings: Readings, rows: list[Row]) -> set[int]:
         """Judges proposals; returns the sequences whose followers were dropped."""
         dropped: set[int] = set()
-        told = zip(readings.sequences.tolist(), readings.columns.tolist(), readings.loops.tolist(), rows, strict=True)
-        for sequence, column, depth, row in told:
+        told = zip(
+            readings.sequences.tolist(), readings.cache_positions.tolist(), readings.loops.tolist(), rows, strict=True
+        )
+        for sequence, cache_position, depth, row in told:
             if sequence in dropped:
                 continue
-            place = column + 1 + self._shift
+            place = cache_position + 1 + self._shift
             at_the_end = depth == self.wave.rule.total_loops
             goes_on = self._check(sequence, place, row) if at_the_end else self._reconsider(sequence, place, row, depth)
             if not goes_on:
@@ -296,12 +298,12 @@ class VerifiedLoop(TokenLoop):
         generator = self.generators[sequence]
         full, early = torch.softmax(scores, dim=-1), proposal.chances
         draw = torch.rand((), generator=generator, device=scores.device)
-        if bool(self.wave.ops.agree(draw * early[proposal.token_id] < full[proposal.token_id])):
+        if bool(self.wave.ops.broadcast(draw * early[proposal.token_id] < full[proposal.token_id])):
             return proposal.token_id, True
         rest = (full - early).clamp_min(0.0)
         # Where p and q differ by rounding alone, nothing may be left.
         drawn = torch.multinomial(rest if bool(rest.sum() > 0) else full, 1, generator=generator)
-        return int(self.wave.ops.agree(drawn)), False
+        return int(self.wave.ops.broadcast(drawn)), False
 
     def _conclude(
         self, sequence: int, token_id: int, depth: int, met: bool, stood: bool, row: Row, diverged: bool = False
@@ -322,15 +324,15 @@ class VerifiedLoop(TokenLoop):
             self.record.forget(sequence, place - self._prompt + 1)
         self._drop_from(sequence, place - self._shift)
 
-    def _drop_from(self, sequence: int, column: int) -> None:
-        self.wave.drop_from(sequence, column)
-        self.positions[sequence] -= self.columns[sequence] - column
-        self.columns[sequence] = column
+    def _drop_from(self, sequence: int, cache_position: int) -> None:
+        self.wave.drop_from(sequence, cache_position)
+        self.positions[sequence] -= self.cache_positions[sequence] - cache_position
+        self.cache_positions[sequence] = cache_position
 
     def _forget_untold(self, sequence: int) -> None:
         """Where a run is closed before its end: as if no token had been proposed, and the last told one not fed yet."""
         told = self._prompt + len(self.accepted[sequence])
-        if self.columns[sequence] >= told - self._shift:
+        if self.cache_positions[sequence] >= told - self._shift:
             self._pending[sequence].clear()
             self._rewind(sequence, told)
             self._drop_from(sequence, told - 1 - self._shift)
@@ -346,10 +348,10 @@ class VerifiedLoop(TokenLoop):
             assert row.likeliest is not None
             return row.likeliest, None
         if self.generators is None:
-            return int(self.wave.ops.agree(scores.argmax())), None
+            return int(self.wave.ops.broadcast(scores.argmax())), None
         chances = torch.softmax(scores, dim=-1)
         drawn = torch.multinomial(chances, 1, generator=self.generators[sequence])
-        return int(self.wave.ops.agree(drawn)), chances
+        return int(self.wave.ops.broadcast(drawn)), chances
 
     def _scores(self, sequence: int, length: int, row: Row, keep: bool = False) -> Tensor | None:
         """Processed float32 scores `[V]` behind `length` ids of a sequence; None where the argmax alone decides."""
@@ -374,5 +376,5 @@ class VerifiedLoop(TokenLoop):
             with self._guard.watching(item):
                 # as a list of its own, since the list is what makes a tensor of any answer
                 asked = StoppingCriteriaList([item])(self.ids[[sequence], :length], kept)
-            over |= bool(self.wave.ops.agree(asked)[0])
+            over |= bool(self.wave.ops.broadcast(asked)[0])
         return over

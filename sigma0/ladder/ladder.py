@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.config import ExitConfig, Messages
-from sigma0.decode.ladder_sampler import choosers_for
+from sigma0.decode.sampler import samplers_for
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.reader import Reader
@@ -147,7 +147,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         sources: Texts that an answer may be grounded in, beside the prompt.
         takes_back: Whether a text whose verdict does not converge goes up whole, so that `generations` may hold
             another text than the tokens. Not under a policy of the caller's, nor with sampling.
-        **choosing: Arguments of `sigma0.decode.ladder_sampler.choosers_for`.
+        **choosing: Arguments of `sigma0.decode.sampler.samplers_for`.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
@@ -186,8 +186,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions(),
             ladder.doors,
         )  # fmt: skip
-        choosers = choosers_for([rung.model for rung in rungs], len(encoded), **choosing)
-        greedy = all(chooser.takes_the_likeliest for chooser in choosers)
+        choosers = samplers_for([rung.model for rung in rungs], len(encoded), **choosing)
+        greedy = all(chooser.is_greedy for chooser in choosers)
         self._takes_back = takes_back and greedy and ladder.policy is None
         self._prompts, self._writer = prompts, Writer(rungs, ladder.doors, config, stop, self.purse, self.trail, ())
         self._made: list[LadderGeneration] | None = None

@@ -96,8 +96,8 @@ class Reader:
 
     def _waiting(self) -> int:
         """Passes that earlier tokens still have to go before a prompt can be read."""
-        frontier = None if self._cache is None or self.config is None else self._cache.frontier
-        return 0 if frontier is None else int(self._cache.depth - frontier.loops.min())
+        in_flight = None if self._cache is None or self.config is None else self._cache.in_flight
+        return 0 if in_flight is None else int(self._cache.depth - in_flight.loops.min())
 
     @torch.no_grad()
     def read(self, ids: Tensor, mask: Tensor, ended: Bools, padded: bool) -> Look:
@@ -206,7 +206,7 @@ class Reader:
         """The mildest of the last two loops that were run by now."""
         if self._record is None:
             return [None] * batch
-        fates = to_host(self._record.fates[:, self._cache.length - 1 - self._record.first_column])
+        fates = to_host(self._record.fates[:, self._cache.length - 1 - self._record.first_position])
         return [self._mildest(row.tolist()) for row in fates]
 
     def fate_of(self, sequence: int, column: int) -> Fate | None:
@@ -216,9 +216,9 @@ class Reader:
             sequence: Batch index.
             column: Of the text, pads counted in.
         """
-        if self._record is None or not self._record.first_column <= column < self._cached:
+        if self._record is None or not self._record.first_position <= column < self._cached:
             return None
-        fates = to_host(self._record.fates[sequence, column - self._record.first_column])
+        fates = to_host(self._record.fates[sequence, column - self._record.first_position])
         return self._mildest(fates.tolist())
 
     def _mildest(self, fates: list[int]) -> Fate | None:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sigma0.config import Effort, ExitConfig, exit_for
-from sigma0.decode.endings import end_ids
+from sigma0.decode.detokenizer import eos_ids
 from sigma0.ladder.budget import Price
 from sigma0.models.hf_generate import DepthGenerationMixin
 
@@ -69,7 +69,7 @@ class LocalRung:
     @property
     def eos(self) -> frozenset[int]:
         """Ids that end a text."""
-        return end_ids(self.model.generation_config.eos_token_id)
+        return eos_ids(self.model.generation_config.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         """What a trail says of it."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sigma0.decode.batch import Bools
 from sigma0.decode.exits import Reason
-from sigma0.decode.ladder_sampler import Chooser
 from sigma0.decode.ops import Fate
+from sigma0.decode.sampler import Sampler
 from sigma0.ladder.budget import Purse, Spending
 from sigma0.ladder.reader import Look, Reader
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail, reason_up
@@ -137,7 +137,7 @@ class TokenUnit:
         self,
         readers: Sequence[Reader],
         batch: Batch,
-        choosers: Sequence[Chooser],
+        choosers: Sequence[Sampler],
         policy: Trigger,
         hysteresis: Hysteresis,
         purse: Purse,
@@ -302,10 +302,10 @@ class TokenUnit:
 
     def _choose(self, unit: _Unit) -> int:
         chooser = self._choosers[unit.rung]
-        if chooser.takes_the_likeliest:
+        if chooser.is_greedy:
             return self._facts[unit.rung].likeliest[unit.sequence]
         ids = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
-        return chooser.choose(ids, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
+        return chooser.sample(ids, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
 
     def _written(self, unit: _Unit) -> Written:
         signs = unit.signs

@@ -15,11 +15,11 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Ints, PassCounts, SkippedTokens
+from sigma0.decode.batch import Ints, PassCounts, PendingTokens
 from sigma0.decode.finite import check_logits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.ops import Backend, Operations, operations
-from sigma0.decode.parallel import agreement, processes_of
+from sigma0.decode.parallel import broadcaster, tp_group
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.step import Exits, Wave
 from sigma0.decode.token_loop import DirectLoop, Emission, TokenLoop, rows_are_independent
@@ -38,7 +38,7 @@ CONTINUOUS_BATCHING = (
 class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
-    The model implements `decode.attention.LoopedModel` (`operations` comes from here), `num_loops` and
+    The model implements `decode.model.LoopedModel` (`operations` comes from here), `num_loops` and
     `num_block_layers`, and a `forward` that takes `exit_config`.
 
     Attributes:
@@ -60,7 +60,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         Raises:
             ValueError: If `backend` is unknown or cannot run on the model's device.
         """
-        return replace(operations(self.backend, self.device), agree=agreement(self))
+        return replace(operations(self.backend, self.device), broadcast=broadcaster(self))
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""
@@ -101,12 +101,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         alive, over, columns = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
         if len(over):
             ids = input_ids[:, 0].cpu().numpy()
-            cache.skip(SkippedTokens(ids[over], over, columns[over], positions[over]))
+            cache.add_pending(PendingTokens(ids[over], over, columns[over], positions[over]))
         wave.enter(
             input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
         )
         passes = []
-        while wave.has_leaders:
+        while wave.has_decoding:
             exits = wave.advance()
             if exits is not None:
                 passes.append(exits)
@@ -115,7 +115,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         if cache.trace is not None:
             cache.trace.append((depths, met, diverged))
         if cache.record is not None:
-            cache.record.pending = logits
+            cache.record.pending_logits = logits
         return LoopedCausalLMOutput(
             logits=logits[:, None],
             past_key_values=cache,
@@ -202,10 +202,10 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """Marks the forward as a prefill, so that a prompt of a single token is not decoded."""
         model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
         cache = model_kwargs.get("past_key_values")
-        if (others := processes_of(self)) is not None:
+        if (others := tp_group(self)) is not None:
             settings = vars(args[0] if args else kwargs["generation_config"])
             plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | list)}
-            others.check_alike(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
+            others.check_same_inputs(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
         if cache is None:
             return super()._prefill(input_ids, *args, **kwargs)
         cache.reading_prompt = True
@@ -381,7 +381,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """Settings of a mode that crops fed tokens from the cache, which is exact at full depth only."""
         if any(getattr(source, "output_statistics", False) for source in (*settings, *model_kwargs.values())):
             raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
-        if processes_of(self) is not None:
+        if tp_group(self) is not None:
             raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
         config: ExitConfig = model_kwargs["exit_config"]
         if config.mode != "full" and not (config.mode == "qexit" and config.q == 1.0):

@@ -38,9 +38,9 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Which sequences `[B, S]` have ended, bool `[B]`."""
         # in place, since transformers' loop continues with these very ids
-        input_ids[:, -1] = self._ops.agree(input_ids[:, -1])
+        input_ids[:, -1] = self._ops.broadcast(input_ids[:, -1])
         self._record_tokens(input_ids[:, -1])
-        done: Tensor = self._ops.agree(super().__call__(input_ids, scores, **kwargs))
+        done: Tensor = self._ops.broadcast(super().__call__(input_ids, scores, **kwargs))
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
         self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
@@ -50,14 +50,16 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
     def _record_tokens(self, sampled: Tensor) -> None:
         """Adds the tokens `[B]` just sampled to the record, those of ended sequences left out."""
         record = self._cache.record
-        if record is None or record.pending is None:
+        if record is None or record.pending_logits is None:
             return
         ended = self._cache.ended
         rows = np.arange(len(sampled)) if ended is None else np.flatnonzero(~ended)
         alive = to_device(rows, record.device)
-        statistics = self._ops.collapse(record.pending[alive], sampled[alive], record.collapse, alive, CollapseRule())
+        statistics = self._ops.collapse(
+            record.pending_logits[alive], sampled[alive], record.collapse, alive, CollapseRule()
+        )
         record.read(statistics, alive, torch.full_like(alive, self._new_tokens), self._new_tokens)
-        record.pending = None
+        record.pending_logits = None
         self._new_tokens += 1
 
     def lengths(self, sequences: Tensor) -> Tensor:

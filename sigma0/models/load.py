@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
-from sigma0.decode.parallel import join_processes
+from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.stored import check_dtypes, read_headers
@@ -140,7 +140,7 @@ def _load(
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
     operations(backend, target)
-    spread = DistributedConfig(tp_size=join_processes(target)) if tensor_parallel else None
+    spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)

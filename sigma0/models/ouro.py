@@ -19,13 +19,13 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from sigma0.config import ExitConfig
-from sigma0.decode.attention import PassRows
-from sigma0.decode.catch_up import admit_skipped, complete
+from sigma0.decode.catch_up import catch_up, enter_pending
 from sigma0.decode.exits import exit_probabilities, select_exits
 from sigma0.decode.finite import check_weights as check_finite
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.ops import BoundaryWeights
-from sigma0.decode.parallel import agreement, check_heads, shares
+from sigma0.decode.model import BatchRows
+from sigma0.decode.ops import LoopEndWeights
+from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
@@ -167,7 +167,7 @@ class OuroModel(OuroPreTrainedModel):
             check_cache(past_key_values)
             if self.training and self.gradient_checkpointing:
                 raise ValueError("gradient checkpointing runs layers without a cache: leave past_key_values out")
-            if past_key_values.frontier is not None:
+            if past_key_values.in_flight is not None:
                 raise ValueError(
                     "tokens of this cache wait for their deeper loops: call the model with its head instead"
                 )
@@ -214,7 +214,7 @@ class OuroModel(OuroPreTrainedModel):
             gate_logits=torch.stack(gates),
         )
 
-    def run_rows(self, hidden_states: Tensor, rows: PassRows) -> Tensor:
+    def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         hidden_states = hidden_states[:, None]  # [R, 1, D]
         positions = rows.on(hidden_states.device).positions
@@ -249,7 +249,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.num_block_layers = config.num_hidden_layers
         self.post_init()
-        if config.vocab_size % shares(config) and not config.tie_word_embeddings:
+        if config.vocab_size % tp_size(config) and not config.tie_word_embeddings:
             # transformers 5.17 gathers no shards of different sizes: every process then keeps the whole head
             del self._tp_plan["lm_head"]
 
@@ -270,7 +270,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """Embeddings `[R, D]` of ids `[R]`."""
         return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
 
-    def block(self, hidden: Tensor, rows: PassRows) -> Tensor:
+    def block(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         return self.model.run_rows(hidden, rows)
 
@@ -282,10 +282,10 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """Gate logits `[R]`."""
         return self.model.early_exit_gate(hidden).squeeze(-1)  # type: ignore[no-any-return]
 
-    def boundary_weights(self) -> BoundaryWeights:
+    def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate."""
         norm, gate = self.model.norm, self.model.early_exit_gate
-        return BoundaryWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
+        return LoopEndWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
@@ -351,7 +351,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         if cache is not None:
             check_cache(cache)
             cache.open(loops, inputs.shape[0])
-            admit_skipped(self, cache, attention_mask)
+            enter_pending(self, cache, attention_mask)
             if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
                 if labels is not None or kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
                     raise ValueError(
@@ -359,7 +359,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
                         "output_attentions have no meaning there; pass the whole text without a cache"
                     )
                 return self._decode(input_ids, attention_mask, position_ids, cache, config)
-            complete(self, cache)
+            catch_up(self, cache)
         if labels is not None:
             use_cache = False
         outputs = self._run_prompt(
@@ -379,8 +379,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
         # statistics that the rule does not use can wait; with kernels they come with every pass anyway
-        watch = record is not None and (self.operations.backend == "triton" or rule.boundary(watch=False).watches)
-        exits = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
+        watch = record is not None and (self.operations.backend == "triton" or rule.params(watch=False).watches)
+        exits = select_exits(rule, states, gates, self.lm_head, watch, broadcaster(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
             # one entry for a prompt, however many chunks it has
             outputs.past_key_values.trace[:] = [(exits.depths[:, -1], exits.met[:, -1], exits.diverged[:, -1])]
@@ -390,8 +390,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             if exits.statistics is not None and exits.fates is not None:
                 record.put_prompt(exits.statistics[:, :, -1], exits.fates[:, :, -1], cache.length - 1)
             else:
-                record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.boundary(watch=True)))
-            record.pending = logits[:, -1]
+                record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.params(watch=True)))
+            record.pending_logits = logits[:, -1]
         return LoopedCausalLMOutput(
             loss=None if labels is None else self._loop_loss(outputs, labels, **kwargs),
             logits=logits,

@@ -13,8 +13,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
 )
 
-from sigma0.decode.attention import PassRows
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import BatchRows
 from sigma0.models.ouro_config import OuroConfig
 
 
@@ -44,7 +44,7 @@ class OuroAttention(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: DepthCache | None = None,
         plane: int = 0,
-        rows: PassRows | None = None,
+        rows: BatchRows | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of `[B, S, D]`, or of the rows of a pass as `[R, 1, D]`.

@@ -61,8 +61,8 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         loop_statistics: With `output_statistics=True`, `decode.ops.STATISTICS` after each loop of the position that
             each new token is read from, float32 `[B, new, T, 8]`; NaN where no loop was run.
         loop_fates: With `output_statistics=True`, index into `decode.ops.FATES` of each loop, int8 `[B, new, T]`.
-        readings: With `output_statistics=True`, the numbers named in `decode.ops.READINGS` of each new token, float32
-            `[B, new, 8]`; NaN after a sequence ended.
+        readings: With `output_statistics=True`, the numbers named in `decode.ops.LOGIT_STATS` of each new token,
+            float32 `[B, new, 8]`; NaN after a sequence ended.
     """
 
     exit_depths: Tensor | None = None

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sigma0.api import generate
 from sigma0.config import Effort, ExitConfig, Messages, exit_for
-from sigma0.decode.endings import cut, end_ids
+from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
 from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
@@ -82,7 +82,7 @@ class LocalChat:
         """See `Chooser`; greedy."""
         ways = label_ways(self.tokenizer, labels)
         start = encode(self.tokenizer, messages).shape[1]
-        ends = sorted(end_ids(self.model.generation_config.eos_token_id)) or [0]
+        ends = sorted(eos_ids(self.model.generation_config.eos_token_id)) or [0]
 
         def allowed(_: int, ids: Any) -> list[int]:
             so_far = tuple(ids[start:].tolist())
@@ -116,7 +116,7 @@ class LocalChat:
             **sampling,
         )
         return Completion(
-            text=cut(written.text, settings.stop),
+            text=truncate_at_stop(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=written.prompt_tokens,
@@ -145,10 +145,10 @@ class LocalChat:
             )
         new = out[0, ids.shape[1] :]
         text = str(self.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        ended = int(new[-1]) in end_ids(self.model.generation_config.eos_token_id)
-        stopped = ended or cut(text, stop) != text
+        ended = int(new[-1]) in eos_ids(self.model.generation_config.eos_token_id)
+        stopped = ended or truncate_at_stop(text, stop) != text
         return Completion(
-            text=cut(text, stop),
+            text=truncate_at_stop(text, stop),
             usage=Usage(1, ids.shape[1], len(new), seconds=time.monotonic() - began),
             finish_reason="stop" if stopped else "length",
         )
@@ -199,7 +199,7 @@ class LadderChat:
         costs = written.costs
         outcomes = Counter(decision.outcome for decision in written.trail.decisions)
         return Completion(
-            text=cut(written.text, settings.stop),
+            text=truncate_at_stop(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=sum(cost.read for cost in costs),

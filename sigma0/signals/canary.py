@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
-from sigma0.decode.ops import READINGS, Backend, CollapseRule, CollapseState, operations
+from sigma0.decode.ops import LOGIT_STATS, Backend, CollapseRule, CollapseState, operations
 from sigma0.decode.repetition import Repetition
 
 # Ids that decide whether a call continues the text of the one before it.
@@ -157,7 +157,7 @@ class CollapseCanary:
         self._state = CollapseState.empty(self.batch_size, self.device)
         self._indices = torch.arange(self.batch_size, device=self.device)
         self._end_chance = torch.full((self.batch_size,), torch.nan, device=self.device)
-        self._stats = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
+        self._stats = torch.zeros((self.batch_size, len(LOGIT_STATS)), device=self.device)
         self.actions = [Actions() for _ in range(self.batch_size)]
         self._last: CollapseStats | None = None
 
@@ -195,7 +195,7 @@ class CollapseCanary:
             self._stats[going] = self._ops.collapse(
                 logits[going], ids[going], self._state, going, self.rule
             ).statistics  # [N, 8]
-        values = dict(zip(READINGS, self._stats.clone().unbind(-1), strict=True))
+        values = dict(zip(LOGIT_STATS, self._stats.clone().unbind(-1), strict=True))
         values["entropy_drop"] = values.pop("drop")
         self._last = CollapseStats(**{field.name: values[field.name] for field in fields(CollapseStats)})
         self._note_end_chance(logits[going], going)

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sigma0.decode.exits import ExitRule, Reason
-from sigma0.decode.ops import FATES, READINGS, STATISTICS, Fate
+from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, Fate
 from sigma0.signals.verdict import ReasonVerdict, mildest, of_token
 
 Floats = NDArray[np.float32]
 _RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
-_PROXIMITY, _MARGIN, _ENTROPY = (READINGS.index(name) for name in ("proximity", "margin", "entropy"))
+_PROXIMITY, _MARGIN, _ENTROPY = (LOGIT_STATS.index(name) for name in ("proximity", "margin", "entropy"))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def with_statistics(
         tokens: N consecutive tokens.
         paths: Statistics of each loop (`decode.ops.STATISTICS`), `[N, T, 8]`; NaN where no loop was run.
         fates: Index into `decode.ops.FATES` of each loop, `[N, T]`.
-        logit_stats: Statistics of the logits (`decode.ops.READINGS`), `[N, 8]`.
+        logit_stats: Statistics of the logits (`decode.ops.LOGIT_STATS`), `[N, 8]`.
         patience: Loops of which the mildest fate is a token's.
         rule: Sets `would_have_met`; None leaves it None.
         max_loops: How many loops of each token count; None: all that were run.

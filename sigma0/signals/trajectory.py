@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sigma0.config import FateConfig
-from sigma0.decode.attention import LoopedModel
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import FATES, KEPT, PARALLEL, STATISTICS, Fate, Fit, Steps, fate_of, solve
 
 FEWEST = 4

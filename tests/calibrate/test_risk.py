@@ -139,7 +139,7 @@ def test_the_command_stores_what_the_model_then_uses(labelled, tmp_path):
     assert model.door_policy == DoorPolicy.parse(told["chosen"])
     assert model.fate_config == FateConfig.parse(told["fates"])
     assert model.resolve_exit_config(None) == ExitConfig(mode="margin", theta=0.6)
-    assert model.exit_rule(ExitConfig()).boundary(True).growth == told["fates"]["growth"]
+    assert model.exit_rule(ExitConfig()).params(True).growth == told["fates"]["growth"]
     done = sigma0.generate(model, tokenizer, "The hat is with Mary. Where is the hat?", max_new_tokens=8)
     assert done.policy == model.door_policy
     # and once more from the saved model

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sigma0
-from sigma0.decode.detokenizer import TextFeed
+from sigma0.decode.detokenizer import IncrementalDetokenizer
 
 TOKENIZER = sigma0.load("pocket")[1]
 STORY = "Mary went to the park. Leo took the book. Where is Mary?"
 
 
 def feed_all(ids, stop=()):
-    feed, shown = TextFeed(TOKENIZER, tuple(stop)), []
+    feed, shown = IncrementalDetokenizer(TOKENIZER, tuple(stop)), []
     for token_id in ids:
         shown.append(feed.add(token_id))
         if feed.stopped:
@@ -42,12 +42,12 @@ def test_the_text_ends_before_the_first_stop_string(stop):
 
 def test_what_looked_like_a_stop_string_is_shown_at_the_end():
     ids = TOKENIZER("Mary went to the park")["input_ids"]
-    feed = TextFeed(TOKENIZER, ("park.",))
+    feed = IncrementalDetokenizer(TOKENIZER, ("park.",))
     shown = "".join(feed.add(token_id) for token_id in ids)
     assert not shown.endswith("park") and (shown + feed.end()).endswith("park")
 
 
 def test_bytes_of_an_unfinished_character_are_held_back():
     ids = TOKENIZER("é")["input_ids"]
-    feed = TextFeed(TOKENIZER, ())
+    feed = IncrementalDetokenizer(TOKENIZER, ())
     assert all("\ufffd" not in feed.add(token_id) for token_id in ids)

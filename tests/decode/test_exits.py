@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
 from sigma0.decode.exits import ExitRule, exit_reason, select_exits
-from sigma0.decode.ops import BoundaryState, observe
+from sigma0.decode.ops import ExitState, observe
 from tests.reference import decide
 
 ROWS, WIDTH, VOCABULARY = 9, 7, 11
@@ -99,10 +99,10 @@ def test_a_row_decides_by_itself(mode):
     """Rows together or apart, in whatever slots, at whatever loops: the same decisions."""
     states, gates, _ = (tensor.float() for tensor in trajectory(3, 5))
     threshold = {"q": 0.7} if mode == "qexit" else {"eps": 0.4}
-    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).boundary(watch=True)
+    rule = ExitRule(ExitConfig(mode=mode, **threshold), 5).params(watch=True)
 
     def decisions(rows: list[int], slots: list[int]) -> torch.Tensor:
-        state, told = BoundaryState.empty(12, WIDTH, torch.float32, "cpu"), []
+        state, told = ExitState.empty(12, WIDTH, torch.float32, "cpu"), []
         for loop in range(5):
             before = states[max(loop - 1, 0)][rows]
             told.append(observe(states[loop][rows], before, gates[loop][rows], state, torch.tensor(slots), rule))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0 import DepthCache, ExitConfig
-from sigma0.decode.batch import SkippedTokens
-from sigma0.decode.dropped import remember_exits
+from sigma0.decode.batch import PendingTokens
+from sigma0.decode.catch_up import record_exits
 from sigma0.decode.ops import PlaneGroup, plane_attention
 from tests.reference import tiny_model
 
@@ -89,11 +89,11 @@ def test_crop_takes_columns_and_their_waiting_tokens():
     with torch.no_grad():
         for token in (3, 4):
             model(torch.full((2, 1), token), past_key_values=cache, exit_config=config)
-    assert sorted(set(cache.frontier.columns.tolist())) == [4, 5]
+    assert sorted(set(cache.in_flight.cache_positions.tolist())) == [4, 5]
     cache.crop(-1)
-    assert (cache.length, set(cache.frontier.columns.tolist())) == (5, {4})
+    assert (cache.length, set(cache.in_flight.cache_positions.tolist())) == (5, {4})
     cache.crop(-1)
-    assert (cache.length, cache.frontier) == (4, None)
+    assert (cache.length, cache.in_flight) == (4, None)
     for layer, (keys, _) in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
     with torch.no_grad():
@@ -221,7 +221,7 @@ def test_drop_after_finish_completes_what_waits():
     cache = filled(model, config=finish)
     with torch.no_grad():
         model(IDS[:, :1], past_key_values=cache, exit_config=finish)
-        assert cache.frontier is not None
+        assert cache.in_flight is not None
         model(IDS[:, 1:2], past_key_values=cache, exit_config=ExitConfig(mode="margin", theta=0.01, after_exit="drop"))
         whole = filled(model, torch.cat([IDS, IDS[:, :1]], 1))
     for ours, exact in zip(cache.layers, whole.layers, strict=True):
@@ -287,13 +287,15 @@ def test_trajectories_that_were_not_kept_begin_anew():
     cache = filled(model, config=eager)
 
     def loops_remembered(step, config):
-        before = 0 if cache.frontier is None else len(cache.frontier)
+        before = 0 if cache.in_flight is None else len(cache.in_flight)
         passes = cache.counts.passes
         with torch.no_grad():
             model(torch.full((2, 1), 7 + step), past_key_values=cache, exit_config=config)
-        rows = cache.frontier.columns < cache.length - 1
+        rows = cache.in_flight.cache_positions < cache.length - 1
         assert before and rows.any()
-        return cache.slots.state.counts[cache.frontier.slots[rows], 0].tolist(), cache.counts.passes - passes
+        return cache.exit_states.state.counts[
+            cache.in_flight.state_slots[rows], 0
+        ].tolist(), cache.counts.passes - passes
 
     with torch.no_grad():
         model(torch.full((2, 1), 7), past_key_values=cache, exit_config=eager)
@@ -311,7 +313,7 @@ def test_crop_forgets_where_dropped_tokens_stopped():
         for token in (3, 4, 5):
             model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
     sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
-    remember_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
+    record_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
     cache.crop(-2)
     assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
     assert cache.exits[:, 5:].eq(4).all()
@@ -328,9 +330,9 @@ def test_crop_forgets_a_token_that_was_never_run():
             for token in (3, 4, 5):
                 model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
         columns = np.array([4, 5, 6])
-        cache.skip(SkippedTokens(np.array([3, 4, 5]), np.zeros(3, dtype=np.int64), columns, columns))
+        cache.add_pending(PendingTokens(np.array([3, 4, 5]), np.zeros(3, dtype=np.int64), columns, columns))
         cache.crop(removed)
-        assert ([] if cache.skipped is None else cache.skipped.columns.tolist()) == left
+        assert ([] if cache.pending is None else cache.pending.cache_positions.tolist()) == left
         with torch.no_grad():
             if left:
                 model(torch.full((2, 1), 3), past_key_values=fresh, exit_config=ExitConfig(mode="full"))

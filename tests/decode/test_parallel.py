@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.cli import app
 from sigma0.decode.exits import ExitRule
-from sigma0.decode.ops import alone
-from sigma0.decode.parallel import agreement, check_heads, processes_of
+from sigma0.decode.ops import no_broadcast
+from sigma0.decode.parallel import broadcaster, check_heads, tp_group
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
@@ -251,8 +251,8 @@ def test_heads_are_dealt_out_evenly_or_not_at_all(heads, groups, count):
 
 
 def test_a_whole_model_agrees_with_nobody(tiny):
-    assert processes_of(tiny) is None
-    assert agreement(tiny) is tiny.operations.agree is alone
+    assert tp_group(tiny) is None
+    assert broadcaster(tiny) is tiny.operations.broadcast is no_broadcast
 
 
 def test_torchrun_must_have_started_the_processes(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from sigma0 import ExitConfig
-from sigma0.decode.ops import FATES, READINGS, STATISTICS
+from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS
 from tests.kernels import definitions
 from tests.reference import tiny_model
 
@@ -60,7 +60,11 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
     model = tiny_model(5, total_ut_steps=5)
     model64 = copy.deepcopy(model).double()
     out = run(model, config)
-    assert out.loop_statistics.shape == (2, NEW, 5, len(STATISTICS)) and out.readings.shape == (2, NEW, len(READINGS))
+    assert out.loop_statistics.shape == (2, NEW, 5, len(STATISTICS)) and out.readings.shape == (
+        2,
+        NEW,
+        len(LOGIT_STATS),
+    )
     told = 0
     for row in range(2):
         states, gates, logits = trajectories(model64, out, row)
@@ -77,7 +81,7 @@ def test_statistics_are_those_of_a_run_of_all_loops(config):
             for loop in range(1, int(ran) + 1):
                 eps = torch.finfo(torch.float32).eps
                 mode = "accel" if config.mode == "accel" else "none"
-                expected, fate, _ = definitions.boundary(
+                expected, fate, _ = definitions.loop_end(
                     states[:loop, token], gates[:loop, token], mode, config.eps or 0.05, 5, eps=eps
                 )
                 np.testing.assert_allclose(out.loop_statistics[row, token, loop - 1], expected, rtol=5e-3, atol=5e-3)

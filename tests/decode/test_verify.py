@@ -183,8 +183,8 @@ def test_stop_strings_and_streams(pocket):
 def test_a_stream_keeps_nothing_for_gradients(pocket, after_exit):
     prompt, config = "Mary went to the kitchen. Where is Mary?", {"q": 0.3, "after_exit": after_exit}
     tokens = sigma0.stream(*pocket, prompt, exit_config=config)
-    waiting = [tokens._loop.wave.cache.frontier for _ in tokens]
-    kept = [frontier.hidden.requires_grad for frontier in waiting if frontier is not None]
+    waiting = [tokens._loop.wave.cache.in_flight for _ in tokens]
+    kept = [in_flight.hidden.requires_grad for in_flight in waiting if in_flight is not None]
     assert (kept or after_exit == "drop") and not any(kept)
 
 

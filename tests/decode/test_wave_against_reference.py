@@ -210,7 +210,7 @@ def test_finish_equals_full_depth_planes():
     model, config = tiny_model(seed=4, total_ut_steps=4), ExitConfig(q=0.4)
     outputs = generate(model, [[5, 6, 7]], config)
     cache, sequence = outputs.past_key_values, outputs.sequences
-    assert cache.frontier is not None, "the test needs tokens that wait for their deeper loops"
+    assert cache.in_flight is not None, "the test needs tokens that wait for their deeper loops"
     fresh = model.new_cache()
     with torch.no_grad():
         model(sequence[:, -1:], past_key_values=cache, exit_config=config)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 
-def boundary(
+def loop_end(
     states, gates, mode, threshold, total, patience=2, min_loops=1, growth=0.1, spiral=math.pi / 3, eps=2**-52
 ):
     """What loop t = len(states) tells of one token.

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState, BoundaryWeights
 from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
-from sigma0.kernels.loop_boundary import loop_boundary_reference, observe
+from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights
+from sigma0.kernels.loop_end import loop_end_reference, observe
 from tests.kernels import definitions
 
 
 def run_loops(states, rule, gate_weight=None, dtype=torch.float32):
     """Boundaries of loops 1 to t of one token whose block gives `states` `[t, D]`."""
     width = states.shape[1]
-    state, slots = BoundaryState.empty(3, width, dtype, "cpu"), torch.tensor([1])
+    state, slots = ExitState.empty(3, width, dtype, "cpu"), torch.tensor([1])
     gate = torch.zeros(width) if gate_weight is None else gate_weight
     previous, found = torch.full((1, width), torch.nan, dtype=dtype), []
     for row in states:
@@ -57,11 +57,11 @@ def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width
     steps = rng.standard_normal((loops, width)) * shrink ** np.arange(loops)[:, None]
     states = np.cumsum(steps, 0).astype(np.float32).astype(np.float64)
     gate = torch.from_numpy(rng.standard_normal(width)).float()
-    rule = BoundaryRule(mode, threshold, loops, patience, min_loops)
+    rule = ExitParams(mode, threshold, loops, patience, min_loops)
     found = run_loops(torch.from_numpy(states), rule, gate)
     logits = states @ gate.double().numpy()
     for t in range(1, loops + 1):
-        expected, fate, decision = definitions.boundary(
+        expected, fate, decision = definitions.loop_end(
             states[:t], logits[:t], mode, threshold, loops, patience, min_loops, eps=torch.finfo(torch.float32).eps
         )
         boundary = found[t - 1]
@@ -74,14 +74,14 @@ def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width
 @pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
 def test_a_hidden_rotation_comes_back(radius, angle, scale):
-    told = run_loops(planar(radius, math.radians(angle), scale=scale), BoundaryRule("none", 0.5, 99))
+    told = run_loops(planar(radius, math.radians(angle), scale=scale), ExitParams("none", 0.5, 99))
     statistics = told[-1].statistics[0]
     assert float(statistics[4]) == pytest.approx(radius, abs=1e-3)
     assert float(statistics[5]) == pytest.approx(math.radians(angle), abs=1e-3)
 
 
 def fates(states, dtype=torch.float32):
-    told = run_loops(states, BoundaryRule("none", 0.5, 99), dtype=dtype)
+    told = run_loops(states, ExitParams("none", 0.5, 99), dtype=dtype)
     return [FATES[int(each.fates)] for each in told]
 
 
@@ -145,14 +145,14 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
 def test_the_whole_reference_is_its_parts():
     generator = torch.Generator().manual_seed(0)
     raw, previous = torch.randn(3, 40, generator=generator), torch.randn(3, 40, generator=generator)
-    weights = BoundaryWeights(
+    weights = LoopEndWeights(
         torch.rand(40, generator=generator), 1e-6, torch.randn(40, generator=generator), torch.ones(1)
     )
-    rule, slots = BoundaryRule("qexit", 0.4, 5), torch.tensor([2, 0, 1])
-    states = [BoundaryState.empty(3, 40, torch.float32, "cpu") for _ in range(2)]
+    rule, slots = ExitParams("qexit", 0.4, 5), torch.tensor([2, 0, 1])
+    states = [ExitState.empty(3, 40, torch.float32, "cpu") for _ in range(2)]
     wide = raw.double()
     hidden = weights.norm * wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-    whole = loop_boundary_reference(raw, previous, weights, states[0], slots, rule)
+    whole = loop_end_reference(raw, previous, weights, states[0], slots, rule)
     torch.testing.assert_close(whole.hidden.double(), hidden, rtol=1e-5, atol=1e-6)
     parts = observe(whole.hidden, previous, whole.hidden @ weights.gate + 1, states[1], slots, rule)
     torch.testing.assert_close(whole.statistics, parts.statistics)

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import ExitConfig
-from sigma0.decode.stopping import StopCut
+from sigma0.decode.detokenizer import StopChecker
 from sigma0.ladder import FidelityLadder, Rung
 from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
 from sigma0.serve.api.ladder import LadderRunner, LadderTask
@@ -28,18 +28,18 @@ TEXTS = st.text("ab", max_size=12)
 
 @given(st.lists(TEXTS, max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_a_cut_lets_pass_what_comes_before_the_first_stop_string(pieces, stop):
-    cut = StopCut(stop)
+    cut = StopChecker(stop)
     shown = ""
     for piece in pieces:
-        shown += cut.feed(piece)
-        assert not any(string in shown for string in stop) and cut.passed == shown
+        shown += cut.add(piece)
+        assert not any(string in shown for string in stop) and cut.text == shown
     shown += cut.flush()
     whole, text = "".join(pieces), ""
     # the first end of a stop string that is reached is the one that counts
     while len(text) < len(whole) and not any(string in text for string in stop):
         text = whole[: len(text) + 1]
     ends = [text.find(string) for string in stop if string in text]
-    assert cut.found == bool(ends)
+    assert cut.stopped == bool(ends)
     if not ends:
         assert shown == whole
     else:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sigma0 import ExitConfig
 from sigma0.config import FateConfig
-from sigma0.decode.ops import FATES, STATISTICS, BoundaryRule
+from sigma0.decode.ops import FATES, STATISTICS, ExitParams
 from sigma0.signals.trajectory import _OnePosition, fates_under, jacobian_radius, loop_stats, spectrum
 from tests.kernels import definitions
 from tests.kernels.test_references import planar, run_loops
@@ -122,7 +122,7 @@ def test_recorded_statistics_give_the_fates_again(mode):
 def test_a_standstill_hides_no_later_divergence():
     angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as behind a norm, states of one length
     states = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    ends = run_loops(states, BoundaryRule("none", 0.5, 99))
+    ends = run_loops(states, ExitParams("none", 0.5, 99))
     statistics = torch.stack([end.statistics[0] for end in ends])
     live = [int(end.fates) for end in ends]
     assert live[-1] == FATES.index("diverge")
@@ -143,7 +143,7 @@ def test_growth_is_measured_against_the_last_three_steps():
     """
     steps = torch.diag(torch.tensor([1.0, 10.0, 1.0, 1.0, 1.0, 5.0]))
     states = 100.0 + steps.cumsum(0)
-    loops = run_loops(states, BoundaryRule("none", 1.0, len(steps)))
+    loops = run_loops(states, ExitParams("none", 1.0, len(steps)))
     statistics = torch.stack([loop.statistics[0] for loop in loops])
     fates = fates_under(statistics, FateConfig())
     assert fates.tolist() == [int(loop.fates[0]) for loop in loops]

@@ -153,7 +153,7 @@ def test_what_a_rule_would_have_said_is_what_it_says(mode):
                 ids = torch.tensor([[start, 10, 11]])
                 ruled = write(model, ids, config)
                 full = write(model, ids, ExitConfig(mode="full"), output_statistics=True)
-                margin = float(full.readings[0, 0, sigma0.decode.ops.READINGS.index("margin")])
+                margin = float(full.readings[0, 0, sigma0.decode.ops.LOGIT_STATS.index("margin")])
                 would_be_met = rule.would_have_been_met(full.loop_statistics[0, 0].numpy(), margin)
                 met = ruled.exit_reasons[0][0] != "max_depth"
                 if mode == "margin" and would_be_met is None:

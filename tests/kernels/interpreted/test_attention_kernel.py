@@ -76,12 +76,12 @@ def test_the_reference_is_the_formula(drop):
     query, keys, values, at = drawn(3, 3, 2, 2, 2, 8, 20, True, drop, True, torch.float32)
     found = depth_attention_reference(query, keys, values, at, 0.3)
     for row in range(5):
-        sequence, column, plane = int(at.sequences[row]), int(at.columns[row]), int(at.planes[row])
+        sequence, column, plane = int(at.sequences[row]), int(at.cache_positions[row]), int(at.planes[row])
         for head in range(4):
             scores, seen = [], []
             for each in range(int(at.starts[sequence]), column + 1):
                 source = min(plane, int(at.exits[sequence, each])) if drop else plane
-                place = (source, int(at.pages[sequence, each // 16]), head // 2, each % 16)
+                place = (source, int(at.block_tables[sequence, each // 16]), head // 2, each % 16)
                 scores.append(float(query[row, head].double() @ keys[place].double()) * 0.3)
                 seen.append(values[place].double())
             expected = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0) @ torch.stack(seen)
@@ -92,7 +92,7 @@ def test_what_nobody_wrote_is_not_read():
     query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, False, True, torch.float32)
     expected = depth_attention(query, keys, values, at, 0.3)
     for sequence in range(2):
-        mine = at.columns[at.sequences == sequence]
+        mine = at.cache_positions[at.sequences == sequence]
         last = int(mine.max()) + 1 if len(mine) else 0
         for part in (keys, values):
             part[:, sequence, :, last:] = torch.nan

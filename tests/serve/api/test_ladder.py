@@ -211,7 +211,7 @@ def test_who_leaves_ends_a_run_of_tokens(pocket):
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
             told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
             assert json.loads(next(told).removeprefix("data: "))["sigma0"]["choices"][0]["passes"] > 0
-        until(lambda: server.app.state.answerer.open == 0)
+        until(lambda: server.app.state.handler.open == 0)
         # the thread is free for the next request
         short = {**body, "messages": ASKED, "max_tokens": 1, "stream": False, "sigma0": {"ladder": "answer"}}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=short, timeout=60).status_code == 200

@@ -95,7 +95,7 @@ def test_who_leaves_a_whole_answer_frees_the_service(held):
     until(lambda: len(held.service.tickets) == 2)
     connection.close()
     until(lambda: [each.cancelled for each in held.service.tickets] == [True, True])
-    until(lambda: held.app.state.answerer.open == 0)
+    until(lambda: held.app.state.handler.open == 0)
     held.service.gate.set()
     assert post(held).json()["choices"][0]["message"]["content"] == SAID
 
@@ -106,7 +106,7 @@ def test_openais_client_leaves_by_closing(held):
         next(iter(stream))
         held.service.gate.clear()
     until(lambda: held.service.tickets[0].cancelled or held.service.status().tokens)
-    until(lambda: held.app.state.answerer.open == 0)
+    until(lambda: held.app.state.handler.open == 0)
 
 
 def test_time_that_is_over(pocket):
@@ -123,7 +123,7 @@ def test_an_end_in_peace(held):
     thread, answers = begin(held, stream=True)
     ending = threading.Thread(target=lambda: asyncio.run(drain(held.app)))
     ending.start()
-    until(lambda: held.app.state.answerer.draining)
+    until(lambda: held.app.state.handler.draining)
     refused = post(held)
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     assert httpx.get(f"{held.url}/health").status_code == 503
@@ -152,7 +152,7 @@ def test_who_stays_and_does_not_read_loses_its_place(pocket, monkeypatch):
 
         with pytest.raises(ConnectionAbortedError):
             asyncio.run(asyncio.wait_for(server.app(scope, receive, send), 10))
-        assert server.app.state.answerer.open == 0
+        assert server.app.state.handler.open == 0
 
 
 def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
@@ -175,20 +175,20 @@ def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
         assert answering.cancelled()
 
     asyncio.run(asyncio.wait_for(run(), 20))
-    until(lambda: held.service.tickets[0].cancelled and held.app.state.answerer.open == 0)
+    until(lambda: held.service.tickets[0].cancelled and held.app.state.handler.open == 0)
     assert "sigma0_cancelled_total 1.0" in httpx.get(f"{held.url}/metrics").text
 
 
 def test_requests_that_are_taken_apart_count(pocket, monkeypatch):
     """A flood that only the tokenizer has seen so far is refused as one that the engine has."""
-    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.plan
+    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.parse
 
     def slow(planner, body):
         entered.set()
         go_on.wait()
         return plan(planner, body)
 
-    monkeypatch.setattr(RequestParser, "plan", slow)
+    monkeypatch.setattr(RequestParser, "parse", slow)
     with served(pocket, ServerSettings(max_concurrent=1)) as server:
         answers = []
         thread = threading.Thread(target=lambda: answers.append(post(server)))

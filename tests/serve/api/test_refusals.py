@@ -167,7 +167,7 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
     assert told.status_code == 200 and "event: error\n" in told.text and "[DONE]" not in told.text
     assert json.loads(lines(told.text)[-1])["error"]["type"] == "server_error"
     plain.service.fails = RuntimeError("broke")
-    with pytest.raises(openai.APIError, match="the job failed"):
+    with pytest.raises(openai.APIError, match="the request failed"):
         list(plain.client.chat.completions.create(model="pocket", messages=ASKED, stream=True))
     assert post(plain).status_code == 200
 

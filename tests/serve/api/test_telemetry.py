@@ -23,9 +23,9 @@ def logged(pocket, path, **settings):
     log = TelemetryLog(path)
     try:
         with served(pocket, **settings) as server:
-            server.app.state.answerer.telemetry = log
+            server.app.state.handler.telemetry = log
             yield server
-            until(lambda: server.app.state.answerer.open == 0)
+            until(lambda: server.app.state.handler.open == 0)
     finally:
         log.close()
 
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_leaves_a_line(pocket, tmp_path):
             with client.stream("POST", f"{server.url}/v1/chat/completions", json=asked) as response:
                 next(line for line in response.iter_lines() if '"fate"' in line)
                 server.service.gate.clear()
-        until(lambda: server.app.state.answerer.open == 0)
+        until(lambda: server.app.state.handler.open == 0)
         server.service.gate.set()
     (line,) = read_telemetry(tmp_path / "log.jsonl")
     assert (line.outcome, line.error, line.finish_reason, line.verdict) == ("cancelled", None, None, None)
@@ -111,7 +111,7 @@ def test_time_that_is_over_leaves_a_line(pocket, tmp_path):
 
 def test_a_full_disk_costs_no_answer(pocket, tmp_path):
     with logged(pocket, tmp_path / "log.jsonl") as server:
-        log = server.app.state.answerer.telemetry
+        log = server.app.state.handler.telemetry
         log._file.close()
         # every write to it fails
         log._file._open = lambda: open("/dev/full", "w")  # noqa: SIM115

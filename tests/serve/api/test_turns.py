@@ -89,7 +89,7 @@ def test_who_leaves_frees_what_waited(pocket):
                 json={**SHORT, "prompt": PROMPT, "n": 3},
                 timeout=httpx.Timeout(10, read=0.5),
             )
-        until(lambda: server.app.state.answerer.open == 0)
+        until(lambda: server.app.state.handler.open == 0)
         server.service.gate.set()
         assert len(complete(server, n=3).json()["choices"]) == 3 and len(server.service.tickets) == 4
 

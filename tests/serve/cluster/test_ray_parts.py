@@ -30,10 +30,9 @@ from sigma0.serve.cluster import replica as ray_replica
 from sigma0.serve.cluster.app import build, scaling_of
 from sigma0.serve.cluster.command import check_room
 from sigma0.serve.cluster.front import Front
-from sigma0.serve.cluster.policies import NamedReplica
+from sigma0.serve.cluster.policies import EngineLoad, NamedReplica
 from sigma0.serve.cluster.replica import Accepted, EngineReplica, Failed, Refused
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
-from sigma0.serve.cluster.scaling import EngineLoad
 from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
@@ -306,7 +305,7 @@ def test_a_front_knows_the_context_without_weights(front, pocket):
     head_dim = pocket[0].config.hidden_size // pocket[0].config.num_attention_heads
     assert front._service.context == 2**20 // (page * head_dim) * 16 < 2048
     assert all(each.is_meta for each in front._service.model.parameters())
-    with pytest.raises(ValueError, match="hold no page"):
+    with pytest.raises(ValueError, match="hold no block"):
         RayService(Deaf(), front._service.model, pocket[1], RaySettings(kv_memory=10))
 
 

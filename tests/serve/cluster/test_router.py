@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
-from sigma0.serve.cluster.sessions import SessionTable
+from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet, SessionTable
 from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import Busy, Unavailable
 

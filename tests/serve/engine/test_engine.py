@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.sampler import Sampling
+from sigma0.decode.sampler import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from tests.reference import settled_model
@@ -31,11 +31,11 @@ CONFIGS = (
     ExitConfig(mode="accel", eps=0.5, patience=1),
 )
 SAMPLINGS = (
-    Sampling(),
-    Sampling(temperature=0.8, seed=5),
-    Sampling(temperature=1.0, top_k=5, top_p=0.9, seed=6),
-    Sampling(repetition_penalty=1.3),
-    Sampling(presence_penalty=0.5, frequency_penalty=0.5),
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=5),
+    SamplingParams(temperature=1.0, top_k=5, top_p=0.9, seed=6),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.5),
 )
 POSITION_BYTES = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one position of the model below
 
@@ -153,7 +153,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
         tuple(tokenizer(story)["input_ids"]),
         12,
         config,
-        Sampling(temperature=1.0, seed=3) if number else Sampling(),
+        SamplingParams(temperature=1.0, seed=3) if number else SamplingParams(),
         context=(story,),
     )
     done = alone(model, tokenizer, job)[-1]
@@ -363,7 +363,7 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
     engine = Engine(model, pocket[1], "tiny", watch=True)
-    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, sampling=Sampling(temperature=1.0)))
+    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, sampling=SamplingParams(temperature=1.0)))
 
     def broken(logits):
         raise RuntimeError("a processor broke")
@@ -405,12 +405,12 @@ def test_what_cannot_run_is_refused(model, pocket):
         engine.submit(job(2, 2))
     with pytest.raises(Busy, match="2 requests are waiting already"):
         engine.submit(job(2, 2))
-    with pytest.raises(ValueError, match="hold no page"):
+    with pytest.raises(ValueError, match="hold no block"):
         Engine(model, pocket[1], "tiny", EngineLimits(kv_bytes=100))
 
 
 def test_log_probabilities_are_the_models(model, pocket):
-    asked = job(6, 3, logprobs=3, sampling=Sampling(temperature=0.5, seed=1), exit_config=ExitConfig(mode="full"))
+    asked = job(6, 3, logprobs=3, sampling=SamplingParams(temperature=0.5, seed=1), exit_config=ExitConfig(mode="full"))
     done = alone(model, pocket[1], asked)[-1]
     ids = [*asked.prompt_ids, *(token.id for token in done.tokens)]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the end of a loop is told, remembers and tells: the messages of `loop_boundary.py`."""
+"""Data of `loop_end.py`: weights, exit parameters, the state that a token carries from loop to loop, and the result."""
 
 import math
 from dataclasses import dataclass
@@ -7,27 +7,41 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# Differences that are kept of a token, and the numbers of their symmetric Gram matrix.
 KEPT = 4
-GRAM = KEPT * (KEPT + 1) // 2
+GRAM_SIZE = KEPT * (KEPT + 1) // 2
+# Places of G_ij among those numbers, 0 the newest difference.
+G00, G01, G02, G03, G11, G12, G13, G22, G23, G33 = range(GRAM_SIZE)
+
 MODES = ("none", "qexit", "converge", "accel", "accel-steps")
+NONE, QEXIT, CONVERGE, ACCEL, ACCEL_STEPS = range(len(MODES))
+
 Fate = Literal["contract", "spiral", "diverge"]
 FATES: tuple[Fate | None, ...] = (None, "contract", "spiral", "diverge")
+NO_FATE, CONTRACT, SPIRAL, DIVERGE = range(len(FATES))
+# The fates of the last 15 loops lie in one int32, two bits each, the newest lowest.
+FATE_BITS = 2
+FATE_HISTORY_MASK = (1 << 30) - 1
+
 GOES_ON, MET, LAST_LOOP, DIVERGED = range(4)
-CHANGE, BEND, GAIN, TURNING, RADIUS, ANGLE, RESIDUAL, HAZARD = range(8)
+
 STATISTICS = ("change", "bend", "gain", "turning", "radius", "angle", "residual", "hazard")
-SURVIVAL, CUMULATIVE = range(2)
-LOOPS, STREAK, DIVERGING, REMEMBERED = range(4)
+CHANGE, BEND, GAIN, TURNING, RADIUS, ANGLE, RESIDUAL, HAZARD = range(len(STATISTICS))
+
+# Places in a slot's `gate` and `counts`, and how many numbers each of the two holds.
+SURVIVAL, CUMULATIVE, GATE_WIDTH = range(3)
+LOOPS, STREAK, DIVERGING, FATE_HISTORY, COUNTS_WIDTH = range(5)
 
 
 @dataclass(frozen=True)
-class BoundaryWeights:
-    """What of a model works at the end of a loop.
+class LoopEndWeights:
+    """Weights of a model that are applied at the end of a loop.
 
     Attributes:
-        norm: Of the RMSNorm `[D]`.
-        norm_eps: Of the RMSNorm.
-        gate: Of the exit gate `[D]`.
-        gate_bias: `[1]`.
+        norm: Weight of the RMSNorm, `[D]`.
+        norm_eps: Epsilon of the RMSNorm.
+        gate: Weight of the exit gate, `[D]`.
+        gate_bias: Bias of the exit gate, `[1]`.
     """
 
     norm: Tensor
@@ -37,19 +51,19 @@ class BoundaryWeights:
 
 
 @dataclass(frozen=True)
-class BoundaryRule:
-    """What decides at the end of a loop.
+class ExitParams:
+    """Parameters of the exit decision at the end of a loop.
 
     Attributes:
-        mode: One of `MODES`; "none" leaves the decision to somebody else.
+        mode: One of `MODES`; with "none" no exit rule is evaluated here.
         threshold: q of `qexit`, eps of the others.
         last_loop: T, or k where all tokens stop at loop k.
-        patience: Loops running on which `accel` must hold.
+        patience: Consecutive loops on which `accel` must hold.
         min_loops: No token stops before this loop.
-        watch: Whether differences are kept and told of; without, `qexit` and "none" take less.
+        watch: Whether differences are kept and statistics computed; without, `qexit` and "none" take less.
         growth: m of the fate.
         spiral: theta of the fate, radians.
-        break_after: Loops running with the fate `diverge` that stop a token; 0 never.
+        break_after: Consecutive loops with the fate `diverge` that stop a token; 0 never.
     """
 
     mode: str
@@ -73,7 +87,7 @@ class BoundaryRule:
 
     @property
     def watches(self) -> bool:
-        """Whether differences are kept: they are asked for, or decide."""
+        """Whether differences are kept: for the statistics, or since the decision needs them."""
         return self.watch or self.break_after > 0 or self.mode not in ("none", "qexit")
 
     @property
@@ -83,15 +97,15 @@ class BoundaryRule:
 
 
 @dataclass(frozen=True)
-class BoundaryState:
-    """What is remembered of tokens between loops, written in place; a token keeps its slot while it loops.
+class ExitState:
+    """Per-token exit state carried between loops, updated in place; one slot per token in flight.
 
     Attributes:
         differences: The last D_t in a ring, D_t at t mod K, in the model's dtype `[slots, K, D]`.
         gram: G_00 G_01 G_02 G_03 G_11 G_12 G_13 G_22 G_23 G_33, 0 the newest difference, float32 `[slots, 10]`.
         gate: S_t and CDF_t, float32 `[slots, 2]`.
-        counts: Loops finished, `accel` streak, loops running that diverge, fates two bits each with the newest lowest;
-            int32 `[slots, 4]`. A slot whose first count is 0 is fresh, whatever else it holds.
+        counts: Loops finished, `accel` streak, consecutive diverging loops, fate history; int32 `[slots, 4]`. A slot
+            whose first count is 0 is fresh, whatever else it holds.
     """
 
     differences: Tensor
@@ -100,19 +114,19 @@ class BoundaryState:
     counts: Tensor
 
     @classmethod
-    def empty(cls, slots: int, width: int, dtype: torch.dtype, device: torch.device | str) -> "BoundaryState":
+    def empty(cls, slots: int, width: int, dtype: torch.dtype, device: torch.device | str) -> "ExitState":
         """Fresh slots."""
         return cls(
             torch.zeros((slots, KEPT, width), dtype=dtype, device=device),
-            torch.zeros((slots, GRAM), dtype=torch.float32, device=device),
-            torch.zeros((slots, 2), dtype=torch.float32, device=device),
-            torch.zeros((slots, 4), dtype=torch.int32, device=device),
+            torch.zeros((slots, GRAM_SIZE), dtype=torch.float32, device=device),
+            torch.zeros((slots, GATE_WIDTH), dtype=torch.float32, device=device),
+            torch.zeros((slots, COUNTS_WIDTH), dtype=torch.int32, device=device),
         )
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """What is told of the rows.
+class LoopEndOutput:
+    """Result of the end of a loop for R rows.
 
     Attributes:
         hidden: h_t `[R, D]`.

@@ -1,18 +1,18 @@
-"""Where the trajectories of the rows between loop 1 and T are kept: one slot for each row of a frontier."""
+"""Storage of the exit states of rows in flight: one slot for each row."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
-from sigma0.decode.ops import BoundaryState
+from sigma0.decode.ops import ExitState
 from sigma0.decode.transfer import to_device
 
 _FEWEST = 16
 
 
-class SlotPool:
-    """Slots of a `BoundaryState` that grows as rows need them.
+class ExitStatePool:
+    """Slots of a `ExitState` that grows as rows need them.
 
     Attributes:
         state: What is remembered, None before the first row.
@@ -20,7 +20,7 @@ class SlotPool:
     """
 
     def __init__(self) -> None:
-        self.state: BoundaryState | None = None
+        self.state: ExitState | None = None
         self.watched = False
 
     def take(self, count: int, used: Ints, like: Tensor) -> Ints:
@@ -53,8 +53,8 @@ class SlotPool:
     def _grow(self, more: int, like: Tensor) -> None:
         # never inference tensors: a cache may be continued outside of torch.inference_mode
         with torch.inference_mode(False):
-            fresh = BoundaryState.empty(more, like.shape[1], like.dtype, like.device)
+            fresh = ExitState.empty(more, like.shape[1], like.dtype, like.device)
             if self.state is not None:
                 pairs = zip(vars(self.state).values(), vars(fresh).values(), strict=True)
-                fresh = BoundaryState(*(torch.cat(pair) for pair in pairs))
+                fresh = ExitState(*(torch.cat(pair) for pair in pairs))
         self.state = fresh

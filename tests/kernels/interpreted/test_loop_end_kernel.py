@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.boundary import FATES, MODES, BoundaryRule, BoundaryState, BoundaryWeights
-from sigma0.kernels.loop_boundary import loop_boundary, norm_reference, observe
+from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights
+from sigma0.kernels.loop_end import loop_end, norm_reference, observe
 from tests.kernels import definitions
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -19,7 +19,7 @@ def states(slots, width, dtype):
     """Two fresh states whose every other number is poison."""
     found = []
     for _ in range(2):
-        state = BoundaryState.empty(slots, width, dtype, DEVICE)
+        state = ExitState.empty(slots, width, dtype, DEVICE)
         for tensor in (state.differences, state.gram, state.gate):
             tensor.fill_(torch.nan)
         state.counts.fill_(9)
@@ -34,7 +34,7 @@ def compare(states_of_loops, rule, dtype, seed=0, strided=False, normalize=True)
     generator = torch.Generator(DEVICE).manual_seed(seed)
     weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
     gate = (0.2 * torch.randn(width, generator=generator)).to(dtype)
-    weights = BoundaryWeights(weight, 1e-6, gate, torch.zeros(1, dtype=dtype))
+    weights = LoopEndWeights(weight, 1e-6, gate, torch.zeros(1, dtype=dtype))
     ours, theirs = states(rows + 2, width, dtype)
     slots = torch.randperm(rows + 2, generator=generator)[:rows]
     previous = torch.full((rows, width), torch.nan, dtype=dtype)
@@ -44,7 +44,7 @@ def compare(states_of_loops, rule, dtype, seed=0, strided=False, normalize=True)
         raw = row.to(dtype)
         if strided:
             raw = torch.stack([raw, raw], dim=1).flatten(0, 1)[::2]
-        found = loop_boundary(raw, previous, weights, ours, slots, rule, normalize)
+        found = loop_end(raw, previous, weights, ours, slots, rule, normalize)
         # half precision may round a norm the other way, and a spectrum feels it: so the rest is asked of the same state
         hidden = norm_reference(raw, weights) if normalize else raw
         torch.testing.assert_close(found.hidden, hidden, rtol=2e-2, atol=tolerance)
@@ -77,7 +77,7 @@ def test_random_walks(dtype, mode, rows, width, loops, seed, strided, normalize,
     generator = torch.Generator(DEVICE).manual_seed(seed)
     shrink = float(torch.empty(()).uniform_(0.3, 1.2, generator=generator))
     steps = torch.randn(loops, rows, width, generator=generator) * shrink ** torch.arange(loops)[:, None, None]
-    rule = BoundaryRule(mode, 0.4, loops, watch=watch, break_after=break_after)
+    rule = ExitParams(mode, 0.4, loops, watch=watch, break_after=break_after)
     share = compare(steps.cumsum(0), rule, dtype, seed, strided, normalize)
     assert share <= (0.0 if dtype == torch.float32 else 0.25)
 
@@ -85,22 +85,22 @@ def test_random_walks(dtype, mode, rows, width, loops, seed, strided, normalize,
 def test_an_awkward_width_and_many_loops():
     generator = torch.Generator(DEVICE).manual_seed(0)
     steps = torch.randn(32, 2, 769, generator=generator) * 0.8 ** torch.arange(32)[:, None, None]
-    assert compare(steps.cumsum(0), BoundaryRule("accel", 0.05, 32), torch.float32) == 0
+    assert compare(steps.cumsum(0), ExitParams("accel", 0.05, 32), torch.float32) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_constant_trajectory(dtype):
-    rule = BoundaryRule("converge", 0.1, 6)
+    rule = ExitParams("converge", 0.1, 6)
     assert compare(torch.ones(6, 2, 40), rule, dtype, normalize=False) == 0
     assert compare(torch.zeros(6, 2, 40), rule, dtype) == 0
 
 
 def test_what_does_not_fit_is_refused():
-    state, slots = BoundaryState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0])
-    row, vector, rule = torch.zeros(1, 8), torch.zeros(8), BoundaryRule("none", 0.5, 3)
+    state, slots = ExitState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0])
+    row, vector, rule = torch.zeros(1, 8), torch.zeros(8), ExitParams("none", 0.5, 3)
 
     def weights(norm):
-        return BoundaryWeights(norm, 1e-6, vector, torch.zeros(1))
+        return LoopEndWeights(norm, 1e-6, vector, torch.zeros(1))
 
     for bad, message in (
         ((row.double(), row, weights(vector), state, slots, rule), "float64"),
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused():
         ((torch.zeros(1, 16)[:, ::2], row, weights(vector), state, slots, rule), "side by side"),
     ):
         with pytest.raises(ValueError, match=message):
-            loop_boundary(*bad)
+            loop_end(*bad)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -122,17 +122,17 @@ def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
     steps = torch.randn(loops, 1, 33, generator=generator) * 0.7 ** torch.arange(loops)[:, None, None]
     states_of_loops = steps.cumsum(0).to(dtype)
     gate = torch.randn(33, generator=generator).to(dtype)
-    weights = BoundaryWeights(torch.ones(33, dtype=dtype), 1e-6, gate, torch.zeros(1, dtype=dtype))
-    rule, slots = BoundaryRule(mode, 0.4, loops), torch.tensor([2])
+    weights = LoopEndWeights(torch.ones(33, dtype=dtype), 1e-6, gate, torch.zeros(1, dtype=dtype))
+    rule, slots = ExitParams(mode, 0.4, loops), torch.tensor([2])
     ours, theirs = states(3, 33, dtype)
     previous = states_of_loops[0]
     for hidden in states_of_loops:
-        found = loop_boundary(hidden, previous, weights, ours, slots, rule, normalize=False)
+        found = loop_end(hidden, previous, weights, ours, slots, rule, normalize=False)
         plain = observe(hidden, previous, hidden.float() @ gate.float(), theirs, slots, rule)
         previous = hidden
     exact = states_of_loops[:, 0].double().cpu().numpy()
     logits = exact @ gate.double().cpu().numpy()
-    expected, _, _ = definitions.boundary(exact, logits, mode, 0.4, loops, eps=torch.finfo(dtype).eps)
+    expected, _, _ = definitions.loop_end(exact, logits, mode, 0.4, loops, eps=torch.finfo(dtype).eps)
     expected = torch.tensor(expected, dtype=torch.float64)
     allowed = 2 * (plain.statistics[0].double() - expected).abs() + 5e-4 * expected.abs().clamp_min(1)
     assert bool(((found.statistics[0].double() - expected).abs() <= allowed).all())
@@ -141,13 +141,13 @@ def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
 def test_a_steady_drift_spirals():
     """Steps that neither grow nor shrink: the fate at a growth of exactly 1, in both."""
     drift = torch.arange(1.0, 7.0)[:, None, None] * torch.ones(1, 1, 64)
-    rule = BoundaryRule("none", 0.5, 6)
+    rule = ExitParams("none", 0.5, 6)
     assert compare(drift, rule, torch.float32, normalize=False) == 0
     ours, _ = states(1, 64, torch.float32)
-    weights = BoundaryWeights(torch.ones(64), 1e-6, torch.zeros(64), torch.zeros(1))
+    weights = LoopEndWeights(torch.ones(64), 1e-6, torch.zeros(64), torch.zeros(1))
     previous, fates = torch.zeros(1, 64), []
     for raw in drift:
-        boundary = loop_boundary(raw, previous, weights, ours, torch.tensor([0]), rule, False)
+        boundary = loop_end(raw, previous, weights, ours, torch.tensor([0]), rule, False)
         previous = boundary.hidden
         fates.append(FATES[int(boundary.fates[0])])
     assert fates == [None, None, *["spiral"] * 4]
