@@ -23,10 +23,9 @@ Bytes for each row: V logits read once and 128 ids; nothing of size V is written
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 WINDOW, LAGS, SHORTEST, NGRAM, FULL_ECHO = 128, 64, 27, 4, 37
@@ -34,7 +33,6 @@ ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
-Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
 LOGIT_STATS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
@@ -46,8 +44,8 @@ class Part:
     high: float
     weight: float
 
-    def of(self, value: Numbers) -> Numbers:
-        """The part's share."""
+    def of(self, value: Any) -> Any:
+        """The part's share, of a tensor or of an array on the host."""
         return self.weight * ((value - self.low) / (self.high - self.low)).clip(0, 1)
 
 
@@ -74,16 +72,13 @@ class CollapseRule:
     margin: Part = Part(0.997, 1.08, 0.025)
     theta: float = 0.0
 
-    def proximity(
-        self, periodicity: Numbers, echo: Numbers, sameness: Numbers, drop: Numbers, margin: Numbers
-    ) -> Numbers:
+    def proximity(self, periodicity: Any, echo: Any, sameness: Any, drop: Any, margin: Any) -> Any:
         """The noisy-or of the parts, all of one shape: tensors, or arrays on the host."""
         repetition = (
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
         certainty = (self.drop.of(drop) + self.margin.of(margin)).clip(max=0.5)
-        proximity: Numbers = 1 - repetition * (1 - certainty)
-        return proximity
+        return 1 - repetition * (1 - certainty)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,8 @@ Where nothing is watched: x and h_t, 2 D b.
 
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sigma0.kernels import exit_state
@@ -156,16 +153,16 @@ def _grown_gram(state: ExitState, slots: Tensor, loops: Tensor, difference: Tens
 
 
 @lru_cache(maxsize=16)
-def _gram_places(total: int) -> tuple[NDArray[Any], ...]:
+def _gram_places(total: int, device: torch.device) -> tuple[Tensor, ...]:
     """Where the Gram numbers of every loop stand among the padded products of T steps, and which do not exist.
 
     Returns:
         Rows and columns `[T, 10]`, differences before each loop int32 `[T]`, and which numbers are missing `[T, 10]`.
     """
-    newest = np.arange(total)[:, None] + KEPT - 1
-    count = np.arange(total, dtype=np.int32)
-    first, second = (newest - np.array(part) for part in _PAIRS)
-    return first, second, count, count[:, None] < np.array(_NEEDED)
+    newest = torch.arange(total, device=device)[:, None] + KEPT - 1
+    count = torch.arange(total, dtype=torch.int32, device=device)
+    first, second = (newest - torch.tensor(part, device=device) for part in _PAIRS)
+    return first, second, count, count[:, None] < torch.tensor(_NEEDED, dtype=torch.int32, device=device)
 
 
 def observe_paths(states: Tensor, gate_logits: Tensor, params: ExitParams) -> tuple[Tensor, Tensor]:
@@ -189,7 +186,7 @@ def observe_paths(states: Tensor, gate_logits: Tensor, params: ExitParams) -> tu
     differences[:, 1:] = (wide[:, 1:] - wide[:, :-1]).to(states.dtype)
     products = torch.bmm(differences, differences.transpose(1, 2))  # [N, T, T]
     padded = torch.nn.functional.pad(products, (KEPT - 1, 0, KEPT - 1, 0))
-    first, second, count, missing = (torch.from_numpy(part).to(states.device) for part in _gram_places(total))
+    first, second, count, missing = _gram_places(total, states.device)
     gram = padded[:, first, second].masked_fill(missing, 0.0)  # [N, T, 10]
     norms = torch.linalg.vector_norm(wide, dim=-1)  # [N, T]
     before = torch.nn.functional.pad(norms[:, :-1], (1, 0)).reshape(-1)
