@@ -26,7 +26,7 @@ from sigma0.decode.finite import NOT_FINITE
 from sigma0.decode.paged_kv import BlockShape, PagedPlanes
 from sigma0.decode.paged_step import PassOutput
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.step import Exits, Readings
+from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.block_pool import PagePool, root_name
 from sigma0.serve.engine.in_flight import Flight
@@ -292,7 +292,7 @@ class Engine:
             exits = Exits(none, rows.loops[read[first]], passed.met[first], logits[first], passed.diverged[first])
         if len(again):
             none = np.zeros(len(again), dtype=np.int64)
-            readings = Readings(none, rows.cache_positions[read[again]], rows.loops[read[again]], logits[again])
+            readings = TrailingLogits(none, rows.cache_positions[read[again]], rows.loops[read[again]], logits[again])
         told = running.take(exits, readings)
         if running.dropped is not None:
             self._flight.take_back(running.entry.slot, running.dropped)

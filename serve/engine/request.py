@@ -18,7 +18,7 @@ from sigma0.decode.ops import Operations
 from sigma0.decode.paged_step import RequestExit
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
 from sigma0.decode.sampler import generator_for, processors_for
-from sigma0.decode.step import Exits, Readings
+from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.token_loop import Emission
 from sigma0.decode.verify import VerifiedLoop
 from sigma0.serve.engine.messages import Job, TokenTold
@@ -261,7 +261,7 @@ class Verified(Running):
         if self._first_met is None and (met or diverged):
             self._first_met = met
 
-    def take(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
+    def take(self, exits: Exits | None, readings: TrailingLogits | None) -> list[tuple[Emission, Tensor]]:
         """What one pass settled."""
         if not self.told and exits is not None:
             return self.loop.begin(replace(exits, met=np.array([bool(self._first_met)])))

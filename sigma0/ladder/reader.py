@@ -206,7 +206,7 @@ class Reader:
         """The mildest of the last two loops that were run by now."""
         if self._record is None:
             return [None] * batch
-        fates = to_host(self._record.fates[:, self._cache.length - 1 - self._record.first_column])
+        fates = to_host(self._record.fates[:, self._cache.length - 1 - self._record.first_position])
         return [self._mildest(row.tolist()) for row in fates]
 
     def fate_of(self, sequence: int, column: int) -> Fate | None:
@@ -216,9 +216,9 @@ class Reader:
             sequence: Batch index.
             column: Of the text, pads counted in.
         """
-        if self._record is None or not self._record.first_column <= column < self._cached:
+        if self._record is None or not self._record.first_position <= column < self._cached:
             return None
-        fates = to_host(self._record.fates[sequence, column - self._record.first_column])
+        fates = to_host(self._record.fates[sequence, column - self._record.first_position])
         return self._mildest(fates.tolist())
 
     def _mildest(self, fates: list[int]) -> Fate | None:
