@@ -373,8 +373,8 @@ if find_spec("triton") is not None:
         offsets = tl.arange(0, BLOCK)
         best = -float("inf")
         second = -float("inf")
-        best_id = tl.full([], _NO_ID, tl.int32)
-        second_id = tl.full([], _NO_ID, tl.int32)
+        best_id = _NO_ID
+        second_id = _NO_ID
         total = 0.0
         weighted = 0.0
         for first in range(0, vocabulary, BLOCK):
