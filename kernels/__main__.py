@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    targets: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(TARGETS),
+    targets: Annotated[str, typer.Option(help="Some of these, comma-separated.")] = ",".join(TARGETS),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as a JSON list instead.")] = False,
 ) -> None:
     """Compile every kernel for every target; exit code 1 on a spill, too much shared memory or narrow loads."""
@@ -37,8 +37,8 @@ def _print(rows: list[Compiled]) -> None:
         table.add_column(name)
     for row in rows:
         numbers = (row.registers, row.spill_bytes, row.shared_bytes, row.load_width)
-        told = ["-" if number is None else str(number) for number in numbers]
-        table.add_row(row.kernel, row.target, row.dtype, row.blocks, *told, row.fault or "ok")
+        cells = ["-" if number is None else str(number) for number in numbers]
+        table.add_row(row.kernel, row.target, row.dtype, row.blocks, *cells, row.fault or "ok")
     console = Console()
     # in a file nothing is gained by eighty columns
     (console if console.is_terminal else Console(width=140)).print(table)

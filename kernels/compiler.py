@@ -1,4 +1,4 @@
-"""Compiles kernels for GPUs that are not there, and tells what they would use."""
+"""Compiles kernels ahead of time for GPUs that need not be present, with the resources that they use."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ NARROWEST = 8
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel uses; None where the target's tools do not tell.
+    """What a compiled kernel uses; None where the target's tools do not report it.
 
     Attributes:
         kernel: Its name.
@@ -105,8 +105,8 @@ def _used(kernel: Any) -> tuple[int | None, int | None, int | None]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        told = subprocess.run([_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True)
-    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told.stdout + told.stderr)}
+        report = subprocess.run([_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True)
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report.stdout + report.stderr)}
     return usage["REG"], usage["STACK"] + usage["LOCAL"], _widest_load(kernel.asm["ptx"])
 
 
@@ -121,7 +121,7 @@ def _widest_load(ptx: str) -> int:
 
 
 def _cuobjdump() -> str:
-    found = sorted(Path(triton.__file__).parent.rglob("cuobjdump"))
-    if not found:
-        raise FileNotFoundError("this triton ships no cuobjdump, which tells registers and spills")
-    return str(found[0])
+    paths = sorted(Path(triton.__file__).parent.rglob("cuobjdump"))
+    if not paths:
+        raise FileNotFoundError("this triton ships no cuobjdump, which reports registers and spills")
+    return str(paths[0])
