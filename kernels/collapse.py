@@ -1,16 +1,16 @@
-"""How near a text is to collapse, for all rows at once: one pass over the logits, and the last ids.
+"""Proximity of sequences to collapse, for all rows at once: one pass over the logits, and the last ids.
 
-With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), and the id just chosen among the ids:
+With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), and the id just sampled among the ids:
 
     entropy      log(sum exp(l)) - sum p l, in nats
     margin       p of the first id - p of the second; ties go to the smaller id
     drop         (mean - entropy) / sqrt(max(variance, FLOOR)), mean and variance exponential over the tokens *before*
-                 this one, 0 during the first WARM_UP: a z-score that has already taken in its own token cannot pass
+                 this one, 0 during the first WARM_UP: a z-score that includes its own token cannot pass
                  sqrt((1 - alpha) / alpha), 2.38 at alpha = 0.15
     periodicity  max over lags p <= 64 of the share of the last max(p, 27) ids that equal the one p back, where there
-                 are max(p, 27) + p ids; with it the smallest lag that reaches it. 27 is the largest span with which
+                 are max(p, 27) + p ids; and the smallest lag that reaches it. 27 is the largest span with which
                  a loop of any of these periods shows once three periods and 40 ids are out
-    echo         share of the 4-grams of the last 128 ids that stood there before; in the proximity a share of 37
+    echo         share of the 4-grams of the last 128 ids that occur among them before; in the proximity a share of 37
                  4-grams at least, those of 40 ids, since a few ids repeat by chance
     distinct     distinct ids among the last 128, over their number
 
@@ -27,12 +27,21 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+# Ids that are looked at, lags among them, ids that a lag is measured over at least, ids of an n-gram, and the number of
+# n-grams from which on their echo has its full weight.
 WINDOW, LAGS, SHORTEST, NGRAM, FULL_ECHO = 128, 64, 27, 4, 37
+# Of the exponential mean and variance of the entropy: rate, tokens before it counts, and least variance.
 ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
-ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
+# Bound on the share of entropy and margin in the proximity.
+MOST_CERTAINTY = 0.5
+LOGIT_STATS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
+ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(len(LOGIT_STATS))
+# Places in a slot's `entropy`.
+MEAN, VARIANCE, ENTROPY_WIDTH = range(3)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
-LOGIT_STATS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
+# Lags, and ids of the window, that a program compares at once.
+CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -53,15 +62,15 @@ class CollapseRule:
     """Parts of the proximity, and when `margin` stops a token.
 
     The parts were fitted (`bench/proximity`), where `sameness`, `drop` and `margin` were found to add hardly anything
-    to the first two; they are kept for rules of one's own.
+    to the first two; they are kept for other rules.
 
     Attributes:
-        periodicity: Of the share that repeats.
-        echo: Of the 4-grams seen before.
+        periodicity: Of the periodicity.
+        echo: Of the echo.
         sameness: Of 1 - distinct.
-        drop: Of the fall of the entropy; together with `margin` at most 1/2.
-        margin: Of the lead of the first id.
-        theta: Lead at which `margin` is met; 0 leaves the decision to somebody else.
+        drop: Of the drop of the entropy; together with `margin` at most 1/2.
+        margin: Of the margin.
+        theta: Margin at which an exit by `margin` is met; 0 for none.
     """
 
     periodicity: Part = Part(0.222, 1.0, 0.949)
@@ -76,19 +85,19 @@ class CollapseRule:
         repetition = (
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
-        certainty = (self.drop.of(drop) + self.margin.of(margin)).clamp_max(0.5)
+        certainty = (self.drop.of(drop) + self.margin.of(margin)).clamp_max(MOST_CERTAINTY)
         return 1 - repetition * (1 - certainty)
 
 
 @dataclass(frozen=True)
 class CollapseState:
-    """What is remembered of each sequence, written in place.
+    """Per-sequence state, updated in place.
 
     Attributes:
         ids: The last ids in a ring, id number n at n mod 128, int32 `[slots, 128]`.
         lengths: Ids so far, int64 `[slots]`.
         entropy: Exponential mean and variance of the entropy, float32 `[slots, 2]`.
-        observed: Entropies taken in, int32 `[slots]`.
+        observed: Entropies in the mean, int32 `[slots]`.
     """
 
     ids: Tensor
@@ -102,20 +111,20 @@ class CollapseState:
         return cls(
             torch.zeros((sequences, WINDOW), dtype=torch.int32, device=device),
             torch.zeros(sequences, dtype=torch.int64, device=device),
-            torch.zeros((sequences, 2), dtype=torch.float32, device=device),
+            torch.zeros((sequences, ENTROPY_WIDTH), dtype=torch.float32, device=device),
             torch.zeros(sequences, dtype=torch.int32, device=device),
         )
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """What is told of the rows.
+    """Result for B rows.
 
     Attributes:
         statistics: The numbers named in `LOGIT_STATS`, float32 `[B, 8]`.
-        chosen: The id that was taken in, or would be, int64 `[B]`.
-        top: The two likeliest ids, int64 `[B, 2]`.
-        met: Whether the lead is at least `theta`, bool `[B]`; False where theta is 0.
+        chosen: The sampled id, or the argmax without one, int64 `[B]`.
+        top: The two ids of highest probability, int64 `[B, 2]`.
+        met: Whether the margin is at least `theta`, bool `[B]`; False where theta is 0.
     """
 
     statistics: Tensor
@@ -127,78 +136,79 @@ class Collapse:
 def collapse_reference(
     logits: Tensor, chosen: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
 ) -> Collapse:
-    """The formulas above in plain torch; what a CPU runs.
+    """The formulas above in plain torch; the CPU path.
 
     Args:
         logits: `[B, V]`, V at least 2; -inf where masked, at least one finite number in each row.
-        chosen: Ids just chosen, int64 `[B]`; None takes the likeliest.
-        state: Written in place; None takes nothing in, and only entropy and margin are told.
-        slots: Row of the state for each row of logits, int64 `[B]`, none twice; None where there is no state.
+        chosen: Ids just sampled, int64 `[B]`; None for the argmax.
+        state: Updated in place; with None only entropy and margin are computed.
+        slots: State slot of each row of logits, int64 `[B]`, all different; None without a state.
         rule: Parts and threshold.
     """
-    entropy, margin, top, speaks = certainty(logits)
+    entropy, margin, top, finite = certainty(logits)
     met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
-    taken = top[:, 0] if chosen is None else chosen
+    token_ids = top[:, 0] if chosen is None else chosen
     if state is None or slots is None:
         none = torch.zeros_like(margin)
-        return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), taken, top, met)
-    drop = _fold_entropy(entropy, state, slots, speaks)
+        return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), token_ids, top, met)
+    drop = _fold_entropy(entropy, state, slots, finite)
     lengths = state.lengths[slots]
-    state.ids[slots, lengths % WINDOW] = taken.int()
+    state.ids[slots, lengths % WINDOW] = token_ids.int()
     state.lengths[slots] = lengths + 1
     periodicity, lag, echo, distinct = repetition_of(state.ids[slots], lengths + 1)
-    settled = ((lengths + 1 - NGRAM + 1) / FULL_ECHO).clamp(0, 1)
-    proximity = rule.proximity(periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0))
+    echo_weight = ((lengths + 1 - NGRAM + 1) / FULL_ECHO).clamp(0, 1)
+    proximity = rule.proximity(periodicity, echo * echo_weight, 1 - distinct, drop, margin.masked_fill(~finite, 0.0))
     statistics = torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
-    return Collapse(statistics, taken, top, met)
+    return Collapse(statistics, token_ids, top, met)
 
 
 def certainty(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Entropy and margin `[B]`, the two likeliest ids `[B, 2]`, and whether the logits are numbers, bool `[B]`.
+    """Entropy and margin `[B]`, the two ids of highest probability `[B, 2]`, and whether logits are finite, bool `[B]`.
 
-    What a broken model says is told as unknown: its entropy and margin are NaN.
+    Entropy and margin of logits that are not finite are NaN.
 
     Args:
         logits: `[B, V]`, as `collapse_reference` takes them.
     """
     wide = logits.float()
     top = _two_best(wide)  # [B, 2]
-    chances = torch.softmax(wide, dim=-1)
-    entropy = torch.logsumexp(wide, dim=-1) - (chances * wide.masked_fill(chances == 0, 0.0)).sum(-1)
+    probs = torch.softmax(wide, dim=-1)
+    entropy = torch.logsumexp(wide, dim=-1) - (probs * wide.masked_fill(probs == 0, 0.0)).sum(-1)
     entropy = entropy.clamp_min(0.0)
-    margin = chances.gather(1, top).diff(dim=-1).neg()[:, 0]
-    speaks = wide.amax(dim=-1).isfinite()
-    return entropy.masked_fill(~speaks, torch.nan), margin.masked_fill(~speaks, torch.nan), top, speaks
+    margin = probs.gather(1, top).diff(dim=-1).neg()[:, 0]
+    finite = wide.amax(dim=-1).isfinite()
+    return entropy.masked_fill(~finite, torch.nan), margin.masked_fill(~finite, torch.nan), top, finite
 
 
 def leads_reference(logits: Tensor, theta: float) -> Tensor:
-    """Whether the margin is at least theta, bool `[B]`: all that `margin` needs to know of logits `[B, V]`."""
+    """Whether the margin is at least theta, bool `[B]`: the exit decision of `margin` for logits `[B, V]`."""
     best = torch.softmax(logits.float(), dim=-1).topk(2, dim=-1).values
     return best[:, 0] - best[:, 1] >= theta
 
 
 def _two_best(logits: Tensor) -> Tensor:
-    """The two likeliest ids `[B, 2]`, the smaller first where they are equal, as `argmax` has it."""
+    """The two ids of highest probability `[B, 2]`, the smaller first where they are equal, as for `argmax`."""
     first = logits.argmax(dim=-1, keepdim=True)
     best, second = logits.scatter(1, first, -torch.inf).max(dim=-1, keepdim=True)
-    # with all others masked, the scattered place is one of the equals
+    # with all others masked, the scattered index is one of the equals
     second = torch.where(best == -torch.inf, (first == 0).long(), second)
     return torch.cat([first, second], dim=-1)
 
 
-def _fold_entropy(entropy: Tensor, state: CollapseState, slots: Tensor, speaks: Tensor) -> Tensor:
-    """The drop of each entropy against those before it, `[B]`; then it is taken in where it `speaks`."""
+def _fold_entropy(entropy: Tensor, state: CollapseState, slots: Tensor, finite: Tensor) -> Tensor:
+    """The drop of each entropy against those before it, `[B]`; then a finite one joins the mean."""
     mean, variance = state.entropy[slots].unbind(-1)
     observed = state.observed[slots]
     drop = (mean - entropy) / variance.clamp_min(FLOOR).sqrt()
-    drop = drop.masked_fill((observed < WARM_UP) | ~speaks, 0.0)
+    drop = drop.masked_fill((observed < WARM_UP) | ~finite, 0.0)
     step = entropy - mean
     first = observed == 0
     new_mean = torch.where(first, entropy, mean + ALPHA * step)
     new_variance = ((1 - ALPHA) * (variance + ALPHA * step * step)).masked_fill(first, 0.0)
-    taken_in = torch.stack([torch.where(speaks, new_mean, mean), torch.where(speaks, new_variance, variance)], dim=-1)
-    state.entropy[slots] = taken_in
-    state.observed[slots] = observed + speaks
+    means = torch.where(finite, new_mean, mean)
+    variances = torch.where(finite, new_variance, variance)
+    state.entropy[slots] = torch.stack([means, variances], dim=-1)
+    state.observed[slots] = observed + finite
     return drop
 
 
@@ -234,7 +244,7 @@ def repetition_of(ring: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def leads(logits: Tensor, theta: float) -> Tensor:
-    """`leads_reference` by the kernel below, which takes nothing in."""
+    """`leads_reference` by the kernel below, without a state."""
     return collapse(logits, None, None, None, CollapseRule(theta=theta)).met
 
 
@@ -244,7 +254,7 @@ def collapse(
     """`collapse_reference` in one launch of a Triton kernel.
 
     Raises:
-        ValueError: For shapes or dtypes that the kernel does not take.
+        ValueError: For shapes or dtypes that the kernel does not support.
     """
     rows, vocabulary = logits.shape
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -257,23 +267,23 @@ def collapse(
         raise ValueError("the numbers of a state must lie side by side")
     chosen, slots = (None if index is None else index.contiguous() for index in (chosen, slots))
     device = logits.device
-    statistics = torch.empty((rows, 8), dtype=torch.float32, device=device)
+    statistics = torch.empty((rows, len(LOGIT_STATS)), dtype=torch.float32, device=device)
     top = torch.empty((rows, 2), dtype=torch.int64, device=device)
-    taken = torch.empty(rows, dtype=torch.int64, device=device)
+    token_ids = torch.empty(rows, dtype=torch.int64, device=device)
     met = torch.empty(rows, dtype=torch.bool, device=device)
     parts = [rule.periodicity, rule.echo, rule.sameness, rule.drop, rule.margin]
     numbers = [number for part in parts for number in (part.low, 1 / (part.high - part.low), part.weight)]
     if rows:
         _collapse_kernel[(rows,)](
             logits,
-            taken if chosen is None else chosen,
-            taken if slots is None else slots,
-            taken if state is None else state.ids,
-            taken if state is None else state.lengths,
+            token_ids if chosen is None else chosen,
+            token_ids if slots is None else slots,
+            token_ids if state is None else state.ids,
+            token_ids if state is None else state.lengths,
             statistics if state is None else state.entropy,
-            taken if state is None else state.observed,
+            token_ids if state is None else state.observed,
             statistics,
-            taken,
+            token_ids,
             top,
             met,
             vocabulary,
@@ -286,35 +296,47 @@ def collapse(
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
-    return Collapse(statistics, taken, top, met)
+    return Collapse(statistics, token_ids, top, met)
 
 
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
 
+    # A kernel reads no global but a constexpr: the constants above, for it.
+    _WINDOW, _LAGS, _SHORTEST = tl.constexpr(WINDOW), tl.constexpr(LAGS), tl.constexpr(SHORTEST)
+    _NGRAM, _FULL_ECHO, _CHUNK = tl.constexpr(NGRAM), tl.constexpr(FULL_ECHO), tl.constexpr(CHUNK)
+    _ALPHA, _WARM_UP, _FLOOR = tl.constexpr(ALPHA), tl.constexpr(WARM_UP), tl.constexpr(FLOOR)
+    _MOST_CERTAINTY, _STATISTICS = tl.constexpr(MOST_CERTAINTY), tl.constexpr(len(LOGIT_STATS))
+    _ENTROPY, _MARGIN, _DROP = tl.constexpr(ENTROPY), tl.constexpr(MARGIN), tl.constexpr(DROP)
+    _PERIODICITY, _LAG, _ECHO = tl.constexpr(PERIODICITY), tl.constexpr(LAG), tl.constexpr(ECHO)
+    _DISTINCT, _PROXIMITY = tl.constexpr(DISTINCT), tl.constexpr(PROXIMITY)
+    _MEAN, _VARIANCE, _ENTROPY_WIDTH = tl.constexpr(MEAN), tl.constexpr(VARIANCE), tl.constexpr(ENTROPY_WIDTH)
+    # Larger than any id, lag or place.
+    _NO_ID = tl.constexpr(2**31 - 1)
+
     @triton.jit
     def _part(value, low, slope, weight):
         return weight * tl.minimum(tl.maximum((value - low) * slope, 0.0), 1.0)
 
     @triton.jit
-    def _at_age(ids, length, age):
+    def _at_age(ids_ptr, length, age):
         # id number length - 1 - age; a multiple of the window keeps the number positive where there is none
-        return tl.load(ids + (length - 1 - age + 512) % 128)
+        return tl.load(ids_ptr + (length - 1 - age + 4 * _WINDOW) % _WINDOW)
 
     @triton.jit
     def _collapse_kernel(
-        logits,
-        chosen,
-        slots,
-        ids,
-        lengths,
-        entropies,
-        observed,
-        statistics,
-        taken,
-        top,
-        met,
+        logits_ptr,
+        chosen_ptr,
+        slots_ptr,
+        ids_ptr,
+        lengths_ptr,
+        entropies_ptr,
+        observed_ptr,
+        statistics_ptr,
+        token_ids_ptr,
+        top_ptr,
+        met_ptr,
         vocabulary,
         row_stride,
         id_stride,
@@ -339,34 +361,34 @@ if find_spec("triton") is not None:
         BLOCK: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
-        start = logits + row * row_stride
+        row_ptr = logits_ptr + row * row_stride
         if STATE:
-            # All that is remembered is read here: behind the barriers of the reductions below it may be written.
-            slot = tl.load(slots + row).to(tl.int64)
-            count = tl.load(observed + slot)
-            mean = tl.load(entropies + slot * 2)
-            variance = tl.load(entropies + slot * 2 + 1)
-            length = tl.load(lengths + slot) + 1
-        columns = tl.arange(0, BLOCK)
-        nobody = 2147483647
+            # The whole state is read here: after the barriers of the reductions below it may be written.
+            slot = tl.load(slots_ptr + row).to(tl.int64)
+            count = tl.load(observed_ptr + slot)
+            entropy_slot = entropies_ptr + slot * _ENTROPY_WIDTH
+            mean = tl.load(entropy_slot + _MEAN)
+            variance = tl.load(entropy_slot + _VARIANCE)
+            length = tl.load(lengths_ptr + slot) + 1
+        offsets = tl.arange(0, BLOCK)
         best = -float("inf")
         second = -float("inf")
-        best_id = nobody
-        second_id = nobody
+        best_id = tl.full([], _NO_ID, tl.int32)
+        second_id = tl.full([], _NO_ID, tl.int32)
         total = 0.0
         weighted = 0.0
         for first in range(0, vocabulary, BLOCK):
-            index = first + columns
+            index = first + offsets
             inside = index < vocabulary
-            x = tl.load(start + index.to(tl.int64) * id_stride, mask=inside, other=-float("inf")).to(tl.float32)
-            # NaN wins, as it does in torch's argmax, so that some id is chosen whatever a model says
+            x = tl.load(row_ptr + index.to(tl.int64) * id_stride, mask=inside, other=-float("inf")).to(tl.float32)
+            # NaN wins, as it does in torch's argmax, so that some id is returned for any logits
             x = tl.where(x != x, float("inf"), x)
-            here = tl.max(x)
-            here_id = tl.min(tl.where((x == here) & inside, index, nobody))
-            others = tl.where(index == here_id, -float("inf"), x)
+            block_best = tl.max(x)
+            block_id = tl.min(tl.where((x == block_best) & inside, index, _NO_ID))
+            others = tl.where(index == block_id, -float("inf"), x)
             next_best = tl.max(others)
-            next_id = tl.min(tl.where((others == next_best) & inside & (index != here_id), index, nobody))
-            highest = tl.maximum(best, here)
+            next_id = tl.min(tl.where((others == next_best) & inside & (index != block_id), index, _NO_ID))
+            highest = tl.maximum(best, block_best)
             # exp(-inf - -inf) would be NaN: as long as nothing finite was seen, the sums are 0 and stay it
             shift = tl.where(highest == -float("inf"), 0.0, highest)
             old = tl.exp(best - shift)
@@ -374,94 +396,101 @@ if find_spec("triton") is not None:
             total = total * old + tl.sum(share)
             weighted = weighted * old + tl.sum(share * tl.where(share > 0, x, 0.0))
             # the second best is the better of the loser of the two firsts and the seconds; ties go to the smaller id
-            wins = here > best
-            loser = tl.where(wins, best, here)
-            loser_id = tl.where(wins, best_id, here_id)
+            wins = block_best > best
+            loser = tl.where(wins, best, block_best)
+            loser_id = tl.where(wins, best_id, block_id)
             rival = tl.where(wins, next_best, second)
             rival_id = tl.where(wins, next_id, second_id)
             ahead = (loser > rival) | ((loser == rival) & (loser_id < rival_id))
             second = tl.where(ahead, loser, rival)
             second_id = tl.where(ahead, loser_id, rival_id)
-            best_id = tl.where(wins, here_id, tl.where(best_id == nobody, here_id, best_id))
+            best_id = tl.where(wins, block_id, tl.where(best_id == _NO_ID, block_id, best_id))
             best = highest
         entropy = tl.maximum(best + tl.log(total) - weighted / total, 0.0)
         margin = (1.0 - tl.exp(second - best)) / total
-        speaks = tl.abs(best) < float("inf")
-        entropy = tl.where(speaks, entropy, float("nan"))
-        margin = tl.where(speaks, margin, float("nan"))
-        tl.store(top + row * 2, best_id.to(tl.int64))
-        tl.store(top + row * 2 + 1, second_id.to(tl.int64))
-        tl.store(met + row, (theta > 0) & (margin >= theta))
+        finite = tl.abs(best) < float("inf")
+        entropy = tl.where(finite, entropy, float("nan"))
+        margin = tl.where(finite, margin, float("nan"))
+        tl.store(top_ptr + row * 2, best_id.to(tl.int64))
+        tl.store(top_ptr + row * 2 + 1, second_id.to(tl.int64))
+        tl.store(met_ptr + row, (theta > 0) & (margin >= theta))
 
-        newest = best_id.to(tl.int64) if CHOOSE else tl.load(chosen + row)
-        tl.store(taken + row, newest)
-        told = statistics + row * 8
-        tl.store(told, entropy)
-        tl.store(told + 1, margin)
+        newest = best_id.to(tl.int64) if CHOOSE else tl.load(chosen_ptr + row)
+        tl.store(token_ids_ptr + row, newest)
+        statistics_row = statistics_ptr + row * _STATISTICS
+        tl.store(statistics_row + _ENTROPY, entropy)
+        tl.store(statistics_row + _MARGIN, margin)
         if STATE:
-            drop = tl.where((count >= 8) & speaks, (mean - entropy) / tl.sqrt(tl.maximum(variance, 0.05)), 0.0)
+            drop = tl.where((count >= _WARM_UP) & finite, (mean - entropy) / tl.sqrt(tl.maximum(variance, _FLOOR)), 0.0)
             step = entropy - mean
-            new_mean = tl.where(count == 0, entropy, mean + 0.15 * step)
-            new_variance = tl.where(count == 0, 0.0, 0.85 * (variance + 0.15 * step * step))
-            tl.store(entropies + slot * 2, tl.where(speaks, new_mean, mean))
-            tl.store(entropies + slot * 2 + 1, tl.where(speaks, new_variance, variance))
-            tl.store(observed + slot, count + speaks.to(tl.int32))
+            new_mean = tl.where(count == 0, entropy, mean + step * _ALPHA)
+            new_variance = tl.where(count == 0, 0.0, (variance + step * _ALPHA * step) * (1 - _ALPHA))
+            tl.store(entropy_slot + _MEAN, tl.where(finite, new_mean, mean))
+            tl.store(entropy_slot + _VARIANCE, tl.where(finite, new_variance, variance))
+            tl.store(observed_ptr + slot, count + finite.to(tl.int32))
 
-            tl.store(lengths + slot, length)
-            ring = ids + slot * 128
-            tl.store(ring + (length - 1) % 128, newest.to(tl.int32))
+            tl.store(lengths_ptr + slot, length)
+            window_ptr = ids_ptr + slot * _WINDOW
+            tl.store(window_ptr + (length - 1) % _WINDOW, newest.to(tl.int32))
             tl.debug_barrier()
-            known = tl.minimum(length, 128)
+            known = tl.minimum(length, _WINDOW)
 
-            ages = tl.arange(0, 128)
-            own = _at_age(ring, length, ages)
+            ages = tl.arange(0, _WINDOW)
+            age_ids = _at_age(window_ptr, length, ages)
             periodicity = 0.0
             lag = 0
-            for chunk in range(4):
-                lags = 1 + chunk * 16 + tl.arange(0, 16)
-                spans = tl.maximum(lags, 27)
-                back = _at_age(ring, length, tl.minimum(ages[None, :] + lags[:, None], 127))
-                equal = (own[None, :] == back) & (ages[None, :] < spans[:, None])
+            for chunk in range(_LAGS // _CHUNK):
+                lags = 1 + chunk * _CHUNK + tl.arange(0, _CHUNK)
+                spans = tl.maximum(lags, _SHORTEST)
+                back = _at_age(window_ptr, length, tl.minimum(ages[None, :] + lags[:, None], _WINDOW - 1))
+                equal = (age_ids[None, :] == back) & (ages[None, :] < spans[:, None])
                 shares = tl.sum(equal.to(tl.float32), axis=1) / spans
                 shares = tl.where(spans + lags <= length, shares, 0.0)
                 most = tl.max(shares)
-                at = tl.min(tl.where(shares == most, lags, nobody))
-                lag = tl.where(most > periodicity, at, lag)
+                smallest = tl.min(tl.where(shares == most, lags, _NO_ID))
+                lag = tl.where(most > periodicity, smallest, lag)
                 periodicity = tl.maximum(periodicity, most)
 
-            repeated = tl.zeros([128], dtype=tl.int32)
-            echoed = tl.zeros([128], dtype=tl.int32)
-            own1 = _at_age(ring, length, tl.minimum(ages + 1, 127))
-            own2 = _at_age(ring, length, tl.minimum(ages + 2, 127))
-            own3 = _at_age(ring, length, tl.minimum(ages + 3, 127))
-            for chunk in range(8):
-                older = chunk * 16 + tl.arange(0, 16)
+            repeated = tl.zeros([_WINDOW], dtype=tl.int32)
+            echoed = tl.zeros([_WINDOW], dtype=tl.int32)
+            age_ids1 = _at_age(window_ptr, length, tl.minimum(ages + 1, _WINDOW - 1))
+            age_ids2 = _at_age(window_ptr, length, tl.minimum(ages + 2, _WINDOW - 1))
+            age_ids3 = _at_age(window_ptr, length, tl.minimum(ages + 3, _WINDOW - 1))
+            for chunk in range(_WINDOW // _CHUNK):
+                older = chunk * _CHUNK + tl.arange(0, _CHUNK)
                 there = (older[None, :] > ages[:, None]) & (older[None, :] < known)
-                same = there & (own[:, None] == _at_age(ring, length, older)[None, :])
+                same = there & (age_ids[:, None] == _at_age(window_ptr, length, older)[None, :])
                 repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), axis=1))
-                gram = same & (older[None, :] + 3 < known)
-                gram = gram & (own1[:, None] == _at_age(ring, length, tl.minimum(older + 1, 127))[None, :])
-                gram = gram & (own2[:, None] == _at_age(ring, length, tl.minimum(older + 2, 127))[None, :])
-                gram = gram & (own3[:, None] == _at_age(ring, length, tl.minimum(older + 3, 127))[None, :])
+                gram = same & (older[None, :] + _NGRAM - 1 < known)
+                gram = gram & (
+                    age_ids1[:, None] == _at_age(window_ptr, length, tl.minimum(older + 1, _WINDOW - 1))[None, :]
+                )
+                gram = gram & (
+                    age_ids2[:, None] == _at_age(window_ptr, length, tl.minimum(older + 2, _WINDOW - 1))[None, :]
+                )
+                gram = gram & (
+                    age_ids3[:, None] == _at_age(window_ptr, length, tl.minimum(older + 3, _WINDOW - 1))[None, :]
+                )
                 echoed = tl.maximum(echoed, tl.max(gram.to(tl.int32), axis=1))
             repeats = tl.sum(tl.where(ages < known, repeated, 0)).to(tl.float32)
             distinct = (known - repeats) / known
-            echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - 3, 1)
+            echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - (_NGRAM - 1), 1)
 
             repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
-            settled = tl.minimum(tl.maximum((known - 3).to(tl.float32) / 37.0, 0.0), 1.0)
+            settled = tl.minimum(tl.maximum((known - (_NGRAM - 1)).to(tl.float32) / _FULL_ECHO, 0.0), 1.0)
             repetition = repetition * (1.0 - _part(echo * settled, echo_low, echo_slope, echo_weight))
             repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
             certainty = _part(drop, drop_low, drop_slope, drop_weight)
             certainty = tl.minimum(
-                certainty + _part(tl.where(speaks, margin, 0.0), margin_low, margin_slope, margin_weight), 0.5
+                certainty + _part(tl.where(finite, margin, 0.0), margin_low, margin_slope, margin_weight),
+                _MOST_CERTAINTY,
             )
-            tl.store(told + 2, drop)
-            tl.store(told + 3, periodicity)
-            tl.store(told + 4, lag.to(tl.float32))
-            tl.store(told + 5, echo)
-            tl.store(told + 6, distinct)
-            tl.store(told + 7, 1.0 - repetition * (1.0 - certainty))
+            tl.store(statistics_row + _DROP, drop)
+            tl.store(statistics_row + _PERIODICITY, periodicity)
+            tl.store(statistics_row + _LAG, lag.to(tl.float32))
+            tl.store(statistics_row + _ECHO, echo)
+            tl.store(statistics_row + _DISTINCT, distinct)
+            tl.store(statistics_row + _PROXIMITY, 1.0 - repetition * (1.0 - certainty))
         else:
-            for place in tl.static_range(2, 8):
-                tl.store(told + place, 0.0)
+            for statistic in tl.static_range(_DROP, _STATISTICS):
+                tl.store(statistics_row + statistic, 0.0)

@@ -84,11 +84,11 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
     numbers = [name for name in function.arg_names if name.endswith(("_low", "_slope", "_weight"))]
     signature = _signature(
         function,
-        {"logits": DTYPES[dtype]},
-        dict.fromkeys(("chosen", "slots", "lengths", "taken", "top"), "*i64"),
-        dict.fromkeys(("ids", "observed"), "*i32"),
-        dict.fromkeys(("entropies", "statistics"), "*fp32"),
-        {"met": "*i1"},
+        dict.fromkeys(_pointers("logits"), DTYPES[dtype]),
+        dict.fromkeys(_pointers("chosen", "slots", "lengths", "token_ids", "top"), "*i64"),
+        dict.fromkeys(_pointers("ids", "observed"), "*i32"),
+        dict.fromkeys(_pointers("entropies", "statistics"), "*fp32"),
+        dict.fromkeys(_pointers("met"), "*i1"),
         dict.fromkeys((*numbers, "theta"), "fp32"),
     )
     for choose, state in ((True, False), (True, True), (False, True)):

@@ -2,7 +2,7 @@
 
 A token stops at its given exit, though the gate is read and its probabilities are summed as `qexit` does, so that the
 cost of deciding is there. Where a trace also says from which loop on a token's readout is right (its *settled* loop),
-`verify` judges by that: a proposal that was read at or behind it stands, an earlier one is withdrawn at the first loop
+`verify` judges by that: a draft that was read at or behind it is accepted, an earlier one rejected at the first loop
 behind it that is read.
 """
 
@@ -21,7 +21,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.batch import Bools, Ints
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.token_loop import DirectLoop, Emission, TokenLoop
-from sigma0.decode.verify import Proposal, Row, VerifiedLoop
+from sigma0.decode.verify import DraftToken, Row, VerifiedLoop
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -54,16 +54,16 @@ class Trace:
         return (token + 7 * sequence) % len(self.exits)
 
     def scaled(self, total_loops: int) -> "Trace":
-        """The same course for another number of loops, rounded up; a proposal that was wrong stays wrong."""
+        """The same course for another number of loops, rounded up; a draft that was wrong stays wrong."""
 
         def fit(loop: int) -> int:
             return -(-loop * total_loops // self.total_loops)
 
         exits, settled = [fit(loop) for loop in self.exits], [fit(loop) for loop in self.settled]
-        for place, (early, right) in enumerate(zip(self.exits, self.settled, strict=False)):
+        for index, (early, right) in enumerate(zip(self.exits, self.settled, strict=False)):
             if early < right and total_loops > 1:
-                exits[place] = min(exits[place], total_loops - 1)
-                settled[place] = max(settled[place], exits[place] + 1)
+                exits[index] = min(exits[index], total_loops - 1)
+                settled[index] = max(settled[index], exits[index] + 1)
         prompt = None if self.prompt is None else fit(self.prompt)
         return Trace(total_loops, tuple(exits), tuple(settled), prompt)
 
@@ -114,18 +114,18 @@ class ReplayedLoop(_Told, DirectLoop):
 
 
 class ReplayedVerifiedLoop(_Told, VerifiedLoop):
-    """`verify` whose proposals stand or fall as a trace says; the model's own judgement is passed and ignored."""
+    """`verify` whose drafts are accepted as a trace says; the model's own judgement is passed and ignored."""
 
     def _judge(
-        self, sequence: int, place: int, depth: int, proposal: Proposal, row: Row, scores: Tensor | None
+        self, sequence: int, index: int, depth: int, draft: DraftToken, row: Row, scores: Tensor | None
     ) -> tuple[int, bool]:
-        judged = super()._judge(sequence, place, depth, proposal, row, scores)
+        verdict = super()._judge(sequence, index, depth, draft, row, scores)
         rule = self.wave.rule
         if not isinstance(rule, ReplayRule) or not rule.trace.settled:
-            return judged
-        # The token at `place` is read from the one before it, which was fed as new token number place - prompt - 1.
-        settled = rule.trace.settled[rule.trace.of(sequence, place - self._prompt - 1)]
-        return proposal.token_id, not proposal.depth < settled <= depth
+            return verdict
+        # The token at `index` is read from the one before it, which was fed as new token number index - prompt - 1.
+        settled = rule.trace.settled[rule.trace.of(sequence, index - self._prompt - 1)]
+        return draft.token_id, not draft.depth < settled <= depth
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from sigma0.decode.finite import NOT_FINITE
 from sigma0.decode.paged_kv import BlockShape, PagedPlanes
 from sigma0.decode.paged_step import PassOutput
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.step import Exits, Readings
+from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
 from sigma0.serve.engine.in_flight import InFlightBatch
@@ -310,7 +310,7 @@ class Engine:
             depth = int(rows.loops[sampled_rows[index]])
             flags = bool(passed.met[index]), bool(passed.diverged[index])
             return [SampledToken(state, token_id, depth, *flags, logits[index], state.is_last(token_id))]
-        exits = readings = None
+        exits = trailing = None
         drafted, checked = indices[indices < stopped], indices[indices >= stopped]
         if len(drafted):
             sequences = np.zeros(len(drafted), dtype=np.int64)
@@ -319,8 +319,8 @@ class Engine:
         if len(checked):
             sequences = np.zeros(len(checked), dtype=np.int64)
             which = sampled_rows[checked]
-            readings = Readings(sequences, rows.cache_positions[which], rows.loops[which], logits[checked])
-        verified = state.verify(exits, readings)
+            trailing = TrailingLogits(sequences, rows.cache_positions[which], rows.loops[which], logits[checked])
+        verified = state.verify(exits, trailing)
         if state.rejected_from is not None:
             self._batch.drop_from(state.entry.slot, state.rejected_from)
             state.rejected_from = None

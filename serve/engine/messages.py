@@ -32,14 +32,8 @@ class ServedModel(LoopedModel, Protocol):
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
-
-    @property
-    def num_loops(self) -> int:
-        """T."""
-
-    @property
-    def num_block_layers(self) -> int:
-        """Layers of the shared block."""
+    num_loops: int
+    num_block_layers: int
 
     @property
     def dtype(self) -> torch.dtype:

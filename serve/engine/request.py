@@ -17,7 +17,7 @@ from sigma0.decode.ops import Operations
 from sigma0.decode.paged_step import RequestExit
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
 from sigma0.decode.sampler import generator_for, processors_for
-from sigma0.decode.step import Exits, Readings
+from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.token_loop import Emission
 from sigma0.decode.verify import VerifiedLoop
 from sigma0.serve.engine.messages import EngineRequest, ServedModel, TokenOutput
@@ -272,13 +272,13 @@ class VerifiedRequestState(RequestState):
         if self._first_met is None and (met or diverged):
             self._first_met = met
 
-    def verify(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
+    def verify(self, exits: Exits | None, trailing: TrailingLogits | None) -> list[tuple[Emission, Tensor]]:
         """The tokens that become final with one pass, each with the logits it was sampled from.
 
         Args:
             exits: Logits of rows that stop in this pass; None where none does.
-            readings: Logits of draft tokens that are verified in this pass; None where none is.
+            trailing: Logits of draft tokens that are verified in this pass; None where none is.
         """
         if not self.outputs and exits is not None:
             return self.loop.begin(replace(exits, met=np.array([bool(self._first_met)])))
-        return self.loop.take(exits, readings)
+        return self.loop.take(exits, trailing)

@@ -12,11 +12,11 @@ _FEWEST = 16
 
 
 class ExitStatePool:
-    """Slots of a `ExitState` that grows as rows need them.
+    """Slots of an `ExitState` that grows as needed.
 
     Attributes:
-        state: What is remembered, None before the first row.
-        watched: Whether the rows' differences have been kept since they took their slots.
+        state: The exit states, None before the first row.
+        watched: Whether differences have been kept since the slots were taken.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class ExitStatePool:
         return slots
 
     def _fit(self, like: Tensor) -> None:
-        """Starts anew where the model was moved or cast."""
+        """Drops the states if the model was moved or cast."""
         if self.state is not None:
             kept = self.state.differences
             if (kept.shape[2], kept.dtype, kept.device) != (like.shape[1], like.dtype, like.device):

@@ -106,10 +106,10 @@ class ExitRule:
         self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
 
     def params(self, watch: bool) -> ExitParams:
-        """What the end of a loop decides by itself; under `margin` the logits decide instead.
+        """Parameters of the exit decision at the end of a loop; under `margin` the logits decide instead.
 
         Args:
-            watch: Whether the trajectory's statistics are wanted too.
+            watch: Whether statistics of the loop states are computed too.
         """
         config = self.config
         mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
@@ -129,7 +129,7 @@ class ExitRule:
 
     @property
     def is_known_beforehand(self) -> bool:
-        """Whether every token stops at a loop that needs no looking."""
+        """Whether every token's exit is known without looking at its states."""
         return self.fixed_depth is not None and not self.break_after
 
     def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
@@ -137,7 +137,7 @@ class ExitRule:
 
         Args:
             loops: `sigma0.decode.ops.STATISTICS` of the loops up to there, `[t, 8]`.
-            margin: Of its reading.
+            margin: Top-1 minus top-2 probability where it was sampled.
 
         Returns:
             None where that is not known: under `margin`, where a loop before may have met it.
@@ -180,19 +180,19 @@ class ExitRule:
         Args:
             met: What the model's states said, `[N]`.
             sequences: Batch index of each, `[N]`.
-            cache_positions: Cache position of each in the planes, `[N]`.
+            cache_positions: Cache position of each, `[N]`.
             loops: The loop that each has just finished, `[N]`.
         """
         return met & (loops >= self.min_loops)
 
     def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
-        """The same of a prompt's tokens, bool `[N]`, all behind the same loop."""
+        """Whether tokens of a prompt stop by the rule, bool `[N]`, all after the same loop."""
         return met & (loop >= self.min_loops)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The state that each position is read at.
+    """The state at the exit of each position.
 
     Attributes:
         hidden: `[B, S, D]`.
@@ -227,13 +227,13 @@ def select_exits(
         loop_states: h_1 ... h_T, `[T, B, S, D]`.
         gate_logits: `[T, B, S]`.
         head: Output head, called once for each loop if the rule reads logits.
-        watch: Whether the trajectories' statistics are wanted.
+        watch: Whether statistics of the loop states are computed.
         broadcast: As `Operations` has it.
         at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
-            been met by itself. A divergence stops nothing then, so it is not told.
+            been met by itself. A divergence stops nothing then, and is not reported.
 
     Returns:
-        The chosen states.
+        The states at the exits.
     """
     total, batch, length, width = loop_states.shape
     flat = loop_states.reshape(total, batch * length, width)  # [T, N, D]
@@ -265,10 +265,10 @@ def select_exits(
         depths, diverged = torch.full_like(depths, total), torch.zeros_like(diverged)
     depths, met, diverged = broadcast(depths), broadcast(met), broadcast(diverged)
     index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
-    chosen = flat.gather(0, index).view(batch, length, width)
-    told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
-    flags = (each.view(batch, length) for each in (depths, met, diverged))
-    return Selection(chosen, *flags, *told)
+    selected = flat.gather(0, index).view(batch, length, width)
+    watched = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
+    flags = (flag.view(batch, length) for flag in (depths, met, diverged))
+    return Selection(selected, *flags, *watched)
 
 
 def exit_probabilities(gate_logits: Tensor) -> Tensor:

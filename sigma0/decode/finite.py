@@ -1,16 +1,15 @@
-"""Weights and logits that are no numbers: named when a model is loaded, and noticed while it decodes.
+"""Checks for NaN and infinite weights when a model is loaded, and for such logits while it decodes.
 
 A NaN anywhere in the weights makes every logit a NaN, and the argmax of those is a token like any other: without these
 checks a broken checkpoint writes an empty text and reports savings.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-# Takes the place of a token id that was chosen from logits that are no numbers: it travels with the ids.
+# Replaces a token id that was sampled from logits that are not finite; it is copied to the host with the ids.
 BROKEN = -1
 NOT_FINITE = (
     "the model's logits are NaN or infinite: its weights are broken, or too large for its dtype; load it with "
@@ -18,7 +17,7 @@ NOT_FINITE = (
 )
 
 
-def check_weights(model: Any) -> None:
+def check_weights(model: torch.nn.Module) -> None:
     """Refuses a model of which a weight is NaN or infinite.
 
     One pass over the weights (`aminmax`, a fifth of the time of a copy), and one read of the flags for each device.
@@ -35,9 +34,9 @@ def check_weights(model: Any) -> None:
         if tensor.is_meta or not tensor.numel() or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             continue
         flags.setdefault(tensor.device, []).append((name, torch.stack(torch.aminmax(tensor)).isfinite().all()))
-    for found in flags.values():
-        sound = torch.stack([flag for _, flag in found]).tolist()
-        broken = [name for (name, _), flag in zip(found, sound, strict=True) if not flag]
+    for named_flags in flags.values():
+        finite = torch.stack([flag for _, flag in named_flags]).tolist()
+        broken = [name for (name, _), flag in zip(named_flags, finite, strict=True) if not flag]
         if not broken:
             continue
         tensor = tensors[broken[0]]
@@ -50,22 +49,22 @@ def check_weights(model: Any) -> None:
         )
 
 
-def _local(parameter: Any) -> Tensor:
+def _local(parameter: Tensor) -> Tensor:
     """The part of a tensor that this process holds."""
     tensor: Tensor = parameter.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def flag_broken(chosen: Tensor, logits: Tensor) -> Tensor:
-    """The chosen ids `[N]`, `BROKEN` where the logits `[N, V]` they were chosen from are no numbers; waits for nothing.
+def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:
+    """The ids `[N]`, `BROKEN` where the logits `[N, V]` that they were sampled from are not finite; without a sync.
 
     Single logits of minus infinity are no fault.
     """
-    return torch.where(logits.amax(dim=-1).isfinite().to(chosen.device), chosen, BROKEN)
+    return torch.where(logits.amax(dim=-1).isfinite().to(token_ids.device), token_ids, BROKEN)
 
 
 def check_chosen(token_ids: Iterable[int]) -> None:
-    """Refuses ids that were flagged, once they are on the host.
+    """Checks ids on the host for the flag.
 
     Raises:
         FloatingPointError: If any was.

@@ -95,7 +95,7 @@ class PlaneStore:
         self.depth: int | None = None
 
     def clear(self) -> None:
-        """Releases the memory and forgets the depth."""
+        """Releases the memory and resets the depth."""
         self.planes[:] = [LayerPlanes() for _ in self.planes]
         self.length, self.depth = 0, None
 
@@ -144,7 +144,7 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         self._store.reserve_layer(self._layer, key_states, key_states.shape[2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H_kv, S, d]` behind the committed cache positions; returns all cache positions of the plane.
+        """Writes `[B, H_kv, S, d]` after the committed cache positions; returns all cache positions of the plane.
 
         The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
         """
@@ -183,15 +183,15 @@ class DepthCache(Cache):  # type: ignore[misc]
     Attributes:
         store: The planes, their length and depth.
         in_flight: Tokens whose deeper loops are still to run; None where there are none.
-        pending: Tokens that have a cache position and were never run, since their sequence had ended; None if none.
-        ended: Sequences that a lockstep loop goes on feeding though they have ended, bool `[B]`; None if unknown.
+        pending: Tokens with a cache position that no loop has run, since their sequence had ended; None if none.
+        ended: Sequences that have ended though a lockstep loop still feeds them, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
-        exits: Last plane of each token that stopped for good, int32 `[B, >= length]`, T - 1 elsewhere; None where every
-            plane is written (`sigma0.decode.catch_up`).
-        exit_states: Trajectories of the in-flight batch's rows.
-        record: Where the statistics go of a prompt, or of a token that a foreign loop feeds; None where nobody asks.
-        reading_prompt: True while `generate` reads a prompt, so that a prompt of one token is not taken for decoding.
+        exits: Last plane of each token that exited under `drop`, int32 `[B, >= length]`, T - 1 elsewhere; None where
+            every plane is written (`sigma0.decode.catch_up`).
+        exit_states: Exit states of the rows in flight.
+        record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
+        prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
     def __init__(self, num_layers: int, total_loops: int, capacity: int = 0) -> None:
@@ -209,7 +209,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.exits: Tensor | None = None
         self.exit_states = ExitStatePool()
         self.record: RunRecord | None = None
-        self.reading_prompt = False
+        self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None
         self._has_holes = False
@@ -284,7 +284,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self._forget_past_length()
 
     def _forget_past_length(self) -> None:
-        """Nothing is known any more of cache positions behind the length."""
+        """Drops what is known of cache positions from the length on."""
         if self._seen is not None:
             self._seen = self._seen[:, : self.length]
             self._find_starts()
@@ -298,10 +298,10 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.extend(int(tokens.cache_positions.max()) + 1)
 
     def join_mask(self, attention_mask: Tensor | None, batch: int, new: int) -> Tensor | None:
-        """The 2-D mask over all cache positions once `new` more are there, remembered for the rows of later passes.
+        """The 2-D mask over all cache positions once `new` more are there, kept for the rows of later passes.
 
         Args:
-            attention_mask: `[B, length + new]` of 0 and 1, or None: positions so far as remembered, new ones seen.
+            attention_mask: `[B, length + new]` of 0 and 1, or None: positions so far as kept, new ones seen.
             batch: B.
             new: Cache positions about to be written.
 
@@ -318,7 +318,7 @@ class DepthCache(Cache):  # type: ignore[misc]
                     f"attention_mask has shape {tuple(attention_mask.shape)}, but {self.length} cached and {new} new "
                     f"tokens of {batch} sequences need {(batch, total)}"
                 )
-            # a copy of its own: the caller's may be changed later, or lie in memory another way
+            # a copy: the caller's may change later, or be laid out differently
             seen = attention_mask.to(torch.bool, copy=True).contiguous()
             self._seen = None if bool(seen.all()) else seen
             self._find_starts()
@@ -346,7 +346,7 @@ class DepthCache(Cache):  # type: ignore[misc]
                 self.exits = torch.cat([self.exits, blank], dim=1)
 
     def padding(self, length: int) -> tuple[Tensor | None, Tensor | None]:
-        """First seen cache position of each sequence, int64 `[B]`; and, where pads lie behind it, `seen(length)`."""
+        """First seen cache position of each sequence, int64 `[B]`; and, where pads lie after it, `seen(length)`."""
         return self._starts, self.seen(length) if self._has_holes else None
 
     def seen(self, length: int) -> Tensor | None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from sigma0.decode.ops import LoopEndWeights, Operations
 
@@ -55,6 +56,14 @@ class BatchRows(Protocol):
         Returns:
             `[R, H, d]`.
         """
+
+
+class KVShape(Protocol):
+    """A model, as far as the shape of its K/V goes; no weights are needed."""
+
+    config: PreTrainedConfig
+    num_block_layers: int
+    num_loops: int
 
 
 class LoopedModel(Protocol):

@@ -1,9 +1,9 @@
-"""The operations of a pass, as plain torch or as Triton kernels: chosen by name, never by whether one of them failed.
+"""The operations of a pass, as plain torch or as Triton kernels: selected by name, with no fallback on a failure.
 
-On CUDA with the kernels, everything between two loops is queued without waiting, but for one read: which tokens stopped
-(`decode.step`), since the host composes the next pass. Under `full` and `fixed` it knows, and nothing is read. A token
-that stopped is read once more, as an id, to tell it and to see whether the text ends; under `verify` the ids of a whole
-pass come over in one read. Logits processors and drawing of tokens may read more, and so does transformers' own loop.
+On CUDA with the kernels, everything between two loops is queued without waiting, but for one copy to the host: which
+tokens exited (`decode.step`), since the host composes the next pass. Under `full` and `fixed` that is known beforehand.
+The id of a token that exits is copied too, for the output and the stopping criteria; under `verify` the ids of a whole
+pass at once. Logits processors and random sampling may wait more often, and so does transformers' own loop.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ Backend = Literal["auto", "torch", "triton"]
 
 
 class LoopEndModules(Protocol):
-    """What of a model works at the end of a loop."""
+    """Modules of a model that are applied at the end of a loop."""
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The loop's norm, `[R, D]`."""
@@ -109,7 +109,7 @@ class LoopEndModules(Protocol):
 
 
 def no_broadcast(decision: Tensor) -> Tensor:
-    """The decision as it is: there is nobody to agree with."""
+    """Identity; the model is on one rank."""
     return decision
 
 
@@ -120,8 +120,8 @@ class Operations:
     Attributes:
         backend: "torch" or "triton".
         loop_end: End of a loop (`sigma0.kernels.loop_end`).
-        collapse: Reading of logits and ids (`sigma0.kernels.collapse`).
-        leads: Whether the likeliest id leads by a margin, for logits `[B, V]`; bool `[B]`.
+        collapse: Statistics of logits and ids (`sigma0.kernels.collapse`).
+        leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
         depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
@@ -140,7 +140,7 @@ class Operations:
 def _loop_end_in_torch(
     end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams
 ) -> LoopEndOutput:
-    """The model's own norm and gate, so that its hooks (offloading, quantization) stay at work; then the reference."""
+    """The model's own norm and gate, so that its hooks (offloading, quantization) run; then the reference."""
     hidden = end.norm(raw)
     gated = rule.watch or rule.decides_by == "qexit"
     return observe(hidden, previous, end.gate(hidden) if gated else raw.new_zeros(len(raw)), state, slots, rule)
@@ -158,7 +158,7 @@ TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, None, depth_
 
 @lru_cache
 def operations(backend: Backend, device: torch.device) -> Operations:
-    """The operations that a name stands for.
+    """The operations of a backend.
 
     Args:
         backend: "torch", "triton", or "auto": triton on CUDA, torch elsewhere.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
-from sigma0.decode.model import RowIndices
+from sigma0.decode.model import KVShape, RowIndices
 from sigma0.decode.ops import DepthRows, Operations
 from sigma0.decode.transfer import to_device
 
@@ -35,7 +34,7 @@ class BlockShape:
     size: int
 
     @classmethod
-    def of(cls, model: Any, size: int) -> "BlockShape":
+    def of(cls, model: KVShape, size: int) -> "BlockShape":
         """Of a model's configuration."""
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -81,11 +80,11 @@ class PagedPlanes:
             tensor.index_fill_(2, index, 0)
 
     def propagate_past_exit(self, blocks: Tensor, offsets: Tensor, planes: Tensor) -> None:
-        """Copies the K/V of some cache positions from one plane to all behind it: their deeper loops are never run.
+        """Copies the K/V of some cache positions from one plane to all deeper ones, whose loops are never run.
 
         Args:
             blocks: Block of each cache position, int64 `[N]`.
-            offsets: Its place in the block, `[N]`.
+            offsets: Offset of each in its block, `[N]`.
             planes: The last plane that was written, counted from 0, `[N]`.
         """
         targets = torch.arange(1, self.shape.planes, device=planes.device)[:, None]  # [T - 1, 1]
@@ -117,7 +116,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Singles:
-    """Rows that stand alone at their planes.
+    """Rows without a neighbour at their plane: decoding and trailing rows.
 
     Attributes:
         rows: Their numbers, int64 `[N]`.
@@ -136,16 +135,16 @@ class _Singles:
 class PagedRows:
     """The rows of one pass over blocks: `sigma0.decode.model.BatchRows`.
 
-    Rows of one sequence at one plane stand side by side in the order of their cache positions.
+    Rows of one sequence at one plane must be adjacent and in the order of their cache positions.
 
     Args:
         planes: Storage.
-        ops: What attends.
+        ops: Attention operations.
         sequences: Which sequence each row is of, an index into `block_tables`, `[R]`.
         block_tables: Blocks of each sequence.
         cache_positions: Cache position of each row, which is its position too, `[R]`.
         loops: Loops that each has finished: the plane that it writes, `[R]`.
-        state_slots: Slot of each row's trajectory, `[R]`.
+        state_slots: Slot of each row's exit state, `[R]`.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class PagedRows:
         self._table = np.zeros((len(block_tables), max(map(len, block_tables))), dtype=np.int64)
         for row, blocks in zip(self._table, block_tables, strict=True):
             row[: len(blocks)] = blocks
-            # a masked place may hold no number, and then only the sequence that wrote it may be harmed
+            # a masked position may hold NaN, and then only the sequence that wrote it may be affected
             row[len(blocks) :] = blocks[0] if blocks else 0
         self._at = np.stack([self._table[sequences, cache_positions // size], cache_positions % size])
         self._device = planes.keys[0].device
@@ -176,8 +175,8 @@ class PagedRows:
         self._spans, self._singles = self._grouped(sequences, cache_positions, loops)
 
     def on(self, device: torch.device) -> RowIndices:
-        """Where the rows stand, as tensors on a device."""
-        assert device == self._device, f"rows on {device} over pages on {self._device}"
+        """The indices of the rows as tensors on a device."""
+        assert device == self._device, f"rows on {device} over blocks on {self._device}"
         return self._places
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -215,7 +214,7 @@ class PagedRows:
 
     @cached_property
     def _depth_rows(self) -> DepthRows:
-        """Where the rows stand that stand alone, once for all layers."""
+        """Indices of the single rows, once for all layers."""
         assert self._singles is not None
         indices, rows = self._places, self._singles.rows
         table = to_device(self._table.astype(np.int32), self._device)
@@ -267,7 +266,7 @@ class PagedRows:
 
 
 def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: _Span, scaling: float) -> Tensor:
-    """Rows of one sequence: each head once over its keys; query heads that share them stand one behind the other."""
+    """Rows of one sequence: each K/V head is read once; the query heads that share it are concatenated."""
     count, heads, width = query.shape
     kv_heads = keys.shape[1]
     sequence_kv = [
@@ -281,7 +280,7 @@ def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: _Span, scali
 
 
 def _attend_singles(query: Tensor, keys: Tensor, values: Tensor, singles: _Singles, scaling: float) -> Tensor:
-    """Rows that stand alone: each over the blocks of its sequence, at its plane."""
+    """Single rows: each over the blocks of its sequence, at its plane."""
     count, heads, width = query.shape
     kv_heads, size = keys.shape[1], keys.shape[3]
     sequence_kv = [

@@ -1,4 +1,4 @@
-"""One pass: a loop of every row of every request, and what its end decides, each by the rule of its request."""
+"""One pass over the rows of all requests: a loop of every row, and the exits by the rule of each request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from sigma0.decode.transfer import to_device, to_host
 
 @dataclass(frozen=True)
 class RequestExit:
-    """How one request's rows are decided.
+    """Exit decision of one request.
 
     Attributes:
         rule: When its tokens stop.
         params: Parameters of the loop end: of the same rule, or of one that stops nothing and is only evaluated.
-        first_at_end: Whether the token behind the prompt is read at loop T (`verify`).
-        prompt: Cache positions of its prompt.
+        first_at_end: Whether the first token is sampled at loop T (`verify`).
+        prompt: Length of its prompt.
     """
 
     rule: ExitRule
@@ -35,17 +35,17 @@ class RequestExit:
 
 @dataclass(frozen=True)
 class PassOutput:
-    """What came of a pass.
+    """Result of a pass.
 
     Attributes:
-        rows: The rows behind it.
-        stopped: Leaders whose token is read now, `[N]`.
+        rows: The rows after it.
+        stopped: Decoding rows that exit, `[N]`.
         met: Whether the rule was met, `[N]`.
         diverged: Whether the loop diverged, `[N]`.
-        fates: Of the loop, by row, int `[R]`; 0 where nobody asks.
-        held: Whether the end of the loop met the boundary's rule, by row, bool `[R]`.
-        first: Of each row that is read at loop T whatever its rule says, its slot, and whether the rule is met and the
-            loop diverges here.
+        fates: Fate of the loop of each row, int `[R]`; 0 where none is kept.
+        held: Whether the loop end of each row met the rule of `RequestExit.params`, bool `[R]`.
+        first: For each row whose token is sampled at loop T in any case: its batch slot, whether the rule is met, and
+            whether the loop diverges.
     """
 
     rows: Rows
@@ -72,42 +72,44 @@ class Passes:
         self.exit_states = ExitStatePool()
 
     @torch.no_grad()
-    def run(self, rows: Rows, tables: Sequence[Sequence[int]], ruled: Sequence[RequestExit | None]) -> PassOutput:
+    def run(
+        self, rows: Rows, tables: Sequence[Sequence[int]], request_exits: Sequence[RequestExit | None]
+    ) -> PassOutput:
         """A loop of every row.
 
         Args:
             rows: At least one.
-            tables: Pages by text.
-            ruled: How each text's rows are decided, None where there is no text.
+            tables: Block table of each batch slot.
+            request_exits: Exit decision of each batch slot, None where it is free.
         """
         paged = PagedRows(
             self.planes, self.ops, rows.batch_slots, tables, rows.cache_positions, rows.loops, rows.state_slots
         )
         raw = self.model.block(rows.hidden, paged)
         hidden = self.model.norm(raw)
-        codes, fates = self._boundaries(rows, raw, hidden, ruled)
+        codes, fates = self._loop_ends(rows, raw, hidden, request_exits)
         held = codes == MET
-        behind = rows.with_loops(hidden)
-        leaders = np.flatnonzero(rows.roles == DECODING)
-        codes[leaders] = self._by_margin(behind, leaders, codes[leaders], ruled)
-        return _passed(behind, leaders, codes, fates, held, ruled)
+        advanced = rows.with_loops(hidden)
+        decoding = np.flatnonzero(rows.roles == DECODING)
+        codes[decoding] = self._by_margin(advanced, decoding, codes[decoding], request_exits)
+        return _passed(advanced, decoding, codes, fates, held, request_exits)
 
     def head(self, rows: Rows, which: Ints) -> Tensor:
         """Logits `[N, V]` of some rows."""
         index = to_device(which, rows.hidden.device)
         return self.model.head(rows.hidden.index_select(0, index))
 
-    def _boundaries(
-        self, rows: Rows, raw: Tensor, hidden: Tensor, ruled: Sequence[RequestExit | None]
+    def _loop_ends(
+        self, rows: Rows, raw: Tensor, hidden: Tensor, request_exits: Sequence[RequestExit | None]
     ) -> tuple[Ints, Ints]:
-        """Decision and fate of every row that has a trajectory, one call for each rule among them."""
+        """Decision and fate of every row that has an exit state, in one call for each set of parameters."""
         codes, fates = np.zeros((2, len(rows)), dtype=np.int64)
         groups: dict[ExitParams, list[int]] = {}
         for row in np.flatnonzero(rows.state_slots >= 0).tolist():
-            own = ruled[rows.batch_slots[row]]
-            assert own is not None
-            groups.setdefault(own.params, []).append(row)
-        told = []
+            request = request_exits[rows.batch_slots[row]]
+            assert request is not None
+            groups.setdefault(request.params, []).append(row)
+        outputs = []
         for rule, members in groups.items():
             if not (rule.watches or rule.decides_by != "none"):
                 continue
@@ -122,46 +124,46 @@ class Passes:
                 to_device(rows.state_slots[which], raw.device),
                 rule,
             )
-            told.append((which, torch.stack([loop_end.decisions, loop_end.fates])))
-        if told:
-            both = to_host(torch.cat([each for _, each in told], dim=1))
-            which = np.concatenate([each for each, _ in told])
+            outputs.append((which, torch.stack([loop_end.decisions, loop_end.fates])))
+        if outputs:
+            both = to_host(torch.cat([codes_and_fates for _, codes_and_fates in outputs], dim=1))
+            which = np.concatenate([rows_of_one for rows_of_one, _ in outputs])
             codes[which], fates[which] = both[0], both[1]
         return codes, fates
 
-    def _by_margin(self, rows: Rows, leaders: Ints, codes: Ints, ruled: Sequence[RequestExit | None]) -> Ints:
-        """The decisions of leaders, those of `margin` taken by their logits."""
-        batch_slots = rows.batch_slots[leaders].tolist()
-        thetas = np.array([_theta(ruled[text]) for text in batch_slots])
-        asked = np.flatnonzero(~np.isnan(thetas))
-        if not len(asked):
+    def _by_margin(self, rows: Rows, decoding: Ints, codes: Ints, request_exits: Sequence[RequestExit | None]) -> Ints:
+        """The decisions of decoding rows, those of `margin` by their logits."""
+        batch_slots = rows.batch_slots[decoding].tolist()
+        thetas = np.array([_theta(request_exits[slot]) for slot in batch_slots])
+        by_margin = np.flatnonzero(~np.isnan(thetas))
+        if not len(by_margin):
             return codes
-        logits = self.head(rows, leaders[asked])
-        for theta in np.unique(thetas[asked]).tolist():
-            of_one = np.flatnonzero(thetas[asked] == theta)
+        logits = self.head(rows, decoding[by_margin])
+        for theta in np.unique(thetas[by_margin]).tolist():
+            of_one = np.flatnonzero(thetas[by_margin] == theta)
             leads = to_host(self.ops.leads(logits.index_select(0, to_device(of_one, logits.device)), theta))
-            codes[asked[of_one[leads]]] = MET
+            codes[by_margin[of_one[leads]]] = MET
         return codes
 
 
-def _theta(ruled: RequestExit | None) -> float:
-    assert ruled is not None
-    return ruled.rule.threshold if ruled.rule.needs_logits else np.nan
+def _theta(request_exits: RequestExit | None) -> float:
+    assert request_exits is not None
+    return request_exits.rule.threshold if request_exits.rule.needs_logits else np.nan
 
 
 def _passed(
-    rows: Rows, leaders: Ints, codes: Ints, fates: Ints, held: Bools, ruled: Sequence[RequestExit | None]
+    rows: Rows, decoding: Ints, codes: Ints, fates: Ints, held: Bools, request_exits: Sequence[RequestExit | None]
 ) -> PassOutput:
-    """What came of a pass: which leaders stop, whether their rule was met, and whether their loop diverged."""
+    """Result of a pass: which decoding rows exit, whether their rule was met, and whether their loop diverged."""
     stopped, flags, first = [], [], []
-    for row in leaders.tolist():
-        own, loop = ruled[rows.batch_slots[row]], int(rows.loops[row])
-        assert own is not None
-        rule = own.rule
+    for row in decoding.tolist():
+        request, loop = request_exits[rows.batch_slots[row]], int(rows.loops[row])
+        assert request is not None
+        rule = request.rule
         met = bool(codes[row] == MET and rule.fixed_depth is None and loop >= rule.min_loops)
         diverged = bool(codes[row] == DIVERGED and not met and loop < rule.last_loop)
         last = rule.last_loop
-        if own.first_at_end and rows.cache_positions[row] == own.prompt - 1:
+        if request.first_at_end and rows.cache_positions[row] == request.prompt - 1:
             first.append((int(rows.batch_slots[row]), met, diverged))
             met, diverged, last = False, False, rule.total_loops
         if met or diverged or loop >= last:

@@ -1,13 +1,12 @@
-"""Tensor parallel: several processes hold a model together, each its own attention heads and its share of every MLP.
+"""Tensor parallelism: each rank holds a part of the attention heads and of every MLP.
 
-transformers shards the weights by the plans of `sigma0.models`, so that keys and values come out by head: the planes of
-a process hold its own heads alone. Behind every layer the processes' parts are summed, and the states are the same
-everywhere but for rounding, which may differ between unlike devices.
+transformers shards the weights by the plans of `sigma0.models`, so that keys and values are sharded by head: the planes
+of a rank hold its heads alone. After every layer the ranks' parts are summed, and the states are the same on all ranks
+but for rounding, which may differ between unlike devices.
 
-What makes the next pass must not differ at all, since a process that left a loop alone would leave the others waiting.
-So whatever is decided is decided by the first process and sent to the others: which tokens stop, which ids are written,
-whether a text ends. These are a few whole numbers in a pass, one message each. Everything else follows from them and
-from the prompt, which every process is given.
+The rows of the next pass must not differ at all, since a rank that left a loop would leave the others waiting. So rank
+0 broadcasts every decision: which tokens exit, which ids are sampled, whether a sequence ends. These are a few integers
+a pass, one message each. Everything else follows from them and from the prompt, which every rank is given.
 """
 
 import os
@@ -16,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from sigma0.decode.ops import no_broadcast
 from sigma0.errors import first_line
@@ -45,39 +44,39 @@ class ParallelSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """Those that hold a model together.
+    """The ranks that share a model.
 
     Attributes:
-        group: They talk through it.
-        device: Where its messages lie.
+        group: Their process group.
+        device: Device of its messages.
     """
 
     group: "dist.ProcessGroup"
     device: torch.device
 
     def broadcast(self, decision: Tensor) -> Tensor:
-        """What the first process has decided; the others' decisions count for nothing.
+        """Rank 0's decision, on every rank.
 
         Args:
-            decision: Of one shape and dtype everywhere; left as it is.
+            decision: Of one shape and dtype on all ranks; not modified.
         """
         sent = decision.detach().to(self.device, copy=True).contiguous()
         dist.broadcast(sent, group=self.group, group_src=0)
         return sent.to(decision.device)
 
-    def check_same_inputs(self, *told: object) -> None:
-        """Refuses to begin where processes were told different things.
+    def check_same_inputs(self, *inputs: object) -> None:
+        """Checks that all ranks are called with the same inputs.
 
         Args:
-            *told: Whatever the work depends on; equal if it prints alike.
+            *inputs: All that the work depends on, compared by `repr`.
 
         Raises:
-            ValueError: On every process, if they were.
+            ValueError: On every rank, if they differ.
         """
-        digest = torch.frombuffer(bytearray(sha256(repr(told).encode()).digest()), dtype=torch.uint8).to(self.device)
-        found = [torch.empty_like(digest) for _ in range(self.group.size())]
-        dist.all_gather(found, digest, group=self.group)
-        other = [rank for rank, each in enumerate(found) if not torch.equal(each, found[0])]
+        digest = torch.frombuffer(bytearray(sha256(repr(inputs).encode()).digest()), dtype=torch.uint8).to(self.device)
+        digests = [torch.empty_like(digest) for _ in range(self.group.size())]
+        dist.all_gather(digests, digest, group=self.group)
+        other = [rank for rank, other_digest in enumerate(digests) if not torch.equal(other_digest, digests[0])]
         if other:
             raise ValueError(
                 f"process {other[0]} was given another prompt or other settings than process 0: under tensor parallel "
@@ -85,28 +84,28 @@ class TensorParallelGroup:
             )
 
 
-def tp_group(model: Any) -> TensorParallelGroup | None:
-    """Those that hold a model of transformers together; None where it is whole."""
+def tp_group(model: PreTrainedModel) -> TensorParallelGroup | None:
+    """The tensor parallel group of a transformers model; None where it is on one rank."""
     mesh = getattr(model, "_device_mesh", None)
     if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
         return None
     return TensorParallelGroup(mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"), model.device)
 
 
-def broadcaster(model: Any) -> Callable[[Tensor], Tensor]:
-    """How the processes that hold a model come to one decision."""
-    others = tp_group(model)
-    return no_broadcast if others is None else others.broadcast
+def broadcaster(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """The broadcast of rank 0's decisions to all ranks of a model; the identity where it is on one rank."""
+    group = tp_group(model)
+    return no_broadcast if group is None else group.broadcast
 
 
-def tp_size(config: Any) -> int:
-    """Over how many processes a model of this configuration is being spread, as transformers notes it there."""
-    told = getattr(config, "distributed_config", None)
-    return 1 if told is None else int(told.tp_size or 1)
+def tp_size(config: PreTrainedConfig) -> int:
+    """Number of ranks that a model of this configuration is sharded over, as transformers notes it there."""
+    distributed = getattr(config, "distributed_config", None)
+    return 1 if distributed is None else int(distributed.tp_size or 1)
 
 
-def check_heads(config: Any) -> None:
-    """Refuses a number of processes that heads cannot be dealt out to.
+def check_heads(config: PreTrainedConfig) -> None:
+    """Checks that the key/value heads divide evenly among the ranks.
 
     Raises:
         ValueError: Naming both numbers.
@@ -123,10 +122,10 @@ def init_tensor_parallel(device: torch.device) -> int:
     """Joins the processes that `torchrun` has started, unless this one has been joined with them already.
 
     Args:
-        device: What was asked for; each process takes the one of its own number.
+        device: Type of device; each rank takes the one of its local rank.
 
     Returns:
-        How many there are.
+        Number of ranks.
 
     Raises:
         ValueError: If `torchrun` started none, or there is no device for this one.
@@ -164,16 +163,16 @@ def _start(kind: str) -> None:
 
 @contextmanager
 def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
-    """Around everything that one program does with a model that several processes hold.
+    """Context of a program that runs a sharded model; leaves the process group at the end.
 
     Args:
-        wanted: Whether they are to; if not, nothing is done.
+        wanted: Whether the model is sharded; if not, nothing is done.
 
     Yields:
-        Whether this is the first process, which speaks for all.
+        Whether this is rank 0, which alone prints.
 
     Raises:
-        ConnectionError: In place of torch's own error, once another process has ended or stood still.
+        ConnectionError: In place of torch's own error, once another rank has ended or stopped answering.
     """
     if not wanted:
         yield True
@@ -193,5 +192,5 @@ def tensor_parallel_group(wanted: bool) -> Iterator[bool]:
 
 
 def _is_of_the_group(error: RuntimeError) -> bool:
-    """Whether an error came out of talking to the other processes; gloo has no class of its own for its errors."""
+    """Whether an error is of the process group; gloo has no class for its errors."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

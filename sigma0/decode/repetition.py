@@ -1,7 +1,7 @@
-"""Repetition in a text as it is written, an id at a time on the host: what the proximity to collapse is made of.
+"""Repetition among the ids of a sequence, updated id by id on the host; the main part of the proximity to collapse.
 
-The same numbers as `sigma0.kernels.collapse.repetition_of` gives for a whole window, kept up to date with each id: the
-matches at each lag are counted on, and the 4-grams and ids of the window are counted in and out.
+The same numbers as `sigma0.kernels.collapse.repetition_of` computes from a whole window, kept incrementally: matches at
+each lag, and the 4-grams and ids that enter and leave the window.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ _SPANS = np.maximum(_LAGS, SHORTEST)
 _WIDE_SPANS = _SPANS.astype(np.float32)
 # ids that there must be before a lag counts
 _NEEDED = (_SPANS + _LAGS).tolist()
-# of the matches that leave each lag's span, where they stand, by the number of the id modulo the lags
+# flat indices into the ring of matches of those that leave each lag's span, by the number of the id modulo the lags
 _LEAVING = (np.arange(LAGS)[:, None] - _SPANS) % LAGS * LAGS + np.arange(LAGS)
 # no id: ids are at least 0
 _NONE = -1
@@ -24,13 +24,13 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Repeated:
-    """How much a text repeats itself, as `sigma0.signals.canary.Reading` has it.
+    """Repetition of a sequence after one id; fields as in `sigma0.signals.canary.Reading`.
 
     Attributes:
         periodicity: Share of the last ids that repeat at the best lag.
         lag: The smallest lag that reaches it; 0 where nothing repeats.
         echo: Share of the 4-grams of the last 128 ids that stood there before.
-        distinct: Distinct ids among them, over their number.
+        distinct: Distinct ids among the last 128, over their number.
         tokens: Ids so far.
     """
 
@@ -41,8 +41,8 @@ class Repeated:
     tokens: int
 
     @property
-    def settled(self) -> float:
-        """Share of the echo that counts: a few ids repeat by chance."""
+    def echo_weight(self) -> float:
+        """Weight of the echo: below 1 for short sequences, where a few ids repeat by chance."""
         return min(1.0, max(0.0, (self.tokens - NGRAM + 1) / FULL_ECHO))
 
     def proximity(self, rule: CollapseRule) -> float:
@@ -50,7 +50,7 @@ class Repeated:
         calm = 1.0
         for part, value in (
             (rule.periodicity, self.periodicity),
-            (rule.echo, self.echo * self.settled),
+            (rule.echo, self.echo * self.echo_weight),
             (rule.sameness, 1 - self.distinct),
         ):
             calm *= 1 - part.weight * min(1.0, max(0.0, (value - part.low) / (part.high - part.low)))
@@ -58,7 +58,7 @@ class Repeated:
 
 
 class Repetition:
-    """One text's repetition behind each of its ids, counted when somebody asks: several ids together take less.
+    """Repetition of one sequence after each of its ids, counted on access: several ids at once are cheaper.
 
     Attributes:
         tokens: Ids so far.
@@ -67,7 +67,7 @@ class Repetition:
     def __init__(self) -> None:
         self.tokens = 0
         self._waiting: list[int] = []
-        self._told: list[Repeated] = []
+        self._states: list[Repeated] = []
         self._ids = np.full(LAGS + WINDOW, _NONE, dtype=np.int64)
         self._counted = 0
         # whether id n equals the one p back, at [n mod LAGS, p - 1]; and how many do over each lag's span
@@ -85,25 +85,25 @@ class Repetition:
         self.tokens += 1
 
     def at(self, number: int) -> Repeated:
-        """Behind the id with this number, from 0; numbers under 0 count from the last."""
+        """Repetition after the id with this index, from 0; a negative index counts from the last."""
         for token_id in self._waiting:
             periodicity, lag = self._periodicity(token_id)
             echo, distinct = self._echo(token_id)
-            self._told.append(Repeated(periodicity, lag, echo, distinct, self._counted))
+            self._states.append(Repeated(periodicity, lag, echo, distinct, self._counted))
         self._waiting = []
-        return self._told[number]
+        return self._states[number]
 
     def _periodicity(self, token_id: int) -> tuple[float, int]:
         number = self._counted
-        place = number + LAGS
-        if place == len(self._ids):
+        end = number + LAGS
+        if end == len(self._ids):
             self._ids = np.concatenate([self._ids, np.full(len(self._ids), _NONE, dtype=np.int64)])
-        row = self._ids[place - LAGS : place][::-1] == token_id  # [LAGS], by lag
+        row = self._ids[end - LAGS : end][::-1] == token_id  # [LAGS], by lag
         # what leaves a lag's span; it is read before it is written over, since no span is longer than the ring
         self._matches -= self._equal.take(_LEAVING[number % LAGS])
         self._matches += row
         self._equal[number % LAGS] = row
-        self._ids[place] = token_id
+        self._ids[end] = token_id
         self._counted += 1
         while self._lags < LAGS and self._counted >= _NEEDED[self._lags]:
             self._lags += 1
@@ -134,14 +134,14 @@ class Repetition:
 
 @dataclass(frozen=True)
 class CollapseStop:
-    """When a text has collapsed and is ended: where its proximity, of the ids alone, stays high.
+    """When a sequence has collapsed and is ended: its proximity, of the ids alone, stays high.
 
     How both were chosen, and what they cost: `python -m sigma0.bench collapse`.
 
     Attributes:
-        tau: Proximity that must be reached behind each of the last `running` ids.
-        running: How many those are.
-        every: Looked at when the number of ids is a multiple of it.
+        tau: Proximity that must be reached after each of the last `running` ids.
+        running: Number of consecutive ids.
+        every: Checked when the number of ids is a multiple of it.
         rule: Parts of the proximity.
     """
 
@@ -150,22 +150,22 @@ class CollapseStop:
     every: int = 4
     rule: CollapseRule = field(default_factory=CollapseRule)
 
-    def ends(self, text: Repetition) -> bool:
-        """Whether a text is ended behind its last id."""
-        if text.tokens % self.every or text.tokens < self.running:
+    def ends(self, repetition: Repetition) -> bool:
+        """Whether a sequence is ended after its last id."""
+        if repetition.tokens % self.every or repetition.tokens < self.running:
             return False
-        return all(text.at(-back).proximity(self.rule) >= self.tau for back in range(1, self.running + 1))
+        return all(repetition.at(-back).proximity(self.rule) >= self.tau for back in range(1, self.running + 1))
 
 
 class EntropyDrop:
-    """The fall of a text's entropy, token by token, in float32 as `sigma0.kernels.collapse` has it."""
+    """Drop of a sequence's entropy, token by token, in float32 as in `sigma0.kernels.collapse`."""
 
     def __init__(self) -> None:
         self._mean = self._variance = np.float32(0)
         self._observed = 0
 
     def take(self, entropy: float) -> float:
-        """The drop of an entropy against those before it, which it then joins; NaN says nothing."""
+        """The drop of an entropy against those before it, which it then joins; 0 for NaN, which is left out."""
         if not np.isfinite(entropy):
             return 0.0
         step = np.float32(entropy) - self._mean

@@ -10,6 +10,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -202,7 +203,7 @@ _UNSUPPORTED = {
 
 
 def samplers_for(
-    models: Sequence[Any], batch: int, do_sample: bool = False, seed: int | None = None, **settings: Any
+    models: Sequence[PreTrainedModel], batch: int, do_sample: bool = False, seed: int | None = None, **settings: Any
 ) -> list[Sampler]:
     """A sampler for each model: the given settings, and for the others those of its generation config.
 

@@ -1,4 +1,4 @@
-"""Processors and criteria that would answer differently when asked twice, found out and refused by name."""
+"""Detects logits processors and stopping criteria that keep state between calls, and refuses them by name."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ _PLAIN = (str, int, float, complex, bool, bytes, type(None), np.generic)
 
 
 class StateGuard:
-    """Watches what is not known to keep nothing between calls.
+    """Watches processors and criteria that are not known to be stateless.
 
-    State is seen in attributes, slots, containers, arrays, tensors and a function's own variables, some levels deep;
-    what a compiled object keeps inside is not.
+    State is seen in attributes, slots, containers, arrays, tensors and a function's closure, some levels deep; inside a
+    compiled object it is not.
 
     Args:
         items: Logits processors and stopping criteria.
@@ -39,9 +39,9 @@ class StateGuard:
         if type(item) not in self._watched:
             yield
             return
-        before = _print_of(item, _DEPTH)
+        before = _fingerprint(item, _DEPTH)
         yield
-        if _print_of(item, _DEPTH) != before:
+        if _fingerprint(item, _DEPTH) != before:
             name = getattr(item, "__name__", type(item).__name__)
             raise ValueError(
                 f"{name} keeps state between calls, but after_exit='verify' asks it more than once about a token: "
@@ -49,7 +49,7 @@ class StateGuard:
             )
 
 
-def _print_of(value: Any, depth: int) -> object:
+def _fingerprint(value: Any, depth: int) -> object:
     """Something that differs once a value, or what it holds, was changed."""
     if isinstance(value, _PLAIN):
         return value
@@ -63,12 +63,12 @@ def _print_of(value: Any, depth: int) -> object:
     if not depth:
         return id(value)
     if isinstance(value, Mapping):
-        return tuple((repr(key), _print_of(each, depth - 1)) for key, each in value.items())
+        return tuple((repr(key), _fingerprint(item, depth - 1)) for key, item in value.items())
     if isinstance(value, list | tuple | deque):
-        return type(value), tuple(_print_of(each, depth - 1) for each in value)
+        return type(value), tuple(_fingerprint(item, depth - 1) for item in value)
     if isinstance(value, set | frozenset):
         return type(value), frozenset(map(repr, value))
-    return id(value), tuple(_print_of(each, depth - 1) for each in _held_by(value))
+    return id(value), tuple(_fingerprint(item, depth - 1) for item in _held_by(value))
 
 
 def _held_by(value: Any) -> Iterator[Any]:

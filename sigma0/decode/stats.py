@@ -1,8 +1,8 @@
-"""What a run tells of its new tokens: statistics of every loop, and of the reading.
+"""Statistics of new tokens: of every loop, and of the logits and ids (readings).
 
-No token depends on any of it, so a pass only notes what it saw: its states, or the statistics where a kernel or the
-exit rule has them already, and the logits of its tokens. They are worked out together, when somebody looks or when
-enough has come together; what is kept until then is bounded.
+No token depends on them, so a pass only notes its states, or the statistics if a kernel or the exit rule has computed
+them, and the logits of its tokens. They are computed together, on access or when enough has accumulated; the memory
+until then is bounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ from sigma0.decode.transfer import to_device
 # Rows of states and rows of logits that are kept before they are worked out; more in a batch, for which it holds at
 # least as many passes.
 _STATES, _LOGITS, _PASSES = 512, 64, 4
-# Never entered by a wave, or taken back.
+# A token that has not entered, or was dropped.
 _CLOSED = -1
 
 
 @dataclass(frozen=True)
 class PathReader:
-    """What works out the statistics of loop states.
+    """Computes the statistics of loop states.
 
     Attributes:
         gate: Gate logits `[N]` of normed states `[N, D]`.
-        rule: What spirals and diverges.
+        rule: Limits of the fates.
     """
 
     gate: Callable[[Tensor], Tensor]
@@ -55,18 +55,18 @@ class PathReader:
 
 
 class RunRecord:
-    """Statistics of new tokens; token i of a sequence is read from the position before it.
+    """Statistics of new tokens; token i of a sequence is sampled from the position before it.
 
     Args:
         batch: B.
-        new: New tokens that there is room for; grows as needed.
+        new: Capacity in new tokens; grows as needed.
         total_loops: T.
-        device: Where the figures are told.
+        device: Of the results.
 
     Attributes:
-        collapse: What readings are reckoned from where a kernel does it at once.
-        first_position: Cache position of the planes whose state the first new token is read from.
-        pending_logits: Logits `[B, V]` of tokens that a foreign loop is about to choose; None elsewhere.
+        collapse: State of the kernel that computes readings.
+        first_position: Cache position that the first new token is sampled from.
+        pending_logits: Logits `[B, V]` of tokens that transformers' own loop is about to sample; None elsewhere.
     """
 
     def __init__(self, batch: int, new: int, total_loops: int, device: torch.device) -> None:
@@ -76,12 +76,12 @@ class RunRecord:
         with torch.inference_mode(False):
             self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
             self.collapse = CollapseState.empty(batch, device)
-        # the pass from which on what is noted of a place counts, as far as it is taken in
+        # for each token, the first pass whose notes count
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
-        # passes, each with its number, the rows' sequences, cache positions and loops, and what was told of them
+        # notes: number of the pass; sequences, cache positions and loops of its rows; their statistics or states
         self._noted: list[tuple[int | Ints, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
-        # the number from which on cache positions of sequences count, or the first place that is taken back
+        # number of the pass from which notes of these positions count, or the first token that is dropped
         self._opens: list[tuple[int, Any, Any]] = []
         self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
         self._reader: PathReader | None = None
@@ -91,7 +91,7 @@ class RunRecord:
 
     @classmethod
     def empty(cls, batch: int, new: int, total_loops: int, device: torch.device) -> "RunRecord":
-        """Nothing told yet; grows beyond `new` tokens as needed."""
+        """Without any token; grows beyond `new` tokens as needed."""
         return cls(batch, new, total_loops, device)
 
     @property
@@ -118,13 +118,13 @@ class RunRecord:
     def readings(self) -> Tensor:
         """entropy, margin, drop, periodicity, lag, echo, distinct and proximity, float32 `[B, new, 8]`.
 
-        NaN where no token was told.
+        NaN where there is no token.
         """
         self._settle_readings()
         return self._readings
 
     def put_prompt(self, statistics: Tensor, fates: Tensor, cache_position: int) -> None:
-        """The loops of the position that every first new token is read from.
+        """Records the loops of the last prompt position.
 
         Args:
             statistics: `[T', B, 8]`.
@@ -136,21 +136,21 @@ class RunRecord:
         self._fates[:, 0, : len(fates)] = fates.transpose(0, 1).to(torch.int8)
 
     def note_prompt(self, states: Tensor, cache_position: int, reader: PathReader) -> None:
-        """Likewise, by its states `[T', B, D]`."""
+        """Notes the states `[T', B, D]` of the last prompt position."""
         self._begin(cache_position)
         loops, batch, _ = states.shape
         self._opened[:, 0], self._reader = self._number, reader
-        cache_positions, each = np.full(loops * batch, cache_position), np.tile(np.arange(batch), loops)
-        self._note(states.detach().flatten(0, 1), each, cache_positions, np.repeat(np.arange(loops), batch))
+        cache_positions, sequences = np.full(loops * batch, cache_position), np.tile(np.arange(batch), loops)
+        self._note(states.detach().flatten(0, 1), sequences, cache_positions, np.repeat(np.arange(loops), batch))
 
     def _begin(self, cache_position: int) -> None:
         self._settle_loops()
         self.first_position = cache_position
-        # rows of earlier tokens are run to their end before another prompt is read
+        # rows of earlier tokens are run to full depth before another prefill
         self._noted, self._rows = [], 0
 
     def open(self, sequences: Ints, cache_positions: Ints) -> None:
-        """Forgets what was told of positions that are run anew.
+        """Discards the notes of positions that are run again.
 
         Args:
             sequences: Batch index, int64 `[N]`.
@@ -159,14 +159,14 @@ class RunRecord:
         self._opens.append((self._number, sequences, cache_positions))
 
     def forget(self, sequence: int, first: int) -> None:
-        """Tells nothing of the loops of a sequence's tokens from number `first` on: they were taken back."""
+        """Discards the notes of a sequence's tokens from index `first` on, which were dropped."""
         self._opens.append((_CLOSED, sequence, first))
 
     def put(self, loop_end: LoopEndOutput, sequences: Ints, cache_positions: Ints, loops: Ints) -> None:
-        """One loop of some rows.
+        """Notes one loop of some rows, with statistics.
 
         Args:
-            loop_end: What was told of them.
+            loop_end: Result of the loop end.
             sequences: Batch index of each, int64 `[R]`.
             cache_positions: `[R]`.
             loops: The finished loop, counted from 0, `[R]`.
@@ -174,58 +174,60 @@ class RunRecord:
         self._note((loop_end.statistics, loop_end.fates), sequences, cache_positions, loops)
 
     def note(self, states: Tensor, sequences: Ints, cache_positions: Ints, loops: Ints, reader: PathReader) -> None:
-        """Likewise, by its states `[R, D]`, for the reader to work out."""
+        """Notes one loop of some rows by their states `[R, D]`, for the reader."""
         self._reader = reader
         self._note(states, sequences, cache_positions, loops)
 
-    def _note(self, told: tuple[Tensor, Tensor] | Tensor, sequences: Ints, cache_positions: Ints, loops: Ints) -> None:
-        self._noted.append((self._number, sequences, cache_positions, loops, told))
+    def _note(
+        self, noted_values: tuple[Tensor, Tensor] | Tensor, sequences: Ints, cache_positions: Ints, loops: Ints
+    ) -> None:
+        self._noted.append((self._number, sequences, cache_positions, loops, noted_values))
         self._number += 1
         self._rows += len(sequences)
         if self._rows >= self._most_rows:
             self._settle_loops()
 
-    def read(self, collapse: Collapse, sequences: Tensor, places: Tensor, last: int) -> None:
-        """The reading of some tokens.
+    def read(self, collapse: Collapse, sequences: Tensor, indices: Tensor, last: int) -> None:
+        """Records the readings of some tokens.
 
         Args:
-            collapse: What was told of them.
+            collapse: Their readings.
             sequences: Batch index of each, int64 `[N]`.
-            places: Which new token of its sequence each is, from 0, int64 `[N]`.
-            last: The largest place.
+            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
+            last: The largest index.
         """
         self._reserve(last + 1)
-        self._readings[sequences, places] = collapse.statistics.to(self.device)
+        self._readings[sequences, indices] = collapse.statistics.to(self.device)
 
-    def note_reading(self, logits: Tensor, sequences: Ints, places: Ints, texts: Sequence[Repetition]) -> None:
-        """Likewise, by their logits `[N, V]`, each sequence's tokens in their order.
+    def note_reading(self, logits: Tensor, sequences: Ints, indices: Ints, repetitions: Sequence[Repetition]) -> None:
+        """Notes the logits `[N, V]` of some tokens, those of a sequence in order.
 
         Args:
-            logits: What they were read from.
+            logits: `[N, V]`.
             sequences: Batch index of each, int64 `[N]`.
-            places: Which new token of its sequence each is, from 0, int64 `[N]`.
-            texts: The new ids of every sequence of the batch, these among them.
+            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
+            repetitions: Repetition among the new ids of every sequence of the batch, these included.
         """
-        self._read.append((logits, sequences, places, texts))
+        self._read.append((logits, sequences, indices, repetitions))
         self._logits += len(sequences)
         if self._logits >= max(_LOGITS, len(self._drops)):
             self._settle_readings()
 
     def _settle_loops(self) -> None:
-        """Works out what was noted of loops."""
+        """Computes the statistics of all noted loops."""
         self._settle_opens()
         noted, self._noted, self._rows = self._noted, [], 0
         if not noted:
             return
-        numbers = np.concatenate([np.broadcast_to(each[0], len(each[1])) for each in noted])
-        sequences, cache_positions, loops = (np.concatenate([each[part] for each in noted]) for part in (1, 2, 3))
-        places = cache_positions - self.first_position
-        opened = np.where(places < 0, _CLOSED, self._opened[sequences, places])
+        numbers = np.concatenate([np.broadcast_to(note[0], len(note[1])) for note in noted])
+        sequences, cache_positions, loops = (np.concatenate([note[part] for note in noted]) for part in (1, 2, 3))
+        indices = cache_positions - self.first_position
+        opened = np.where(indices < 0, _CLOSED, self._opened[sequences, indices])
         valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
-        self._settle_told([each[4] for each in noted], valid, sequences, places, loops)
+        self._write_statistics([note[4] for note in noted], valid, sequences, indices, loops)
 
     def _settle_opens(self) -> None:
-        """Takes in what was run anew or taken back, in its order; it forgets what was told of it before."""
+        """Applies `open` and `forget` in their order, and discards statistics computed before them."""
         opens, self._opens = self._opens, []
         if not opens:
             return
@@ -234,68 +236,77 @@ class RunRecord:
             if number == _CLOSED:
                 self._opened[sequences, first:] = _CLOSED
                 continue
-            places = first - self.first_position
-            if len(places) and places.max() >= self._opened.shape[1]:
-                self._reserve(int(places.max()) + 1)
-            self._opened[sequences, places] = number
+            indices = first - self.first_position
+            if len(indices) and indices.max() >= self._opened.shape[1]:
+                self._reserve(int(indices.max()) + 1)
+            self._opened[sequences, indices] = number
         changed = np.argwhere((before != _CLOSED) & (before != self._opened[:, : before.shape[1]]))
         if len(changed):
             at = to_device(changed.T.copy(), self.device)
             self._loops[at[0], at[1]] = torch.nan
             self._fates[at[0], at[1]] = 0
 
-    def _settle_told(
-        self, told: list[tuple[Tensor, Tensor] | Tensor], valid: Ints, sequences: Ints, places: Ints, loops: Ints
+    def _write_statistics(
+        self,
+        noted_values: list[tuple[Tensor, Tensor] | Tensor],
+        valid: Ints,
+        sequences: Ints,
+        indices: Ints,
+        loops: Ints,
     ) -> None:
         if not len(valid):
             return
         everything = len(valid) == len(loops)
-        sequences, places, loops = (each[valid] for each in (sequences, places, loops))
-        at = to_device(np.stack([sequences, places, loops]), self.device)
-        states = [each for each in told if isinstance(each, Tensor)]
+        sequences, indices, loops = (index[valid] for index in (sequences, indices, loops))
+        at = to_device(np.stack([sequences, indices, loops]), self.device)
+        states = [value for value in noted_values if isinstance(value, Tensor)]
         if not states:
             rows = to_device(valid, self.device)
-            statistics, fates = (torch.cat([each[part] for each in told]).to(self.device)[rows] for part in (0, 1))
+            statistics, fates = (
+                torch.cat([value[part] for value in noted_values]).to(self.device)[rows] for part in (0, 1)
+            )
         else:
-            assert len(states) == len(told) and self._reader is not None
+            assert len(states) == len(noted_values) and self._reader is not None
             hidden = torch.cat(states)  # [R, D]
             hidden = hidden if everything else hidden.index_select(0, to_device(valid, hidden.device))
-            tokens, row_tokens = np.unique(sequences * self._fates.shape[1] + places, return_inverse=True)  # [M], [R]
+            tokens, row_tokens = np.unique(sequences * self._fates.shape[1] + indices, return_inverse=True)  # [M], [R]
             paths = hidden.new_zeros((len(tokens), self._fates.shape[2], hidden.shape[1]))
             where = to_device(np.stack([row_tokens, loops]), hidden.device)
             paths[where[0], where[1]] = hidden
             statistics, fates = (part[where[0], where[1]].to(self.device) for part in self._reader.read(paths))
-            self._keep_open(hidden, sequences, places, loops, row_tokens)
+            self._keep_open(hidden, sequences, indices, loops, row_tokens)
         self._loops[at[0], at[1], at[2]] = statistics
         self._fates[at[0], at[1], at[2]] = fates.to(torch.int8)
 
-    def _keep_open(self, hidden: Tensor, sequences: Ints, places: Ints, loops: Ints, row_tokens: Ints) -> None:
-        """Keeps the states of tokens whose loops are not over: what comes is measured against them."""
+    def _keep_open(self, hidden: Tensor, sequences: Ints, indices: Ints, loops: Ints, row_tokens: Ints) -> None:
+        """Keeps the states of tokens whose loops are not over; later loops are compared with them."""
         total = self._fates.shape[2]
         # a token is at most T passes old while it loops, and one enters in a pass at most
         newest = np.where(self._opened != _CLOSED, np.arange(self._opened.shape[1]), -1).max(axis=1)
         ran = np.zeros(row_tokens.max() + 1, dtype=np.int64)
         np.maximum.at(ran, row_tokens, loops + 1)
-        rows = np.flatnonzero((ran[row_tokens] < total) & (places > newest[sequences] - total))
+        rows = np.flatnonzero((ran[row_tokens] < total) & (indices > newest[sequences] - total))
         if len(rows):
-            sequences, places, loops = sequences[rows], places[rows], loops[rows]
+            sequences, indices, loops = sequences[rows], indices[rows], loops[rows]
             kept = hidden.index_select(0, to_device(rows, hidden.device))
-            self._noted.append((self._opened[sequences, places], sequences, places + self.first_position, loops, kept))
+            self._noted.append(
+                (self._opened[sequences, indices], sequences, indices + self.first_position, loops, kept)
+            )
 
     @torch.no_grad()
     def _settle_readings(self) -> None:
-        """Works out what was noted of readings."""
+        """Computes all noted readings."""
         read, self._read, self._logits = self._read, [], 0
         if not read:
             return
-        sequences, places = (np.concatenate([each[part] for each in read]) for part in (1, 2))
-        texts = read[-1][3]
-        repeated = [texts[sequence].at(place) for sequence, place in zip(sequences, places, strict=True)]
+        sequences, indices = (np.concatenate([note[part] for note in read]) for part in (1, 2))
+        repetitions = read[-1][3]
+        repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
         drops = [self._drops[sequence] for sequence in sequences]
-        statistics = read_together(torch.cat([each[0] for each in read]), repeated, drops)
-        if int(places.max()) >= self._readings.shape[1]:
-            self._reserve(int(places.max()) + 1)
-        at = to_device(np.stack([sequences, places]), self.device)
+        statistics = read_together(torch.cat([note[0] for note in read]), repeated, drops)
+        if int(indices.max()) >= self._readings.shape[1]:
+            self._reserve(int(indices.max()) + 1)
+        at = to_device(np.stack([sequences, indices]), self.device)
         self._readings[at[0], at[1]] = statistics.to(self.device)
 
     def _reserve(self, new: int) -> None:
@@ -312,20 +323,20 @@ class RunRecord:
 
 
 def read_together(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
-    """What `Operations.collapse` tells of tokens, float32 `[N, 8]` on the host, of the ids counted there.
+    """Readings of tokens as `Operations.collapse` computes them, float32 `[N, 8]`, with repetition counted on the host.
 
     Args:
-        logits: That they were read from, `[N, V]`, each text's in their order.
-        repeated: How its text repeats itself behind each.
-        drops: Of its text, for each; takes its entropy in.
+        logits: `[N, V]`, those of a sequence in order.
+        repeated: Repetition of the sequence after each token.
+        drops: Entropy statistics of the sequence of each token; updated.
     """
     entropy, margin, _, speaks = (part.cpu() for part in certainty(logits))
     fallen = [drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)]
-    told = [(each.periodicity, each.lag, each.echo, each.distinct, each.settled) for each in repeated]
-    periodicity, lag, echo, distinct, settled = torch.tensor(told, dtype=torch.float32).unbind(-1)
+    numbers = [(state.periodicity, state.lag, state.echo, state.distinct, state.echo_weight) for state in repeated]
+    periodicity, lag, echo, distinct, echo_weight = torch.tensor(numbers, dtype=torch.float32).unbind(-1)
     drop = torch.tensor(fallen, dtype=torch.float32)
     proximity = CollapseRule().proximity(
-        periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
+        periodicity, echo * echo_weight, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
     )
     return torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
 

@@ -1,6 +1,6 @@
 """Wave decoding: a pass advances every token in flight by one loop.
 
-A token that reaches its exit depth gives its output, and the next token of its sequence enters at loop 1 in the next
+A token that reaches its exit depth emits its output, and the next token of its sequence enters at loop 1 in the next
 pass while the first goes on to T beside it. When position p + 1 runs loop t, position p is at least one loop ahead, so
 plane t already holds it: attention at loop t over plane t sees just what a run of all loops sees, and K/V are exact.
 Rows at different loops share the block's weights, which a pass reads once for all of them.
@@ -30,7 +30,7 @@ class Exits:
 
     Attributes:
         sequences: Batch index, int64 `[N]`.
-        depths: Loop at which each was read, from 1, `[N]`.
+        depths: Exit depths, from 1, `[N]`.
         met: Whether its rule was met, `[N]`.
         logits: Head of the state that was read, `[N, V]`.
         diverged: Whether it stopped because its loop diverged, `[N]`.
@@ -44,11 +44,11 @@ class Exits:
 
 
 @dataclass(frozen=True)
-class Readings:
-    """What the head says, after one pass, of tokens that had stopped before.
+class TrailingLogits:
+    """Logits, after one pass, of tokens that exited in an earlier one.
 
     Attributes:
-        sequences: Batch index, int64 `[N]`, each sequence's tokens in their order.
+        sequences: Batch index, int64 `[N]`, the tokens of a sequence in order.
         cache_positions: Their cache positions, `[N]`.
         loops: Loops they have finished, `[N]`.
         logits: Head of their states there, `[N, V]`.
@@ -64,15 +64,15 @@ class Readings:
 class Wave:
     """Advances the in-flight batch of a cache.
 
-    The leaders are the rows that have not given their output yet, at most one for each sequence.
+    Rows are decoding until their exit, at most one for each sequence, and trailing after it.
 
     Attributes:
         model: The looped model.
         cache: Planes and in-flight batch.
         rule: When a token may stop.
         drop: Never run the loops after the exit; a reader there takes the exit's plane.
-        record: Where every loop of every row is told; None where nobody asks.
-        ops: What runs a pass, as the model's backend says.
+        record: Statistics of every loop of every row; None for none.
+        ops: Operations of a pass, for the model's backend.
     """
 
     model: LoopedModel
@@ -90,21 +90,21 @@ class Wave:
         if self.record is not None:
             watching = self.rule.params(watch=True)
             self._reader = PathReader(self.model.gate, watching)
-            # the kernel tells statistics in its one launch; in plain torch they wait, unless the rule needs them itself
+            # the kernel computes statistics in its launch; in plain torch they are deferred, unless the rule needs them
             if self.ops.backend == "triton" or self._exit_params.watches:
                 self._exit_params = watching
         # the kernel norms too, and faster; in plain torch the statistics are computed only where they are needed
         decides = self._exit_params.decides_by != "none"
         self._runs_loop_end = self._exit_params.watches or decides or self.ops.backend == "triton"
         if self.drop and self.cache.in_flight is not None:
-            # `drop` forgets followers, so those that another setting left behind get their planes first
+            # `drop` has no trailing rows, so those that another setting has left are run to full depth first
             catch_up(self.model, self.cache)
         if self.ops.depth_attention is None:
             materialize_exits(self.cache)
-        self._adopt_followers()
+        self._adopt_trailing()
 
-    def _adopt_followers(self) -> None:
-        """Rows that an earlier wave left, or that come with no trajectory: theirs begins anew where it is unknown."""
+    def _adopt_trailing(self) -> None:
+        """Adopts the rows of an earlier wave as trailing; a row without an exit state gets a fresh one."""
         in_flight, pool = self.cache.in_flight, self.cache.exit_states
         if in_flight is not None:
             self._decoding = np.zeros(len(in_flight), dtype=np.bool_)
@@ -118,7 +118,7 @@ class Wave:
 
     @property
     def has_decoding(self) -> bool:
-        """Whether any token still has to give its output."""
+        """Whether any token has not exited yet."""
         return bool(self._decoding.any())
 
     def enter(self, token_ids: Tensor, sequences: Ints, cache_positions: Ints, positions: Ints) -> None:
@@ -126,7 +126,7 @@ class Wave:
 
         Args:
             token_ids: One id for each sequence, int64 `[N]`.
-            sequences: Their batch indices, `[N]`, none of which has a leader.
+            sequences: Their batch indices, `[N]`, none of which has a decoding row.
             cache_positions: Their cache positions in the planes, `[N]`.
             positions: Their positions for rotary embeddings, `[N]`.
         """
@@ -144,17 +144,17 @@ class Wave:
             record.open(sequences, cache_positions)
 
     def advance(self) -> Exits | None:
-        """Runs one pass; returns the tokens that stopped in it, if any."""
+        """Runs one pass; returns the tokens that exit in it, if any."""
         return self._pass(_NONE)[0]
 
-    def advance_and_read(self, every_loop: bool) -> tuple[Exits | None, Readings | None]:
-        """Runs one pass and reads tokens that had stopped before.
+    def advance_with_trailing(self, every_loop: bool) -> tuple[Exits | None, TrailingLogits | None]:
+        """Runs one pass, with the logits of trailing rows.
 
         Args:
-            every_loop: Read all of them; else only those that reach loop T.
+            every_loop: Logits of all trailing rows; else only of those that reach loop T.
 
         Returns:
-            The tokens that stopped in this pass, and the readings, if any.
+            The tokens that exit in this pass, and the logits of trailing rows, if any.
         """
         in_flight = self.cache.in_flight
         assert in_flight is not None
@@ -164,7 +164,7 @@ class Wave:
         return self._pass(np.flatnonzero(wanted))
 
     def drop_from(self, sequence: int, cache_position: int) -> None:
-        """Drops the tokens of a sequence from a cache position on; what their planes hold is written again."""
+        """Drops the tokens of a sequence from a cache position on; their K/V will be overwritten."""
         in_flight = self.cache.in_flight
         if in_flight is None:
             return
@@ -173,8 +173,8 @@ class Wave:
             return
         self._select(np.flatnonzero(~gone))
 
-    def park(self, sequences: Ints) -> None:
-        """Leaves the tokens of ended sequences where they are until `resume`."""
+    def suspend(self, sequences: Ints) -> None:
+        """Takes the rows of ended sequences out of the passes until `resume`."""
         in_flight = self.cache.in_flight
         if in_flight is None:
             return
@@ -186,7 +186,7 @@ class Wave:
             self._select(np.flatnonzero(~ended))
 
     def resume(self) -> None:
-        """Puts parked tokens back into the in-flight batch, once no pass of this wave is to come."""
+        """Puts suspended rows back into the in-flight batch, after the last pass of this wave."""
         if self._suspended is not None:
             in_flight = self.cache.in_flight
             together = self._suspended if in_flight is None else self._suspended.concatenate(in_flight)
@@ -195,7 +195,7 @@ class Wave:
             self._suspended = None
 
     def _run_block(self) -> Tensor | None:
-        """One loop of every row; its decisions int32 `[R]`, where the states decide anything."""
+        """One loop of every row; exit decisions int32 `[R]`, or None where none depends on the states."""
         cache, in_flight = self.cache, self.cache.in_flight
         assert in_flight is not None
         cache.counts.passes += 1
@@ -222,31 +222,33 @@ class Wave:
         cache.in_flight = replace(in_flight, hidden=hidden, loops=in_flight.loops + 1)
         return decisions
 
-    def _pass(self, read: Ints) -> tuple[Exits | None, Readings | None]:
-        """One pass: the tokens that stopped in it, and readings of the rows `read`, followers all."""
+    def _pass(self, read: Ints) -> tuple[Exits | None, TrailingLogits | None]:
+        """One pass: the tokens that exit in it, and the logits of the trailing rows `read`."""
         decisions = self._run_block()
-        leaders = np.flatnonzero(self._decoding)
+        decoding = np.flatnonzero(self._decoding)
         logits = None
         if decisions is not None:
-            decisions = decisions.index_select(0, self._index(leaders))
-        if len(leaders) and self.rule.needs_logits:
-            logits = self._head(np.concatenate([leaders, read]))
-            leads = self.ops.leads(logits[: len(leaders)], self.rule.threshold)
+            decisions = decisions.index_select(0, self._index(decoding))
+        if len(decoding) and self.rule.needs_logits:
+            logits = self._head(np.concatenate([decoding, read]))
+            leads = self.ops.leads(logits[: len(decoding)], self.rule.threshold)
             if self.rule.min_loops > 1:
                 assert self.cache.in_flight is not None
-                late = self.cache.in_flight.loops[leaders] >= self.rule.min_loops
+                late = self.cache.in_flight.loops[decoding] >= self.rule.min_loops
                 leads = leads & to_device(late, leads.device)
             decisions = leads.int() * MET if decisions is None else decisions.masked_fill(leads, MET)
-        stopped, met, diverged = self._stop(leaders, decisions)
+        stopped, met, diverged = self._stop(decoding, decisions)
         if logits is not None:
-            logits = logits.index_select(0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(leaders)])))
+            logits = logits.index_select(
+                0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(decoding)]))
+            )
         elif len(stopped) or len(read):
-            logits = self._head(np.concatenate([leaders[stopped], read]))
-        exits, readings = self._told(leaders[stopped], met, diverged, read, logits)
+            logits = self._head(np.concatenate([decoding[stopped], read]))
+        exits, trailing = self._outputs(decoding[stopped], met, diverged, read, logits)
         if exits is not None:
-            self._release(leaders[stopped])
-        self._retire()
-        return exits, readings
+            self._release(decoding[stopped])
+        self._remove_finished()
+        return exits, trailing
 
     def _index(self, rows: Ints) -> Tensor:
         assert self.cache.in_flight is not None
@@ -255,57 +257,57 @@ class Wave:
     def _hidden(self, rows: Ints) -> Tensor:
         in_flight = self.cache.in_flight
         assert in_flight is not None
-        # rows never repeat, so as many as there are means all of them, though not always in their order
+        # rows never repeat: as many as there are, in ascending order, are all of them
         everyone = len(rows) == len(in_flight) and bool((rows == np.arange(len(rows))).all())
         return in_flight.hidden if everyone else in_flight.hidden.index_select(0, self._index(rows))
 
     def _head(self, rows: Ints) -> Tensor:
-        """Logits `[N, V]` of rows of the in-flight batch: one read of the head's weights for all."""
+        """Logits `[N, V]` of rows of the in-flight batch, in one call of the head."""
         self.cache.counts.head_rows += len(rows)
         return self.model.head(self._hidden(rows))
 
-    def _stop(self, leaders: Ints, decisions: Tensor | None) -> tuple[Ints, Bools, Bools]:
-        """Which of the leaders stop, as indices `[N]` into them; whether their rule was met, and their loop diverged.
+    def _stop(self, decoding: Ints, decisions: Tensor | None) -> tuple[Ints, Bools, Bools]:
+        """Which of the decoding rows exit, as indices `[N]` into them, and whether met or diverged.
 
-        The one place where a pass waits for the device: what stops decides what the next pass is made of. Under `full`
-        and `fixed` the host knows that by itself.
+        The one place where a pass waits for the device: the exits determine the rows of the next pass. Under `full` and
+        `fixed` they are known without it.
         """
         in_flight = self.cache.in_flight
         assert in_flight is not None
-        loops = in_flight.loops[leaders]
-        met, diverged = np.zeros((2, len(leaders)), dtype=np.bool_)
-        if len(leaders) and not self.rule.is_known_beforehand:
-            codes = np.zeros(len(leaders)) if decisions is None else to_host(self.ops.broadcast(decisions))
+        loops = in_flight.loops[decoding]
+        met, diverged = np.zeros((2, len(decoding)), dtype=np.bool_)
+        if len(decoding) and not self.rule.is_known_beforehand:
+            codes = np.zeros(len(decoding)) if decisions is None else to_host(self.ops.broadcast(decisions))
             if self.rule.fixed_depth is None:
                 met = self.rule.met(
-                    codes == MET, in_flight.sequences[leaders], in_flight.cache_positions[leaders], loops
+                    codes == MET, in_flight.sequences[decoding], in_flight.cache_positions[decoding], loops
                 )
             diverged = (codes == DIVERGED) & ~met & (loops < self.rule.last_loop)
         stopped = np.flatnonzero(met | diverged | (loops >= self.rule.last_loop))
         return stopped, met[stopped], diverged[stopped]
 
-    def _told(
+    def _outputs(
         self, stopped: Ints, met: Bools, diverged: Bools, read: Ints, logits: Tensor | None
-    ) -> tuple[Exits | None, Readings | None]:
-        """Exits of the rows `stopped` and readings of the rows `read`, given logits `[stopped + read, V]`."""
+    ) -> tuple[Exits | None, TrailingLogits | None]:
+        """Exits of the rows `stopped` and trailing logits of the rows `read`, given logits `[stopped + read, V]`."""
         in_flight = self.cache.in_flight
         assert in_flight is not None
         if logits is None:
             return None, None
-        exits = readings = None
+        exits = trailing = None
         if len(stopped):
             exits = Exits(in_flight.sequences[stopped], in_flight.loops[stopped], met, logits[: len(stopped)], diverged)
         if len(read):
-            readings = Readings(
+            trailing = TrailingLogits(
                 in_flight.sequences[read],
                 in_flight.cache_positions[read],
                 in_flight.loops[read],
                 logits[len(stopped) :],
             )
-        return exits, readings
+        return exits, trailing
 
     def _release(self, stopped: Ints) -> None:
-        """The rows become followers; under `drop` they leave, and readers are told of their planes."""
+        """Turns exited rows into trailing ones; under `drop` their exits are recorded or propagated instead."""
         in_flight, depth = self.cache.in_flight, self.cache.depth
         assert in_flight is not None and depth is not None
         self._decoding[stopped] = False
@@ -317,8 +319,8 @@ class Wave:
                 self.cache, *to_device(at, in_flight.hidden.device).unbind(0)
             )
 
-    def _retire(self) -> None:
-        """Rows at full depth leave; under `drop`, so does every row that has given its output."""
+    def _remove_finished(self) -> None:
+        """Removes rows at full depth; under `drop`, every row that has exited."""
         in_flight = self.cache.in_flight
         assert in_flight is not None and self.cache.depth is not None
         waiting = in_flight.loops < self.cache.depth

@@ -1,4 +1,4 @@
-"""The token loop over a wave: choose, emit, enter, advance. No sequence waits for another one's depth."""
+"""The token loop over a wave: sample, emit, enter, advance. No sequence waits for another one's depth."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -83,10 +83,10 @@ class Emission:
 
 
 class TokenLoop(ABC):
-    """What every way of generating over a wave keeps: the ids so far, and where each sequence stands.
+    """Base of the token loops over a wave: the ids so far, and lengths and positions of every sequence.
 
     Args:
-        wave: The decoder; its cache has no leaders.
+        wave: The decoder; no row of its cache is decoding.
         input_ids: Prompt ids `[B, P]`, left-padded; P may be 0 where the prompt came as embeddings.
         positions: Position of the first new token of each sequence, `[B]`.
         logits_processor: As transformers prepared them.
@@ -96,10 +96,10 @@ class TokenLoop(ABC):
     Attributes:
         ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
         lengths: Ids of each sequence, `[B]`.
-        record: Statistics of the new tokens, where the wave keeps them.
-        repetition: Of the new tokens of each sequence, as far as they are final.
-        collapse: When a text that runs in circles is ended; None never.
-        collapsed: Sequences that were ended so.
+        record: Statistics of the new tokens; None for none.
+        repetition: Repetition among the final new tokens of each sequence.
+        collapse: When a sequence that repeats itself is ended; None never.
+        collapsed: Sequences that were ended for it.
         scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
         raw_logits: As `scores`, before processing.
     """
@@ -152,41 +152,41 @@ class TokenLoop(ABC):
             first: The exits of the last prompt token of every sequence.
         """
 
-    def observe(self, sequences: Ints, places: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
-        """Takes new tokens into the record, where a kernel reads them as they are chosen.
+    def observe(self, sequences: Ints, indices: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
+        """Records the statistics of new tokens, where a kernel computes them together with the argmax.
 
         Args:
             sequences: Batch indices, none twice, `[N]`.
-            places: Which new token of its sequence each is, from 0, `[N]`.
-            logits: What each was read from, `[N, V]`.
-            chosen: Their ids `[N]`; None takes the likeliest.
+            indices: Index of each among the new tokens of its sequence, from 0, `[N]`.
+            logits: `[N, V]`.
+            chosen: Their ids `[N]`; None for the argmax.
 
         Returns:
-            The ids; `chosen` itself where nothing is read.
+            The ids; `chosen` itself without a record or a kernel.
         """
         if self.record is None or self.wave.ops.backend != "triton":
             return chosen
-        at = to_device(np.stack([sequences, places]), self.record.device)
-        told = None if chosen is None else chosen.to(self.record.device)
-        reading = self.wave.ops.collapse(
-            logits.detach().to(self.record.device), told, self.record.collapse, at[0], CollapseRule()
+        at = to_device(np.stack([sequences, indices]), self.record.device)
+        sampled = None if chosen is None else chosen.to(self.record.device)
+        output = self.wave.ops.collapse(
+            logits.detach().to(self.record.device), sampled, self.record.collapse, at[0], CollapseRule()
         )
-        self.record.read(reading, at[0], at[1], int(places.max()))
-        return reading.chosen
+        self.record.read(output, at[0], at[1], int(indices.max()))
+        return output.chosen
 
     def note(self, sequences: Ints, logits: Tensor) -> None:
-        """Takes the reading of each sequence's last final token into the record, where no kernel has done so.
+        """Notes the logits of each sequence's last final token for its statistics, where no kernel has computed them.
 
         Args:
             sequences: Batch indices, none twice, `[N]`.
-            logits: What each was read from, `[N, V]`.
+            logits: `[N, V]`.
         """
         if self.record is not None and self.wave.ops.backend != "triton":
-            places = np.array([self.repetition[each].tokens - 1 for each in sequences.tolist()])
-            self.record.note_reading(logits, sequences, places, self.repetition)
+            indices = np.array([self.repetition[sequence].tokens - 1 for sequence in sequences.tolist()])
+            self.record.note_reading(logits, sequences, indices, self.repetition)
 
     def collapses(self, sequence: int) -> bool:
-        """Whether a sequence is ended behind its last final token, since it runs in circles."""
+        """Whether a sequence is ended after its last final token, since it repeats itself."""
         if self.collapse is None or not self.collapse.ends(self.repetition[sequence]):
             return False
         self.collapsed.add(sequence)
@@ -204,9 +204,9 @@ class TokenLoop(ABC):
         self.positions[sequences] += 1
 
     def _note_pending(self) -> None:
-        """Tells the cache of ids behind an early end whose cache positions longer sequences have opened.
+        """Adds the pending tokens of sequences that ended early to the cache: the last token, then pads.
 
-        Whoever continues the text counts them as cached: the last token of the sequence, and pads behind it.
+        A continuation counts them as cached.
         """
         end = self.wave.cache.length
         missing = end - self.cache_positions  # [B]
@@ -229,7 +229,7 @@ class TokenLoop(ABC):
 
 
 class DirectLoop(TokenLoop):
-    """Tells each token as it stops."""
+    """Emits each token at its exit."""
 
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the new tokens of each pass in which any appeared.
@@ -251,8 +251,8 @@ class DirectLoop(TokenLoop):
 
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
-        """Chooses a token for each exit, writes it down and asks the criteria."""
-        chosen = self.wave.ops.broadcast(flag_broken(self._choose(exits), exits.logits))
+        """Samples a token for each exit, stores it and checks the stopping criteria."""
+        chosen = self.wave.ops.broadcast(flag_broken(self._sample(exits), exits.logits))
         lengths = self.lengths[exits.sequences]
         self._make_room(int(lengths.max()) + 1)
         at = to_device(np.stack([exits.sequences, lengths]), self.device)
@@ -272,24 +272,24 @@ class DirectLoop(TokenLoop):
         )
         over = np.array([emission.sequence for emission in emissions if emission.last], dtype=np.int64)
         if len(over):
-            self.wave.park(over)
+            self.wave.suspend(over)
         return emissions
 
     @torch.no_grad()
     def next_exits(self) -> Exits | None:
-        """Advances until some token stops; None once no token is on its way."""
+        """Advances until some token exits; None once no row is decoding."""
         while self.wave.has_decoding:
             exits = self.wave.advance()
             if exits is not None:
                 return exits
         return None
 
-    def _choose(self, exits: Exits) -> Tensor:
+    def _sample(self, exits: Exits) -> Tensor:
         """Ids `[N]`, on the device of the ids so far."""
-        places = self.lengths[exits.sequences] - self._prompt
+        indices = self.lengths[exits.sequences] - self._prompt
         if not self.processors and self.generators is None and self.scores is None and self.raw_logits is None:
-            likeliest = self.observe(exits.sequences, places, exits.logits, None)
-            return (exits.logits.argmax(dim=-1) if likeliest is None else likeliest).to(self.device)
+            argmax = self.observe(exits.sequences, indices, exits.logits, None)
+            return (exits.logits.argmax(dim=-1) if argmax is None else argmax).to(self.device)
         logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
         scores = self._process(exits.sequences, logits)
         for kept, values in ((self.raw_logits, logits), (self.scores, scores)):
@@ -299,7 +299,7 @@ class DirectLoop(TokenLoop):
         if self.generators is None:
             chosen = scores.argmax(dim=-1)
         else:
-            # nothing can be drawn from numbers that are none: such rows are flagged by whoever asked
+            # nothing can be drawn from NaN: such rows are flagged by the caller
             broken = ~logits.amax(dim=-1, keepdim=True).isfinite()
             scores = scores.masked_fill(broken, 0.0)
             draws = [
@@ -307,7 +307,7 @@ class DirectLoop(TokenLoop):
                 for sequence, row in zip(exits.sequences.tolist(), torch.softmax(scores, dim=-1), strict=True)
             ]
             chosen = torch.cat(draws)
-        self.observe(exits.sequences, places, exits.logits, chosen)
+        self.observe(exits.sequences, indices, exits.logits, chosen)
         return chosen
 
     def _process(self, sequences: Ints, logits: Tensor) -> Tensor:
@@ -320,20 +320,22 @@ class DirectLoop(TokenLoop):
             group = np.flatnonzero(lengths == length)
             rows = to_device(group, self.device)
             ids = self.ids[to_device(sequences[group], self.device), :length]
-            # a copy goes in, since some processors write in place and the raw logits may be kept
+            # on a copy, since some processors write in place and the raw logits may be kept
             scores[rows] = narrowed(self.processors, sequences[group])(ids, logits[rows].clone())
         return scores
 
     def _ended(self, sequences: list[int], token_ids: list[int]) -> list[bool]:
-        asked = self._ask_criteria(np.array(sequences, dtype=np.int64)) if self.criteria else [False] * len(sequences)
+        by_criteria = (
+            self._call_criteria(np.array(sequences, dtype=np.int64)) if self.criteria else [False] * len(sequences)
+        )
         lengths = self.lengths[sequences].tolist()
         limit = self.max_length
         return [
             stop or token_id in self.eos or (limit is not None and length >= limit) or self.collapses(sequence)
-            for sequence, stop, token_id, length in zip(sequences, asked, token_ids, lengths, strict=True)
+            for sequence, stop, token_id, length in zip(sequences, by_criteria, token_ids, lengths, strict=True)
         ]
 
-    def _ask_criteria(self, sequences: Ints) -> list[bool]:
+    def _call_criteria(self, sequences: Ints) -> list[bool]:
         """Criteria, like processors, see rows of one length at a time."""
         over = np.zeros(len(sequences), dtype=np.bool_)
         lengths = self.lengths[sequences]
@@ -359,7 +361,7 @@ def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsPr
 
     Returns:
         The same list, but for a repetition penalty that holds the left padding of each row, and for a caller's
-        function that is asked with the batch index of a single row.
+        function, which gets the batch index of a single row.
     """
     fitting = LogitsProcessorList()
     for item in logits_processor:
@@ -375,7 +377,7 @@ def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsPr
 
 
 def _of_sequence(allowed: Callable[[int, Tensor], list[int]], sequence: int, _row: int, ids: Tensor) -> list[int]:
-    """What a caller's function allows, asked with the batch index that it knows."""
+    """A caller's function, called with the sequence's index in the whole batch."""
     return allowed(sequence, ids)
 
 
@@ -397,6 +399,6 @@ def _per_sequence(batch: int, wanted: bool | None) -> list[list[Tensor]] | None:
 
 
 def _generators(batch: int, device: torch.device) -> list[torch.Generator]:
-    """One generator for each sequence, so that its draws do not depend on how deep the others go."""
+    """One generator for each sequence, so that its draws do not depend on the depths of the others."""
     seeds = torch.randint(0, 2**63 - 1, (batch,)).tolist()
     return [torch.Generator(device=device).manual_seed(seed) for seed in seeds]

@@ -1,8 +1,9 @@
 """Bookkeeping between host and device that does not make either wait for the other without need.
 
 `tensor.to(device)` of ordinary host memory makes the host wait for the device's queue, and so do `.tolist()`, `bool()`
-and `.cpu()`. Here indices go over from pinned memory behind what is queued, and results come back through `to_host`,
-the one place where a decoder waits. `torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole pass.
+and `.cpu()`. Here indices are copied from pinned memory, in the order of the queue, and results come back through
+`to_host`, the one place where a decoder waits. `torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole
+pass.
 """
 
 from typing import Any

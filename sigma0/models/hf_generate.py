@@ -208,11 +208,11 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             others.check_same_inputs(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
         if cache is None:
             return super()._prefill(input_ids, *args, **kwargs)
-        cache.reading_prompt = True
+        cache.prefilling = True
         try:
             return super()._prefill(input_ids, *args, **kwargs)
         finally:
-            cache.reading_prompt = False
+            cache.prefilling = False
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         """Hands the exit settings to the one processor that runs the model itself."""

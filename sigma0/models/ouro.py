@@ -350,7 +350,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             check_cache(cache)
             cache.open(loops, inputs.shape[0])
             enter_pending(self, cache, attention_mask)
-            if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
+            if cache.length and inputs.shape[1] == 1 and not cache.prefilling and not output_loop_states:
                 if labels is not None or kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
                     raise ValueError(
                         "a single token behind a filled cache is decoded: labels, output_hidden_states and "

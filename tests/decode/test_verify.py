@@ -83,7 +83,7 @@ def test_greedy_text_is_that_of_full_depth(model, config, batch, new, seed, earl
     lengths = (full.exit_depths > 0).sum(-1)
     assert ((found.exit_depths > 0).sum(-1) == lengths).all()
     assert (found.exit_depths <= total).all() and (found.exit_depths[:, 0] == total).all()
-    # Where no proposal stood, the token was read at T.
+    # Where no draft stood, the token was read at T.
     told = found.exit_depths > 0
     assert (found.exit_depths[told & ~found.accepted] == total).all()
     assert found.accepted[:, 0].all() and not found.accepted[~told].any()
@@ -112,8 +112,8 @@ def test_proposals_that_stand_save_passes():
     again = run(model, ids, replace(once, redraft=True), 20)
     assert found.sequences.tolist() == full.sequences.tolist() == again.sequences.tolist()
     assert again.loop_passes < found.loop_passes < full.loop_passes and found.accepted.float().mean() > 0
-    assert not found.accepted.all(), "no proposal was withdrawn: the test would not tell"
-    # Redrawn on the way, and right before T: told with the loop of the readout that proposed them.
+    assert not found.accepted.all(), "no draft was rejected: the test would not tell"
+    # Redrawn on the way, and right before T: told with the loop of the readout that drafted them.
     redrawn = ~found.accepted[0] & again.accepted[0]
     assert redrawn.any() and (again.exit_depths[0, redrawn] < 6).all()
     assert again.head_rows > found.head_rows
@@ -143,27 +143,27 @@ def test_a_golden_checkpoint_gives_the_tokens_of_full_depth(golden):
         assert found.sequences.tolist() == reference.sequences.tolist()
 
 
-def test_a_proposed_end_opens_no_follower_until_it_is_checked():
+def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
     plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
-    proposals = []
-    original = VerifiedLoop._propose
+    drafts = []
+    original = VerifiedLoop._draft
 
     def spy(self, sequence, *args):
         original(self, sequence, *args)
-        proposals.append((self._pending[sequence][-1].token_id, self._pending[sequence][-1].ends))
+        drafts.append((self._drafts[sequence][-1].token_id, self._drafts[sequence][-1].ends))
 
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VerifiedLoop, "_propose", spy)
+        patch.setattr(VerifiedLoop, "_draft", spy)
         run(model, ids, config, 16, eos_token_id=None)
-        wrong = [token for token, _ in proposals if token not in plain]
-        assert wrong, "every proposal was right: choose another seed"
-        # An EOS that is proposed, but that full depth never writes: the text must run on past it.
-        proposals.clear()
+        wrong = [token for token, _ in drafts if token not in plain]
+        assert wrong, "every draft was right: choose another seed"
+        # An EOS that is drafted, but that full depth never writes: the text must run on past it.
+        drafts.clear()
         found = run(model, ids, config, 16, eos_token_id=wrong[0])
     assert found.sequences[0, 3:].tolist() == plain
-    assert (wrong[0], True) in proposals
+    assert (wrong[0], True) in drafts
 
 
 def test_stop_strings_and_streams(pocket):
@@ -369,7 +369,7 @@ def test_criteria_may_answer_in_any_form(answer):
 
 
 def test_a_criterion_that_changes_its_mind_at_loop_t_is_followed():
-    """Scores are kept for told tokens alone, so this one sees an end at T that it did not see at the proposal."""
+    """Scores are kept for told tokens alone, so this one sees an end at T that it did not see at the draft."""
 
     class Counts(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):
@@ -414,7 +414,7 @@ def test_a_cache_whose_last_tokens_were_taken_back_goes_on_without_a_mask():
         ids = torch.randint(8, 61, (2, 4), generator=generator)
         mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
         written = run(model, ids, FULL, 8, mask, eos_token_id=None).sequences[:, 4:]
-        # Both sequences end with a token that full depth writes, so that followers of a proposal may outlive the text.
+        # Both sequences end with a token that full depth writes, so that followers of a draft may outlive the text.
         kwargs = {"eos_token_id": [int(written[0, 3]), int(written[1, 4])]}
         full, found = run(model, ids, FULL, 8, mask, **kwargs), run(model, ids, config, 8, mask, **kwargs)
         assert found.sequences.tolist() == full.sequences.tolist()

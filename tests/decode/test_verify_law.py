@@ -19,7 +19,7 @@ TEMPERATURE, PROMPT, EOS = 0.3, (1, 4, 2), 3
 
 @pytest.fixture(scope="module")
 def small():
-    """Loops that disagree: about two proposals in five are drawn anew before loop T."""
+    """Loops that disagree: about two drafts in five are drawn anew before loop T."""
     model = tiny_model(
         seed=5, vocab_size=6, total_ut_steps=4, num_hidden_layers=1, hidden_size=16, intermediate_size=16
     )
@@ -68,10 +68,10 @@ def exact_law(model, eos=None):
         ids = torch.tensor([[*PROMPT, *text]])
         with torch.no_grad():
             logits = model(ids, exit_config=FULL).logits[0, len(PROMPT) - 1 : -1].double() / TEMPERATURE
-        chances = torch.softmax(logits, -1)
+        probs = torch.softmax(logits, -1)
         kept = cut(list(text), eos)
         # Texts that share a beginning up to its end add up to the chance of that beginning.
-        law[tuple(kept)] += float(torch.stack([chances[place, token] for place, token in enumerate(text)]).prod())
+        law[tuple(kept)] += float(torch.stack([probs[index, token] for index, token in enumerate(text)]).prod())
     return law
 
 
@@ -103,22 +103,20 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company):
     assert abs(chi_square(joint_law(small, config, 20_000, eos, company), law)) < 4
 
 
-def accepts_all(right, self, sequence, place, depth, proposal, row, scores):
-    return proposal.token_id, True
+def accepts_all(right, self, sequence, index, depth, draft, row, scores):
+    return draft.token_id, True
 
 
-def draws_from_p(right, self, sequence, place, depth, proposal, row, scores):
-    token_id, stood = right(self, sequence, place, depth, proposal, row, scores)
-    return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
+def draws_from_p(right, self, sequence, index, depth, draft, row, scores):
+    token_id, accepted = right(self, sequence, index, depth, draft, row, scores)
+    return (token_id if accepted else int(torch.softmax(scores, -1).multinomial(1))), accepted
 
 
-def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores):
+def keeps_the_first_q(right, self, sequence, index, depth, draft, row, scores):
     self.__dict__.setdefault("kept", {})
-    if proposal.depth == 1:
-        self.kept[sequence, place] = (
-            self.kept.get((sequence, place), proposal.chances) if depth > 2 else proposal.chances
-        )
-    return right(self, sequence, place, depth, replace(proposal, chances=self.kept[sequence, place]), row, scores)
+    if draft.depth == 1:
+        self.kept[sequence, index] = self.kept.get((sequence, index), draft.probs) if depth > 2 else draft.probs
+    return right(self, sequence, index, depth, replace(draft, probs=self.kept[sequence, index]), row, scores)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +136,16 @@ def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
     right, kept, redrawn = VerifiedLoop._open, {}, []
 
-    def opens(self, sequence, place, proposal):
-        if proposal.depth == 1:
-            kept[sequence, place] = proposal.chances
+    def opens(self, sequence, index, draft):
+        if draft.depth == 1:
+            kept[sequence, index] = draft.probs
         else:
-            redrawn.append(place)
-        right(self, sequence, place, replace(proposal, chances=kept[sequence, place]))
+            redrawn.append(index)
+        right(self, sequence, index, replace(draft, probs=kept[sequence, index]))
 
     monkeypatch.setattr(VerifiedLoop, "_open", opens)
     assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8
-    assert len(redrawn) > 0.3 * 8_000  # two tokens of each text are proposed
+    assert len(redrawn) > 0.3 * 8_000  # two tokens of each text are drafted
 
 
 def test_draws_do_not_depend_on_the_company(small):
