@@ -22,6 +22,7 @@ class ServedModel(LoopedModel, Protocol):
     """A looped model with its configuration.
 
     Attributes:
+        name_or_path: Folder or hub id that it was loaded from; "" of a model that was made here.
         config: Of the architecture.
         generation_config: Default sampling and end ids.
         num_loops: T.
@@ -30,6 +31,7 @@ class ServedModel(LoopedModel, Protocol):
         door_policy: Thresholds of the routing decision.
     """
 
+    name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
     num_loops: int
