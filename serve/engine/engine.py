@@ -310,7 +310,7 @@ class Engine:
             depth = int(rows.loops[sampled_rows[index]])
             flags = bool(passed.met[index]), bool(passed.diverged[index])
             return [SampledToken(state, token_id, depth, *flags, logits[index], state.is_last(token_id))]
-        exits = readings = None
+        exits = trailing = None
         drafted, checked = indices[indices < stopped], indices[indices >= stopped]
         if len(drafted):
             sequences = np.zeros(len(drafted), dtype=np.int64)
@@ -319,8 +319,8 @@ class Engine:
         if len(checked):
             sequences = np.zeros(len(checked), dtype=np.int64)
             which = sampled_rows[checked]
-            readings = TrailingLogits(sequences, rows.cache_positions[which], rows.loops[which], logits[checked])
-        verified = state.verify(exits, readings)
+            trailing = TrailingLogits(sequences, rows.cache_positions[which], rows.loops[which], logits[checked])
+        verified = state.verify(exits, trailing)
         if state.rejected_from is not None:
             self._batch.drop_from(state.entry.slot, state.rejected_from)
             state.rejected_from = None

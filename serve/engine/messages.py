@@ -22,6 +22,7 @@ class ServedModel(LoopedModel, Protocol):
     """A looped model with its configuration.
 
     Attributes:
+        name_or_path: Folder or hub id that it was loaded from; "" of a model that was made here.
         config: Of the architecture.
         generation_config: Default sampling and end ids.
         num_loops: T.
@@ -34,14 +35,8 @@ class ServedModel(LoopedModel, Protocol):
     name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
-
-    @property
-    def num_loops(self) -> int:
-        """T."""
-
-    @property
-    def num_block_layers(self) -> int:
-        """Layers of the shared block."""
+    num_loops: int
+    num_block_layers: int
 
     @property
     def dtype(self) -> torch.dtype:

@@ -272,13 +272,13 @@ class VerifiedRequestState(RequestState):
         if self._first_met is None and (met or diverged):
             self._first_met = met
 
-    def verify(self, exits: Exits | None, readings: TrailingLogits | None) -> list[tuple[Emission, Tensor]]:
+    def verify(self, exits: Exits | None, trailing: TrailingLogits | None) -> list[tuple[Emission, Tensor]]:
         """The tokens that become final with one pass, each with the logits it was sampled from.
 
         Args:
             exits: Logits of rows that stop in this pass; None where none does.
-            readings: Logits of draft tokens that are verified in this pass; None where none is.
+            trailing: Logits of draft tokens that are verified in this pass; None where none is.
         """
         if not self.outputs and exits is not None:
             return self.loop.begin(replace(exits, met=np.array([bool(self._first_met)])))
-        return self.loop.take(exits, readings)
+        return self.loop.take(exits, trailing)
