@@ -9,7 +9,7 @@ import typer
 
 from sigma0.commands.console import one_line_errors
 from sigma0.serve.command import parse_bytes
-from sigma0.serve.sizing import Fit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
 # The published shapes, so that no checkpoint has to be there.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
@@ -83,7 +83,7 @@ def _counts(text: str) -> list[int]:
         raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
 
 
-def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> dict[str, Any]:
+def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> dict[str, Any]:
     """Everything as plain JSON values; amounts are bytes."""
     return {
         "kind": "computed",
@@ -98,7 +98,7 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
     }
 
 
-def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> str:
+def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> str:
     """The same as Markdown; GB are 10^9 bytes."""
     weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
     lines = [

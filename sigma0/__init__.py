@@ -10,7 +10,7 @@ from sigma0.registration import register_when_loaded
 
 if TYPE_CHECKING:
     from sigma0 import models as models
-    from sigma0.api import Generation, generate, stream
+    from sigma0.api import generate, stream
     from sigma0.checkpoints import shipped_models
     from sigma0.config import ExitConfig, FateConfig
     from sigma0.decode.kv_cache import DepthCache
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sigma0.models.load import load
     from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
     from sigma0.signals.canary import CollapseCanary
+    from sigma0.signals.generation import Generation
     from sigma0.signals.tokens import Token
     from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, door
 else:
@@ -30,7 +31,7 @@ else:
             "DoorPolicy": "sigma0.signals.verdict",
             "ExitConfig": "sigma0.config",
             "FateConfig": "sigma0.config",
-            "Generation": "sigma0.api",
+            "Generation": "sigma0.signals.generation",
             "LoopedCausalLMOutput": "sigma0.models.outputs",
             "ReasonVerdict": "sigma0.signals.verdict",
             "Token": "sigma0.signals.tokens",

@@ -51,6 +51,10 @@ def test_an_unknown_field_is_answered_with_the_known_ones():
         ({"mode": "margin", "q": 0.5}, "q has no effect with exit mode 'margin', only with qexit"),
         ({"theta": 0.9}, "theta has no effect with exit mode 'qexit', only with margin"),
         ({"mode": "converge", "patience": 3}, "patience has no effect with exit mode 'converge', only with accel"),
+        (
+            {"mode": "margin", "accel_scale": "steps"},
+            "accel_scale has no effect with exit mode 'margin', only with accel",
+        ),
         ({"mode": "full", "eps": 0.1}, "eps has no effect with exit mode 'full', only with converge or accel"),
     ],
 )
@@ -65,6 +69,9 @@ def test_copied_settings_keep_what_another_mode_would_read():
     config = replace(ExitConfig(q=0.7), mode="margin")
     assert (config.mode, config.q) == ("margin", 0.7)
     assert ExitConfig.parse(config.to_dict()) == config
+    with pytest.raises(ValueError, match="q has no effect with exit mode 'margin', only with qexit"):
+        config.check_read()
+    ExitConfig(mode="accel", eps=0.1, patience=1, accel_scale="steps").check_read()
 
 
 def test_only_mappings_and_configs_are_parsed():

@@ -121,7 +121,7 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
 
-class Ending:
+class ShutdownSignal:
     """That the server is to end: whoever waits for more of a request need not wait any longer."""
 
     def __init__(self) -> None:
@@ -178,11 +178,11 @@ class BodyLimit:
         ending: Tells when no body is waited for any more; None: nothing does.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: Ending | None = None) -> None:
+    def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: ShutdownSignal | None = None) -> None:
         self._app = app
         self._limit = limit
         self._seconds = seconds
-        self._ending = ending or Ending()
+        self._ending = ending or ShutdownSignal()
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

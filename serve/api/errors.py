@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from sigma0.errors import reason
 from sigma0.serve.api.fields import UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
-from sigma0.serve.engine.messages import Busy, JobCutOff, JobFailed, ShuttingDown, Unavailable
+from sigma0.serve.engine.messages import Busy, RequestCutOff, RequestFailed, ShuttingDown, Unavailable
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
@@ -35,7 +35,7 @@ EXPECTED = {
 SHOWN = 40
 
 
-class ErrorTold(BaseModel):
+class ErrorDetail(BaseModel):
     """What went wrong.
 
     Attributes:
@@ -58,7 +58,7 @@ class ErrorBody(BaseModel):
         error: What went wrong.
     """
 
-    error: ErrorTold
+    error: ErrorDetail
 
 
 class ApiError(HTTPException):
@@ -122,7 +122,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ShuttingDown | JobCutOff):
+    if isinstance(error, ShuttingDown | RequestCutOff):
         return unavailable(str(error), "shutting_down")
     if isinstance(error, Busy):
         return busy(error)
@@ -134,7 +134,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     frames = "".join(traceback.format_tb(error.__traceback__))
     cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
     logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, cause, frames)
-    what = "the job failed" if isinstance(error, JobFailed) else "internal error"
+    what = "the job failed" if isinstance(error, RequestFailed) else "internal error"
     return ApiError(500, f"{what} (request {request_id})", code="internal_error")
 
 

@@ -69,9 +69,9 @@ def calibrate(
         from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
             copy_checkpoint,
-            found_json,
-            print_found,
+            print_result,
             refusal,
+            result_json,
             settings_of,
             write_calibration,
         )
@@ -102,9 +102,9 @@ def calibrate(
         else:
             result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(found_json(result), indent=1))
+            typer.echo(json.dumps(result_json(result), indent=1))
         else:
-            print_found(result)
+            print_result(result)
         settings = settings_of(result, looped.exit_thresholds)
         if not settings:
             typer.echo(refusal(result) if as_json else "nothing was stored", err=True)

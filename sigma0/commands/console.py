@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unicodedata import category
@@ -15,7 +15,8 @@ from rich.text import Text
 from sigma0.errors import one_line
 
 if TYPE_CHECKING:
-    from sigma0.api import Generation, TextStream
+    from sigma0.api import TextStream
+    from sigma0.signals.generation import Generation
 
 # From shallow to deep; distinguishable with red-green colour blindness too.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
@@ -27,10 +28,13 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        Console(stderr=True, highlight=False).print(
-            f"error: {one_line(error)}", style="red", markup=False, soft_wrap=True
-        )
+        print_error(error)
         raise typer.Exit(2) from error
+
+
+def print_error(error: Exception) -> None:
+    """Prints what went wrong, in one line on stderr."""
+    Console(stderr=True, highlight=False).print(f"error: {one_line(error)}", style="red", markup=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:
@@ -96,7 +100,7 @@ def print_stream(
         text.append_text(piece)
     console.print("\n")
     generation = tokens.generation
-    report = [legend(generation), *map(Text, summary(generation))]
+    report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
         report += [Text(""), *map(Text, verdict_lines(generation))]
     for line in report:
@@ -107,12 +111,17 @@ def print_stream(
         picture.save_svg(svg, title="sigma0 generate")
 
 
-def legend(generation: "Generation") -> Text:
-    """How many tokens were read at each loop, in the loop's colour."""
+def legend(depths: Sequence[int], total_loops: int) -> Text:
+    """How many tokens were read at each loop, in the loop's colour.
+
+    Args:
+        depths: Loop of each token.
+        total_loops: T.
+    """
     text = Text("tokens by loop  ")
-    for depth in range(1, generation.total_loops + 1):
-        count = sum(token.depth == depth for token in generation.tokens)
-        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, generation.total_loops)}")
+    for depth in range(1, total_loops + 1):
+        count = sum(token_depth == depth for token_depth in depths)
+        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, total_loops)}")
         text.append(" ")
     return text
 
@@ -146,7 +155,7 @@ def verdict_lines(generation: "Generation") -> list[str]:
     reasons = Counter(token.reason for token in tokens).most_common()
     fates = Counter(token.fate or "unknown" for token in tokens).most_common()
     nearest = max(tokens, key=lambda token: token.proximity or 0.0)
-    known = {True: "yes", False: "no", None: "not known"}
+    known = {True: "yes, which says nothing of truth", False: "no", None: "not known"}
     lines = [
         f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
         f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",

@@ -1,13 +1,12 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -49,7 +48,7 @@ def resolve_model(name: str) -> str:
 
 
 def checkpoint_folder(name: str) -> Path:
-    """The folder that a loaded model's files lie in: its own, or the hub cache's."""
+    """The folder with a loaded model's files: its own, or the hub cache's."""
     source = resolve_model(name)
     return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
 
@@ -94,7 +93,7 @@ def load(
     backend: Backend = "auto",
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
     Args:
@@ -102,15 +101,15 @@ def load(
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
-        tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
-            the same calls (`sigma0.decode.parallel`).
-        check: Refuse weights that are NaN or infinite: one pass over them, a small part of the time of reading them.
+        tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
+            (`sigma0.decode.parallel`).
+        check: Refuse weights that are NaN or infinite, which takes one pass over them.
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
 
     Raises:
-        ValueError: If there is no such model, it is not looped, its tensors do not fit or are no numbers, or device,
+        ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
             dtype or backend is bad.
     """
     return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
@@ -123,8 +122,8 @@ def load_causal(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
-    """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """As `load`, for any causal model of transformers; one without loops runs as transformers implements it."""
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
 
@@ -136,7 +135,7 @@ def _load(
     looped_only: bool,
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
@@ -157,7 +156,7 @@ def _load(
             trust_remote_code=False,
             use_safetensors=True,
             distributed_config=spread,
-            # ours look for themselves, once the weights are where they belong
+            # looped models are checked below, once the weights are on their device
             **({"check_weights": False} if looped else {}),
         )
         tokenizer = load_tokenizer(source)
@@ -173,15 +172,15 @@ def _load(
         _check_tokenizer(name, tokenizer, model.config.vocab_size)
         _check_settings(model)
         if not Path(source).is_dir():
-            # of a folder they were looked at before anything was built
+            # a folder's dtypes were checked before the model was built
             check_dtypes(read_headers(checkpoint_folder(name)))
     if check:
         check_weights(model)
     return model, tokenizer
 
 
-def _check_settings(model: Any) -> None:
-    """Refuses a `generation_config.json` whose settings of ours no generation could use.
+def _check_settings(model: DepthGenerationMixin) -> None:
+    """Checks the settings of ours in `generation_config.json`.
 
     Raises:
         ValueError: Naming the field.
@@ -194,7 +193,7 @@ def _check_settings(model: Any) -> None:
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:
-    """Refuses a tokenizer that writes ids for which the model has no embedding.
+    """Checks that the model has an embedding for every id of the tokenizer.
 
     Raises:
         ValueError: Naming both sizes.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sigma0.reason.chat import (
         ChatFailed,
         ChatModel,
+        ChatSettings,
         Completion,
         EndpointChat,
         LadderChat,
@@ -36,6 +37,7 @@ else:
             "AgentSettings": "sigma0.reason.agent.agent",
             "ChatFailed": "sigma0.reason.chat",
             "ChatModel": "sigma0.reason.chat",
+            "ChatSettings": "sigma0.reason.messages",
             "Completion": "sigma0.reason.chat",
             "Critique": "sigma0.reason.progressive.critique",
             "Desk": "sigma0.reason.desk",
@@ -72,6 +74,7 @@ __all__ = [
     "AgentSettings",
     "ChatFailed",
     "ChatModel",
+    "ChatSettings",
     "Completion",
     "Critique",
     "Desk",
