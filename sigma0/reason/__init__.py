@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sigma0.reason.chat import (
         ChatFailed,
         ChatModel,
-        ChatSettings,
         Completion,
         EndpointChat,
         LadderChat,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     )
     from sigma0.reason.desk import Desk, LimitReached, Limits
     from sigma0.reason.lemma import ALGSolver, Lemma, LemmaGraph, LemmaSettings
+    from sigma0.reason.messages import ChatSettings
     from sigma0.reason.progressive.critique import Critique
     from sigma0.reason.progressive.effort import ProgressiveReasoningManager
     from sigma0.reason.progressive.policies import PRESETS, ProgressiveConfig, named_config
