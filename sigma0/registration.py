@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ def register_when_loaded() -> None:
         sys.meta_path.insert(0, _ImportObserver())
 
 
-class _ImportObserver(MetaPathFinder):
+class _ImportObserver:
     """Counts the modules of both packages that are running in a thread."""
 
     def __init__(self) -> None:
