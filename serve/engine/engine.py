@@ -27,7 +27,7 @@ from sigma0.decode.finite import NOT_FINITE
 from sigma0.decode.paged_kv import BlockShape, PagedPlanes
 from sigma0.decode.paged_step import PassOutput
 from sigma0.decode.parallel import tp_group
-from sigma0.decode.step import Exits
+from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
 from sigma0.serve.engine.in_flight import InFlightBatch
