@@ -1,4 +1,4 @@
-"""`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
+"""`sigma0 serve`: a model over the OpenAI protocol, and a page that shows its depths."""
 
 import gc
 import logging
@@ -6,31 +6,21 @@ import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ByteSize, SecretStr, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors
-from sigma0.commands.ladder import open_ladder
-from sigma0.commands.telemetry import KEPT_FILES, TelemetryLog
-from sigma0.config import parse_on_collapse
-from sigma0.decode.ops import Backend
+from sigma0.commands.options import KEPT_FILES
 from sigma0.extras import needs_extra
-from sigma0.ladder import FidelityLadder
-from sigma0.models.load import load
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.worker import EngineService
 
-
-class _Environment(BaseSettings):
-    """What is not given as an option, since options stand in lists of processes."""
-
-    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
-
-    api_key: SecretStr | None = None
+if TYPE_CHECKING:
+    from sigma0.commands.telemetry import TelemetryLog
+    from sigma0.decode.ops import Backend
+    from sigma0.ladder import FidelityLadder
+    from sigma0.serve.api.access import ServerSettings
+    from sigma0.serve.engine.worker import EngineService
 
 
 def serve(
@@ -71,8 +61,10 @@ def serve(
     ] = None,
     telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
     telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's choice.")
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, at one address.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
     least: Annotated[int | None, typer.Option("--min", min=1, help="With --ray, engines at least.")] = None,
     most: Annotated[int | None, typer.Option("--max", min=1, help="With --ray, engines at most.")] = None,
@@ -83,8 +75,16 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
-        from sigma0.serve.api.access import DRAIN_TIMEOUT, ServerSettings
+        from pydantic import SecretStr
+
+        from sigma0.commands.ladder import open_ladder
+        from sigma0.commands.telemetry import TelemetryLog
+        from sigma0.config import parse_on_collapse
+        from sigma0.models.load import load
+        from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
+        from sigma0.serve.engine.engine import Engine, EngineLimits
+        from sigma0.serve.engine.worker import EngineService
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -93,7 +93,7 @@ def serve(
         except ValueError as error:
             raise ValueError(f"--allowed-host: {error}") from error
         collapse = parse_on_collapse(on_collapse)
-        key = SecretStr(api_key) if api_key else _Environment().api_key
+        key = SecretStr(api_key) if api_key else Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if telemetry is not None and ray:
             raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
@@ -164,11 +164,11 @@ def serve(
 
 
 def run(
-    service: EngineService,
-    settings: Any,
-    ladder: FidelityLadder | None,
+    service: "EngineService",
+    settings: "ServerSettings",
+    ladder: "FidelityLadder | None",
     listener: socket.socket,
-    telemetry: TelemetryLog | None = None,
+    telemetry: "TelemetryLog | None" = None,
 ) -> None:
     """Serves until a signal comes; then takes no more, and finishes what was begun within `settings.drain_timeout`.
 
@@ -199,7 +199,7 @@ def run(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a bad address is told before anything is loaded.
+    """A socket that listens, so that a bad address is reported before anything is loaded.
 
     Raises:
         ValueError: Where it cannot be had.
@@ -232,13 +232,15 @@ def parse_bytes(text: str, option: str = "--kv-memory") -> int:
     Raises:
         ValueError: For anything else.
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
         raise ValueError(f"{option} {text!r} is no amount of memory such as 512MiB or 8GiB") from error
 
 
-def _backend(name: str) -> Backend:
+def _backend(name: str) -> "Backend":
     if name not in ("auto", "torch", "triton"):
         raise ValueError(f"no such backend: {name!r}; there are auto, torch, triton")
     return name  # type: ignore[return-value]

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import torch
 import typer
-from transformers import AutoConfig
 
 from sigma0.commands.console import one_line_errors
-from sigma0.models import OuroConfig
-from sigma0.models.load import resolve_model
 from sigma0.serve.command import parse_bytes
-from sigma0.serve.sizing import Fit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
 # The published shapes, so that no checkpoint has to be there.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
@@ -26,10 +22,10 @@ def size(
     context: Annotated[
         str,
         typer.Option(
-            help="Tokens of a sequence, prompt and answer; parted by commas. By default 4096 or all that the model has."
+            help="Tokens of a sequence, prompt and answer; comma-separated. By default 4096 or all that the model has."
         ),
     ] = "",
-    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; parted by commas.")] = "24GB",
+    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; comma-separated.")] = "24GB",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
     max_running: Annotated[int, typer.Option(help="Requests that share passes at most.")] = 16,
@@ -39,20 +35,22 @@ def size(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
+    import torch
+
     with one_line_errors():
         for option, value, known in (("--dtype", dtype, DTYPES), ("--backend", backend, BACKENDS)):
             if value not in known:
                 raise ValueError(f"{option} {value!r} is none of {', '.join(known)}")
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
         shape = shape_of(model)
-        memories = [_memory(each) for each in memory.split(",")]
+        memories = [_memory(amount) for amount in memory.split(",")]
         fits = [
-            fit(shape, serving, each, tokens)
-            for each in memories
+            fit(shape, serving, device_bytes, tokens)
+            for device_bytes in memories
             for tokens in _counts(context or str(min(4096, shape.positions)))
         ]
-        told = as_dict(model, dtype, shape, serving, fits)
-    typer.echo(json.dumps(told, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
+        result = as_dict(model, dtype, shape, serving, fits)
+    typer.echo(json.dumps(result, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 
 def shape_of(model: str) -> ModelShape:
@@ -61,26 +59,31 @@ def shape_of(model: str) -> ModelShape:
     Raises:
         ValueError: If it is neither, or has no loops.
     """
+    from transformers import AutoConfig
+
+    from sigma0.models import OuroConfig
+    from sigma0.models.load import resolve_model
+
     if model in SHAPES:
         return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
     return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
 
 
 def _memory(text: str) -> int:
-    found = parse_bytes(text, "--memory")
-    if found < 2**20:
-        raise ValueError(f"--memory {text!r} is {found} bytes: give a unit, such as 24GB or 24GiB")
-    return found
+    count = parse_bytes(text, "--memory")
+    if count < 2**20:
+        raise ValueError(f"--memory {text!r} is {count} bytes: give a unit, such as 24GB or 24GiB")
+    return count
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(tokens) for tokens in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
 
 
-def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> dict[str, Any]:
+def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> dict[str, Any]:
     """Everything as plain JSON values; amounts are bytes."""
     return {
         "kind": "computed",
@@ -91,11 +94,11 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
         "parameters": parameters(shape),
         "weights": weight_bytes(shape, serving.number_bytes),
         "token": token_bytes(shape, serving.number_bytes),
-        "fits": [asdict(each) for each in fits],
+        "fits": [asdict(row) for row in fits],
     }
 
 
-def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> str:
+def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> str:
     """The same as Markdown; GB are 10^9 bytes."""
     weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
     lines = [
@@ -106,14 +109,14 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
         "| memory | context | a pass, at most | K/V of one sequence | sequences that fit | tokens of K/V in all |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
-    for each in fits:
+    for row in fits:
         cells = (
-            amount(each.memory),
-            f"{each.context:,}",
-            amount(each.a_pass),
-            amount(each.sequence),
-            f"{each.sequences:,}",
-            f"{each.tokens:,}",
+            amount(row.memory),
+            f"{row.context:,}",
+            amount(row.a_pass),
+            amount(row.sequence),
+            f"{row.sequences:,}",
+            f"{row.tokens:,}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

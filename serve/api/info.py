@@ -7,12 +7,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from sigma0.checkpoints.about import read_about
 from sigma0.config import SHARES, exit_for
 from sigma0.serve.api.errors import ApiError, ErrorBody, unavailable
-from sigma0.serve.api.handlers import Answerer
-from sigma0.serve.api.ladder import Laddering
+from sigma0.serve.api.handlers import RequestHandler
+from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import CONTENT_TYPE, Metrics
-from sigma0.serve.api.requests import Planner
+from sigma0.serve.api.requests import RequestParser
 from sigma0.serve.engine.messages import Service
 
 PAGE = Path(__file__).parents[1] / "page"
@@ -25,7 +26,7 @@ PAGE_HEADERS = {
 }
 
 
-class ModelTold(BaseModel):
+class ModelInfo(BaseModel):
     """A model, as OpenAI tells it.
 
     Attributes:
@@ -50,10 +51,10 @@ class ModelList(BaseModel):
     """
 
     object: Literal["list"] = "list"
-    data: list[ModelTold]
+    data: list[ModelInfo]
 
 
-class Sigma0Told(BaseModel):
+class Sigma0Info(BaseModel):
     """The served model as a looped one.
 
     Attributes:
@@ -63,6 +64,8 @@ class Sigma0Told(BaseModel):
         efforts: The exit setting of each `reasoning_effort`.
         ladder: Names of the ladder's rungs, the lowest first; None where there is no ladder.
         context: Tokens that prompt and answer may have together.
+        knows: What the model knows, so that "NAME knows ..." is a sentence; None where its checkpoint does not say.
+        examples: Prompts that the model answers, if its checkpoint names any.
     """
 
     model: str
@@ -71,6 +74,8 @@ class Sigma0Told(BaseModel):
     efforts: dict[str, dict[str, Any]]
     ladder: list[str] | None
     context: int
+    knows: str | None
+    examples: list[str]
 
 
 class Health(BaseModel):
@@ -90,10 +95,10 @@ def told(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def information(
     service: Service,
-    planner: Planner,
-    laddering: Laddering | None,
+    planner: RequestParser,
+    laddering: LadderRunner | None,
     metrics: Metrics,
-    answerer: Answerer,
+    answerer: RequestHandler,
     created: int,
 ) -> APIRouter:
     """The routes that only tell.
@@ -107,7 +112,8 @@ def information(
         created: When the server was started, seconds since 1970.
     """
     router = APIRouter()
-    model = ModelTold(id=service.name, created=created)
+    model = ModelInfo(id=service.name, created=created)
+    about = read_about(service.model.name_or_path) if service.model.name_or_path else None
 
     @router.get("/v1/models", responses=told(401, 413))
     async def models() -> ModelList:
@@ -116,22 +122,24 @@ def information(
 
     # ids of the hub hold a slash
     @router.get("/v1/models/{name:path}", responses=told(401, 404, 413))
-    async def model_of(name: str) -> ModelTold:
+    async def model_of(name: str) -> ModelInfo:
         """One model."""
         if name != model.id:
             raise ApiError(404, f"the model {name[:80]!r} does not exist", "model", "model_not_found")
         return model
 
     @router.get("/v1/sigma0", responses=told(401, 413))
-    async def sigma0() -> Sigma0Told:
+    async def sigma0() -> Sigma0Info:
         """The served model as a looped one."""
-        return Sigma0Told(
+        return Sigma0Info(
             model=service.name,
             total_loops=planner.total_loops,
             exit=planner.own.to_dict(),
             efforts={effort: exit_for(effort, planner.own, planner.total_loops).to_dict() for effort in SHARES},
             ladder=None if laddering is None else list(laddering.names),
             context=planner.context,
+            knows=None if about is None else about.knows,
+            examples=[] if about is None else [example.prompt for example in about.examples],
         )
 
     @router.get("/health", responses=told(413, 503))

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, saved_share
-from sigma0.calibrate.forced_grid import GridReadings, read_grids
 from sigma0.calibrate.ltt import p_value, passing, units_needed
-from sigma0.calibrate.teacher_forcing import ForcedText
+from sigma0.calibrate.teacher_forcing import ForcedText, GridReadings, read_grids
 from sigma0.config import ExitConfig
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 CHECK_SHARE = 0.2
 _BATCH = 25
@@ -117,7 +117,7 @@ class Calibration:
 
 
 def calibrate(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     mode: str = "qexit",
     agreement: float = 0.99,
@@ -143,7 +143,7 @@ def calibrate(
 
 
 def calibrate_rules(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     modes: Sequence[str] = tuple(GRIDS),
     agreement: float = 0.99,
@@ -170,9 +170,9 @@ def calibrate_rules(
     each_confidence = joint_confidence(confidence, len(modes))
     needed = prompts_needed(agreement, each_confidence)
     if len(prompts) < needed[0]:
-        each = "" if len(modes) == 1 else f" for each of {len(modes)} rules"
+        rules = "" if len(modes) == 1 else f" for each of {len(modes)} rules"
         raise ValueError(
-            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}{each}: "
+            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}{rules}: "
             f"it takes {needed[0]} without one error, {needed[1]} at half of the allowed errors (a fifth is set apart "
             "for the check); give more prompts, or ask for a lower agreement or confidence"
         )
@@ -279,24 +279,28 @@ def _with_check(fitting: int) -> int:
 
 
 def continue_in_full(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     max_new_tokens: int,
     on_prompt: Callable[[int], None] = lambda done: None,
 ) -> list[ForcedText]:
     """Continues prompts greedily at full depth, several at once (those of like length together)."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    found: dict[int, ForcedText] = {}
+    texts: dict[int, ForcedText] = {}
     for start in range(0, len(order), _BATCH):
         group = order[start : start + _BATCH]
         for number, new in zip(group, _continue(model, [prompts[k] for k in group], max_new_tokens), strict=True):
-            found[number] = ForcedText((*prompts[number], *new), len(new))
-        on_prompt(len(found))
-    return [found[number] for number in range(len(prompts))]
+            texts[number] = ForcedText((*prompts[number], *new), len(new))
+        on_prompt(len(texts))
+    return [texts[number] for number in range(len(prompts))]
 
 
 def continue_alone(
-    model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int, past_the_end: bool = False
+    model: DepthGenerationMixin,
+    prompt: tuple[int, ...],
+    config: ExitConfig,
+    max_new_tokens: int,
+    past_the_end: bool = False,
 ) -> Any:
     """Continues one prompt greedily, alone in its batch.
 
@@ -323,7 +327,9 @@ def continue_alone(
     )
 
 
-def _continue(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[tuple[int, ...]]:
+def _continue(
+    model: DepthGenerationMixin, prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+) -> list[tuple[int, ...]]:
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -354,7 +360,7 @@ def _losses(readings: GridReadings, grid: str) -> tuple[NDArray[np.float64], lis
 
 
 def _check(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     texts: Sequence[ForcedText],
     config: ExitConfig,

@@ -3,16 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import typer
 
-from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.config import ExitConfig
 from sigma0.extras import needs_extra
-from sigma0.models.load import checkpoint_folder, load, load_causal, shipped_models
+
+if TYPE_CHECKING:
+    from sigma0.calibrate.prompts import Prompt
+    from sigma0.config import ExitConfig
 
 Objective = Literal["agreement", "latency", "risk"]
 
@@ -59,18 +60,22 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
+    import torch
+
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.calibrate.agreement import prompts_needed
+        from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
             copy_checkpoint,
-            found_json,
-            print_found,
+            print_result,
             refusal,
+            result_json,
             settings_of,
             write_calibration,
         )
+        from sigma0.models.load import checkpoint_folder, load
 
         if rate is not None and ladder is None:
             raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
@@ -93,34 +98,35 @@ def calibrate(
         looped, tokenizer = load(model, device=device, dtype=dtype)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
-            found = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
+            result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
         else:
-            found = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
+            result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(found_json(found), indent=1))
+            typer.echo(json.dumps(result_json(result), indent=1))
         else:
-            print_found(found)
-        settings = settings_of(found, looped.exit_thresholds)
+            print_result(result)
+        settings = settings_of(result, looped.exit_thresholds)
         if not settings:
-            typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
+            typer.echo(refusal(result) if as_json else "nothing was stored", err=True)
             raise typer.Exit(1)
         if folder is None:
-            told = "not stored: pass --out FOLDER for a calibrated copy"
+            message = "not stored: pass --out FOLDER for a calibrated copy"
         else:
             if out is not None:
                 copy_checkpoint(checkpoint_folder(model), folder)
             write_calibration(looped, settings, folder)
-            told = f"stored in {folder / 'generation_config.json'}"
-    typer.echo(told, err=as_json)
+            message = f"stored in {folder / 'generation_config.json'}"
+    typer.echo(message, err=as_json)
 
 
-def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | None:
+def risk_settings(exit: str | None, threshold: float | None) -> "ExitConfig | None":
     """The exit rule that a risk is to be kept under; None: the model's own.
 
     Raises:
         ValueError: For a threshold without a rule, or one that the rule cannot have.
     """
     from sigma0.calibrate.agreement import GRIDS, THRESHOLD, check_mode
+    from sigma0.config import ExitConfig
 
     if exit is None:
         if threshold is not None:
@@ -182,10 +188,10 @@ def _find(
 def _find_doors(
     looped: Any,
     tokenizer: Any,
-    read: list[Prompt],
+    read: "list[Prompt]",
     risk: float,
     confidence: float,
-    config: ExitConfig | None,
+    config: "ExitConfig | None",
     max_new_tokens: int,
     quiet: bool,
 ) -> Any:
@@ -209,21 +215,23 @@ def _print_margin(
 ) -> None:
     """Finds and prints when tokens should go up."""
     from sigma0.calibrate.ladder import calibrate_margin
+    from sigma0.calibrate.prompts import encode_prompts, read_prompts
     from sigma0.ladder import Margin, Rung
     from sigma0.ladder.triggers import trigger_to_dict
+    from sigma0.models.load import load_causal
 
     rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
     ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
     with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-        found = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
-    policy = None if found.below is None else trigger_to_dict(Margin(found.below))
+        result = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    policy = None if result.below is None else trigger_to_dict(Margin(result.below))
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "policy": policy}, indent=1))
+        typer.echo(json.dumps({**asdict(result), "policy": policy}, indent=1))
     else:
-        typer.echo(f"alone           {found.alone:.2%} of {found.tokens} tokens are {rungs[1].name}'s")
-        if found.below is not None:
-            typer.echo(f"goes up         margin under {found.below:.4g}: {found.handed_up:.2%} of the tokens")
-            typer.echo(f"agreement       {found.agreement:.2%}, handed-up tokens counted in")
+        typer.echo(f"alone           {result.alone:.2%} of {result.tokens} tokens are {rungs[1].name}'s")
+        if result.below is not None:
+            typer.echo(f"goes up         margin under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
+            typer.echo(f"agreement       {result.agreement:.2%}, handed-up tokens counted in")
             typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
     if policy is None:
         typer.echo("no margin keeps that agreement: give more prompts, or ask for less", err=True)

@@ -1,14 +1,15 @@
 """The rungs of a ladder: local models, looped or not, and endpoints that speak OpenAI's protocol."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.decode.endings import end_ids
 from sigma0.ladder.budget import Price
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -40,15 +41,14 @@ class LocalRung:
         name: In costs and trails.
         model: Looped or not.
         tokenizer: Its fast tokenizer.
-        exit_config: Of a looped model, where a call asks for none; None: as its checkpoint says.
-        kv_limit: Bytes of K/V that may stay between two readings; what is more is dropped and read anew. None: no
-            limit.
-        declines: Says of an answer that it is none, so that the next rung is asked; by default an empty one.
+        exit_config: Default of a looped model; None: its checkpoint's.
+        kv_limit: Bytes of K/V that may stay between two forwards; more is dropped and recomputed. None: no limit.
+        declines: Whether a text is no answer, so that the next rung is tried; by default an empty one.
     """
 
     name: str
-    model: Any = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerFast = field(repr=False)
     exit_config: ExitConfig | None = None
     kv_limit: int | None = None
     declines: Declines = declines_nothing
@@ -64,7 +64,7 @@ class LocalRung:
         lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
         if not lists:
             raise ValueError(f"rung {self.name!r}: {type(self.model).__name__} has no list of layers")
-        return max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()))
+        return max(lists, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
 
     @property
     def eos(self) -> frozenset[int]:
@@ -127,13 +127,26 @@ class EndpointRung:
 AnyRung = LocalRung | EndpointRung
 
 
+def at_effort(rung: AnyRung, effort: Effort) -> AnyRung:
+    """A rung with its exit setting at an effort; one without loops as it is.
+
+    Args:
+        rung: Of any kind.
+        effort: Changes over the rung's setting, or its checkpoint's: see `sigma0.config`.
+    """
+    if isinstance(rung, EndpointRung) or not rung.is_looped:
+        return rung
+    setting = rung.model.resolve_exit_config(rung.exit_config)
+    return replace(rung, exit_config=exit_for(effort, setting, rung.model.num_loops))
+
+
 class Rung:
     """How rungs are made."""
 
     @staticmethod
     def local(
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
         name: str | None = None,
         exit_config: ExitConfig | Mapping[str, Any] | None = None,
         kv_limit: int | None = None,
@@ -156,11 +169,11 @@ class Rung:
             raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
         if kv_limit is not None and kv_limit < 1:
             raise ValueError(f"kv_limit is a number of bytes of at least 1, got {kv_limit}")
-        told = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        label = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         config = None if exit_config is None else ExitConfig.parse(exit_config)
-        rung = LocalRung(told, model, tokenizer, config, kv_limit, declines or declines_nothing)
+        rung = LocalRung(label, model, tokenizer, config, kv_limit, declines or declines_nothing)
         if config is not None and not rung.is_looped:
-            raise ValueError(f"rung {told!r}: {type(model).__name__} has no loops to exit from: leave exit_config out")
+            raise ValueError(f"rung {label!r}: {type(model).__name__} has no loops to exit from: leave exit_config out")
         return rung
 
     @staticmethod
@@ -196,7 +209,7 @@ def check_same_tokens(lower: LocalRung, upper: LocalRung) -> None:
         )
 
 
-def _difference(lower: Any, upper: Any) -> str | None:
+def _difference(lower: PreTrainedTokenizerFast, upper: PreTrainedTokenizerFast) -> str | None:
     mine, other = lower.get_vocab(), upper.get_vocab()
     if mine != other:
         odd = min(key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key))
@@ -205,7 +218,7 @@ def _difference(lower: Any, upper: Any) -> str | None:
         if getattr(lower, name) != getattr(upper, name):
             return f"{name} is {getattr(lower, name)} and {getattr(upper, name)}"
     for probe in PROBES:
-        ids = [each(probe, add_special_tokens=True)["input_ids"] for each in (lower, upper)]
+        ids = [tokenizer(probe, add_special_tokens=True)["input_ids"] for tokenizer in (lower, upper)]
         if ids[0] != ids[1]:
             return f"{probe[:20]!r} is taken apart otherwise"
         if lower.decode(ids[0]) != upper.decode(ids[1]):

@@ -1,22 +1,20 @@
 """The evidence trail: one JSON line for each decision, and how the same decisions are made again from it."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from sigma0.config import explain
+from sigma0.jsonl import dump_line, parse_by_kind, read_lines
 from sigma0.ladder.budget import Budget, Purse, Spending
-from sigma0.ladder.hysteresis import Hysteresis, Parking
-from sigma0.ladder.triggers import ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
+from sigma0.ladder.triggers import Hysteresis, Parking, ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
 from sigma0.signals.verdict import DoorPolicy
 
 Unit = Literal["token", "draft", "answer"]
 Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]
-MAX_LINES = 1_000_000
 # of lines read back: unknown keys are refused
 CLOSED = ConfigDict(extra="forbid")
 
@@ -32,7 +30,7 @@ class Heading:
         budget: The limits that are set.
         hysteresis: How long a larger model stays, where the unit is the token; else empty.
         versions: Of the libraries.
-        doors: What the converge door asks for, where whole texts behind drafts or tokens go up by it.
+        doors: Thresholds of the converge door, where whole texts of drafts or tokens go up by it.
     """
 
     unit: Unit
@@ -55,7 +53,7 @@ class Spent:
         step: Kind of step, for its time.
         cost: What it cost.
         seconds: It took.
-        told: What came of it, for an endpoint: "ok", or the kind of failure.
+        told: Outcome of a request to an endpoint: "ok", or the kind of failure.
     """
 
     rung: int
@@ -80,10 +78,10 @@ class Decision:
         outcome: `accept`; `hand_up`; `stay`: written by this rung since the one before had gone up; `abort`: would have
             gone up, had the budget allowed; `decline`: this rung gave no answer; `error`: it failed; `top_rung`: there
             is no rung above.
-        asked: The most that going up may cost, where it was asked for.
+        asked: Upper bound of the cost of going up; None if it was not tried.
         lacking: The limit that refused it.
         token_id: What was written, where this settles a token.
-        whole: Whether the whole text behind single tokens or drafts is judged, by the converge door.
+        whole: Whether the whole text of single tokens or drafts is judged, by the converge door.
     """
 
     sequence: int
@@ -129,7 +127,7 @@ class Trail:
 
     def to_jsonl(self) -> str:
         """One JSON object a line."""
-        return "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in self.lines)
+        return "".join(dump_line(line) for line in self.lines)
 
     def write(self, path: Path) -> None:
         """Writes the lines to a file."""
@@ -146,10 +144,12 @@ def open_trail(
     doors: DoorPolicy | None = None,
 ) -> Trail:
     """A trail with its heading."""
-    told = tuple(dict(rung) for rung in rungs)
+    rung_settings = tuple(dict(rung) for rung in rungs)
     stay = {} if hysteresis is None else asdict(hysteresis)
-    asked = {} if doors is None else doors.to_dict()
-    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), asked)])
+    door_settings = {} if doors is None else doors.to_dict()
+    return Trail(
+        [Heading(unit, rung_settings, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), door_settings)]
+    )
 
 
 def read_trail(path: Path) -> Trail:
@@ -158,23 +158,7 @@ def read_trail(path: Path) -> Trail:
     Raises:
         ValueError: If it cannot be read, or a line is malformed; names the line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    lines: list[Line] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        if number > MAX_LINES:
-            raise ValueError(f"{str(path)!r} holds more than {MAX_LINES} lines")
-        try:
-            value = json.loads(line)
-            lines.append(_LINES[value["kind"]].validate_python(value))
-        except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
+    lines: list[Line] = read_lines(path, partial(parse_by_kind, _LINES), "line of a trail")
     if not lines or not isinstance(lines[0], Heading) or any(isinstance(line, Heading) for line in lines[1:]):
         raise ValueError(f"{str(path)!r} does not begin with one heading")
     return Trail(lines)
@@ -203,7 +187,7 @@ def replay(trail: Trail) -> list[str]:
         if isinstance(line, Spent):
             again.purse.pay(line.cost, line.step, line.seconds)
         elif isinstance(line, Decision):
-            differences += [f"line {number}: {told}" for told in again.differences(line)]
+            differences += [f"line {number}: {difference}" for difference in again.differences(line)]
     return differences
 
 

@@ -1,19 +1,20 @@
-"""A checkpoint folder that loads in tools which never import sigma0."""
+"""Export of a checkpoint folder for tools that do not import sigma0 themselves."""
 
 import json
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 SHIM = "shim"
 
 
-def export(model: Any, tokenizer: Any, folder: str | Path) -> Path:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
     """Writes model and tokenizer with an `auto_map`, so that `trust_remote_code=True` finds the installed package.
 
     Args:
         model: A looped model.
         tokenizer: Its tokenizer.
-        folder: Where to write; made if it is not there.
+        folder: Where to write; created if missing.
 
     Returns:
         The folder.

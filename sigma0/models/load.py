@@ -1,31 +1,24 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
-from pydantic import ValidationError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from sigma0.config import explain
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import join_processes
+from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.stored import check_dtypes, read_headers
 
-CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def shipped_models() -> tuple[str, ...]:
-    """Names of the models inside this package."""
-    return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
 
 
 def resolve_model(name: str) -> str:
@@ -55,7 +48,7 @@ def resolve_model(name: str) -> str:
 
 
 def checkpoint_folder(name: str) -> Path:
-    """The folder that a loaded model's files lie in: its own, or the hub cache's."""
+    """The folder with a loaded model's files: its own, or the hub cache's."""
     source = resolve_model(name)
     return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
 
@@ -72,7 +65,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device {str(device)!r} cannot be used: {first_line(error)}") from error
     return resolved
 
 
@@ -89,7 +82,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     except OSError:
         raise
     except Exception as error:  # tokenizers raises bare Exception for a malformed file
-        raise ValueError(f"{source!r} has no usable tokenizer.json: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(f"{source!r} has no usable tokenizer.json: {first_line(error)}") from error
 
 
 def load(
@@ -100,7 +93,7 @@ def load(
     backend: Backend = "auto",
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
     Args:
@@ -108,15 +101,15 @@ def load(
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
-        tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
-            the same calls (`sigma0.decode.parallel`).
-        check: Refuse weights that are NaN or infinite: one pass over them, a small part of the time of reading them.
+        tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
+            (`sigma0.decode.parallel`).
+        check: Refuse weights that are NaN or infinite, which takes one pass over them.
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
 
     Raises:
-        ValueError: If there is no such model, it is not looped, its tensors do not fit or are no numbers, or device,
+        ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
             dtype or backend is bad.
     """
     return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
@@ -129,8 +122,8 @@ def load_causal(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
-    """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """As `load`, for any causal model of transformers; one without loops runs as transformers implements it."""
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
 
@@ -142,7 +135,7 @@ def _load(
     looped_only: bool,
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
@@ -163,15 +156,15 @@ def _load(
             trust_remote_code=False,
             use_safetensors=True,
             distributed_config=spread,
-            # ours look for themselves, once the weights are where they belong
+            # looped models are checked below, once the weights are on their device
             **({"check_weights": False} if looped else {}),
         )
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
         in_config = isinstance(error, StrictDataclassError)
-        told = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
+        message = first_line(error.__cause__ if in_config and error.__cause__ else error)
         where = " (in its config.json)" if in_config else ""
-        raise ValueError(f"{name!r} could not be loaded: {told}{where}") from error
+        raise ValueError(f"{name!r} could not be loaded: {message}{where}") from error
     tokenizer.padding_side = "left"
     model = model.to(target).eval()
     if looped:
@@ -179,15 +172,15 @@ def _load(
         _check_tokenizer(name, tokenizer, model.config.vocab_size)
         _check_settings(model)
         if not Path(source).is_dir():
-            # of a folder they were looked at before anything was built
+            # a folder's dtypes were checked before the model was built
             check_dtypes(read_headers(checkpoint_folder(name)))
     if check:
         check_weights(model)
     return model, tokenizer
 
 
-def _check_settings(model: Any) -> None:
-    """Refuses a `generation_config.json` whose settings of ours no generation could use.
+def _check_settings(model: DepthGenerationMixin) -> None:
+    """Checks the settings of ours in `generation_config.json`.
 
     Raises:
         ValueError: Naming the field.
@@ -196,12 +189,11 @@ def _check_settings(model: Any) -> None:
         model.resolve_exit_config(None).stops_at(model.num_loops)
         _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
     except ValueError as error:
-        told = explain(error) if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"generation_config.json: {told}") from error
+        raise ValueError(f"generation_config.json: {one_line(error)}") from error
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:
-    """Refuses a tokenizer that writes ids for which the model has no embedding.
+    """Checks that the model has an embedding for every id of the tokenizer.
 
     Raises:
         ValueError: Naming both sizes.

@@ -2,17 +2,17 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 import sigma0
-from sigma0.config import RULE_DEFAULTS, ExitConfig, explain
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.config import RULE_DEFAULTS, ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
-from sigma0.models.load import CHECKPOINTS, shipped_models
 from tests.reference import tiny_model
 
 PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
@@ -38,7 +38,7 @@ def calibrated(model):
 
 
 @pytest.mark.parametrize(
-    ("asked", "used"),
+    ("given", "used"),
     [
         ({"mode": "converge"}, {"eps": 0.4}),
         ({"mode": "margin", "after_exit": "drop"}, {"theta": 0.97, "after_exit": "drop"}),
@@ -55,12 +55,12 @@ def calibrated(model):
         ({"mode": "full"}, {}),
     ],
 )
-def test_what_is_not_set_is_the_models(calibrated, asked, used):
-    expected = ExitConfig(**{**asked, **used})
-    assert calibrated.resolve_exit_config(asked) == expected
-    assert calibrated.resolve_exit_config(ExitConfig(**asked)) == expected
+def test_what_is_not_set_is_the_models(calibrated, given, used):
+    expected = ExitConfig(**{**given, **used})
+    assert calibrated.resolve_exit_config(given) == expected
+    assert calibrated.resolve_exit_config(ExitConfig(**given)) == expected
     assert calibrated.resolve_exit_config(expected) == expected
-    assert calibrated.exit_rule(ExitConfig(**asked)).config == expected
+    assert calibrated.exit_rule(ExitConfig(**given)).config == expected
 
 
 def test_decoding_stops_at_the_stored_threshold(calibrated):
@@ -105,12 +105,25 @@ def test_a_rule_without_a_model_has_the_librarys():
         ({"accel": {**PROMISE, "eps": 0.3}}, "accel needs eps, patience, accel_scale, got eps"),
         ({"fixed": PROMISE}, "fixed: Unexpected"),
         ({"margin": {**PROMISE, "agreement": 1.5, "theta": 0.9}}, "margin.agreement"),
+        ({"margin": {**PROMISE, "theta": 7.0}}, "margin.theta: Input should be less than or equal to 1, got 7.0"),
+        ({"qexit": {**PROMISE, "q": float("nan")}}, "qexit.q: "),
+        ({"converge": {**PROMISE, "eps": float("inf")}}, "converge.eps: Input should be a finite number, got inf"),
+        ({"accel": {**STORED["accel"], "patience": 0}}, "accel.patience: Input should be greater than or equal to 1"),
+        ({"margin": 3, "qexit": PROMISE}, "margin: Input should be a dictionary"),
     ],
 )
-def test_bad_records_are_named(wrong, message):
-    with pytest.raises(ValidationError) as caught:
+def test_bad_records_are_named_in_one_line_with_the_way_out(wrong, message, tmp_path):
+    with pytest.raises(ValueError, match=r"`sigma0 calibrate` store it anew$") as caught:
         ExitThresholds.parse(wrong)
-    assert message in explain(caught.value)
+    text = str(caught.value)
+    assert message in text and "\n" not in text and text.startswith("exit_thresholds: ")
+    folder = tmp_path / "pocket"
+    shutil.copytree(CHECKPOINTS / "pocket", folder)
+    stored = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**stored, "exit_thresholds": wrong}))
+    with pytest.raises(ValueError, match=r"^generation_config\.json: ") as refused:
+        sigma0.load(str(folder), device="cpu")
+    assert str(refused.value) == f"generation_config.json: {text}"
 
 
 def test_records_survive_saving_and_loading(calibrated, tmp_path):
@@ -130,11 +143,11 @@ def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
     model, _ = sigma0.load(name, device="cpu", dtype="float32")
     with caplog.at_level(logging.WARNING):
         for mode in RULE_DEFAULTS:
-            found = model.resolve_exit_config({"mode": mode})
-            assert found in model.exit_thresholds.configs().values()
+            resolved = model.resolve_exit_config({"mode": mode})
+            assert resolved in model.exit_thresholds.configs().values()
     assert not caplog.records
-    own = model.resolve_exit_config(None)
-    assert own.mode == "margin" and own == replace(model.resolve_exit_config({"mode": "margin"}))
+    stored = model.resolve_exit_config(None)
+    assert stored.mode == "margin" and stored == replace(model.resolve_exit_config({"mode": "margin"}))
 
 
 @pytest.mark.parametrize("name", shipped_models())
@@ -144,5 +157,5 @@ def test_shipped_thresholds_fire(name):
     prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
     for mode in RULE_DEFAULTS:
-        found = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
-        assert found.text == full and found.passes_saved > 0, mode
+        generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
+        assert generation.text == full and generation.passes_saved > 0, mode

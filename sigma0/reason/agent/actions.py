@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 MAX_REPLY_CHARS = 200_000
 MAX_READ_LINES = 400
@@ -37,7 +37,7 @@ class _Action(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @property
-    def told(self) -> str:
+    def json_line(self) -> str:
         """The action as one line of JSON."""
         return json.dumps(self.model_dump(), ensure_ascii=False)
 
@@ -141,14 +141,14 @@ def parse_action(reply: str) -> AnyAction:
     try:
         return _ACTIONS.validate_python(value)
     except ValidationError as error:
-        raise ActionFault(f"The reply is no action: {explain(error)[:MAX_FAULT_CHARS]}.") from error
+        raise ActionFault(f"The reply is no action: {one_line(error)[:MAX_FAULT_CHARS]}.") from error
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a key stands twice in one object")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:
