@@ -75,6 +75,7 @@ def test_no_limit_is_ever_exceeded(looped, tokenizer, limits, rate, stay, batch)
 @example(0.003, 3, 2, 217, 45)
 @example(0.015, 4, 2, 126, 53)
 @example(0.01, 2, 3, 32, 55)
+@pytest.mark.slow
 def test_no_limit_is_exceeded_by_two_rungs_at_once(looped, tokenizer, below, stay, batch, passes, catch_up):
     """Sequences at different rungs in one step: what either costs may fit the budget, and both together not."""
     middle = tiny_model(seed=9, vocab_size=len(tokenizer), total_ut_steps=5)
@@ -142,6 +143,7 @@ def test_parsing():
         Price(call=-1.0)
 
 
+@pytest.mark.slow
 def test_a_trail_of_a_thousand_tokens_replays(looped, tokenizer):
     """Every kind of decision in one long run."""
     rungs = [Rung.local(model, tokenizer, name) for model, name in zip(looped, ("small", "large"), strict=True)]

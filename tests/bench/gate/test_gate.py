@@ -56,6 +56,7 @@ def test_doubts_are_those_of_single_generations(pocket):
         assert all(late >= early for late, early in zip(doubts.settled[number], doubts.oracle[number], strict=True))
 
 
+@pytest.mark.slow
 def test_each_rule_keeps_its_promise_on_the_split_that_chose_it(pocket):
     model, tokenizer = pocket
     rows = compare_rules(model, tokenizer, 6, "test", 0, target=0.5)
@@ -99,6 +100,7 @@ def test_one_question_is_too_few(pocket):
         measure_gate(*pocket, "pocket", n=1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_json():
     arguments = ["gate", "pocket", "--n", "4", "--rules-n", "2", "--exit-config", '{"mode": "margin", "theta": 0.7}']
     found = CliRunner().invoke(app, [*arguments, "--json"])

@@ -36,6 +36,7 @@ def test_sums():
         study("made", 6, made[:1])
 
 
+@pytest.mark.slow
 def test_the_command_asks_reads_and_draws(tmp_path):
     file, picture = tmp_path / "found.json", tmp_path / "found.svg"
     result = CliRunner().invoke(app, ["stability", "--n", "3", "--out", str(file), "--picture", str(picture)])
