@@ -23,9 +23,8 @@ Bytes for each row: V logits read once and 128 ids; nothing of size V is written
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,7 +34,7 @@ ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
-Numbers = TypeVar("Numbers", Tensor, NDArray[np.float32])
+Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
 READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
@@ -49,7 +48,8 @@ class Part:
 
     def of(self, value: Numbers) -> Numbers:
         """The part's share."""
-        return self.weight * ((value - self.low) / (self.high - self.low)).clip(0, 1)
+        share: Numbers = self.weight * ((value - self.low) / (self.high - self.low)).clip(0, 1)
+        return share
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class CollapseRule:
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
         certainty = (self.drop.of(drop) + self.margin.of(margin)).clip(max=0.5)
-        return 1 - repetition * (1 - certainty)
+        proximity: Numbers = 1 - repetition * (1 - certainty)
+        return proximity
 
 
 @dataclass(frozen=True)
