@@ -205,9 +205,9 @@ def test_no_words_break_a_level_or_make_it_say_what_was_not_said(name, replies, 
         else:
             check_answer(prediction, [one.text for one in heard[done : done + len(each.purposes)]])
         done += len(each.purposes)
-    assert done == len(chat.asked)
+    assert done == len(chat.calls)
     assert sum(found.misses.values()) == sum(each.prediction.answer is None for each in found.answered)
-    assert all(len(call["messages"][0]["content"]) < 20_000 for call in chat.asked)
+    assert all(len(call["messages"][0]["content"]) < 20_000 for call in chat.calls)
 
 
 @settings(max_examples=25, deadline=None)
@@ -219,7 +219,7 @@ def test_whatever_was_learned_is_kept_in_a_file_and_shown_in_blocks(tmp_path_fac
     path = tmp_path_factory.mktemp("memory") / "memory.json"
     level.memory.save(path)
     assert PatternMemory.load(path).patterns == level.memory.patterns
-    for call in chat.asked:
+    for call in chat.calls:
         # no words of a model end a block or begin one: each is of a question that was asked before
         *blocks, _ = call["messages"][0]["content"].split("\n\n")
         heads = [

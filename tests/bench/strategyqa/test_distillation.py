@@ -156,7 +156,7 @@ def test_demonstrations_go_through_a_file_into_the_lower_level(tmp_path):
     assert isinstance(level, ProgramTrace) and level.seeds() == ("right", "right-no")
     chat = ScriptedChat(["...\nFinal answer: No"])
     assert level.predict(Question("new", "Is it new?"), Ask(chat)).answer is False
-    prompt = chat.asked[0]["messages"][0]["content"]
+    prompt = chat.calls[0]["messages"][0]["content"]
     assert all(one.text in prompt for one in distil_demonstrations(rows, 2)) and DEMONSTRATION not in prompt
     assert ProgramTrace().seeds() == ()
 

@@ -143,7 +143,7 @@ def prompts(name, items):
     """What is asked of each item."""
     chat = ScriptedChat(decided)
     run = run_level(made(name), items, chat, SETTINGS)
-    asked = iter(call["messages"][0]["content"] for call in chat.asked)
+    asked = iter(call["messages"][0]["content"] for call in chat.calls)
     return [[next(asked) for _ in each.purposes] for each in run.answered], run
 
 

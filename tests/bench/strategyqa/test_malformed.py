@@ -78,7 +78,7 @@ def run(name, qid, replies):
     # one that learns is a new one each time
     level = made(name) if name == "L5" else kept(name)
     found = run_level(level, [ITEMS[NAMES[qid]]], chat, AskSettings(), retries=0)
-    return found, found.answered[0].prediction, chat.asked
+    return found, found.answered[0].prediction, chat.calls
 
 
 def takes_words(level, purpose):

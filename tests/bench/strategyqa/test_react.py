@@ -85,7 +85,7 @@ def test_thoughts_actions_and_facts_are_shown_until_it_finishes():
 def test_only_thoughts_are_stopped_at_an_observation():
     chat = ScriptedChat(PIANO_REPLIES)
     React().predict(PIANO, Ask(chat))
-    assert [call["stop"] for call in chat.asked] == [("Observation:",) if n % 2 == 0 else () for n in range(9)]
+    assert [call["stop"] for call in chat.calls] == [("Observation:",) if n % 2 == 0 else () for n in range(9)]
 
 
 @pytest.mark.parametrize("item", world_items(6), ids=lambda item: item.qid)

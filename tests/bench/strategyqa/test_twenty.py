@@ -17,7 +17,7 @@ ALIASES = {"L0-baseline": "L0", "L2-trace": "L2", "L3-react": "L3", "L4-adaptive
 def run(level, name, truthful):
     expected = [DEFINITIONS[name](Case(number, truthful)) for number in range(len(ITEMS))]
     chat = ScriptedChat([call.reply for calls in expected for call in calls])
-    return expected, run_level(level, ITEMS, chat, SETTINGS, retries=0), chat.asked
+    return expected, run_level(level, ITEMS, chat, SETTINGS, retries=0), chat.calls
 
 
 def check(expected, found, asked):

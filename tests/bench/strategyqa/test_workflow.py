@@ -45,8 +45,8 @@ def asked(question, replies, level=None):
     chat = ScriptedChat(replies)
     ask = Ask(chat)
     prediction = (level or Workflow()).predict(question, ask)
-    assert len(chat.asked) == len(ask.asked)
-    assert [each["messages"] for each in chat.asked] == [[{"role": "user", "content": e.prompt}] for e in ask.asked]
+    assert len(chat.calls) == len(ask.asked)
+    assert [each["messages"] for each in chat.calls] == [[{"role": "user", "content": e.prompt}] for e in ask.asked]
     return prediction, [(each.purpose, each.prompt) for each in ask.asked]
 
 
@@ -225,7 +225,7 @@ def test_a_demonstration_comes_from_a_run_and_is_shown_to_the_lower_level():
     level = ProgramTrace([demo], ["piano"])
     found = level.predict(Question("other", "Can a fish ring a bell?"), Ask(chat))
     assert found.answer is True and level.seeds() == ("piano",)
-    (call,) = chat.asked
+    (call,) = chat.calls
     assert f'{demo}\n>>> strategy_qa("Can a fish ring a bell?")\n' in call["messages"][0]["content"]
 
 
