@@ -7,14 +7,14 @@ from typing import Annotated
 import torch
 import typer
 
-from sigma0.bench.collapse_command import collapse
+from sigma0.bench.collapse.command import collapse
 from sigma0.bench.effort.command import effort
 from sigma0.bench.fidelity.command import fidelity
-from sigma0.bench.grounding_command import grounding
+from sigma0.bench.grounding.command import grounding
 from sigma0.bench.humaneval.command import humaneval
-from sigma0.bench.kernels_command import kernels
-from sigma0.bench.ladder_command import ladder
-from sigma0.bench.lossless_command import lossless
+from sigma0.bench.kernels.command import kernels
+from sigma0.bench.ladder.command import ladder
+from sigma0.bench.lossless.command import lossless
 from sigma0.bench.proximity.command import proximity
 from sigma0.bench.report import report
 from sigma0.bench.serving.command import serve
@@ -22,13 +22,13 @@ from sigma0.bench.serving.soak_command import soak_server
 from sigma0.bench.simulation.command import simulate
 from sigma0.bench.simulation.measure_command import passes
 from sigma0.bench.speed.command import speed
-from sigma0.bench.stability_command import stability
+from sigma0.bench.stability.command import stability
 from sigma0.bench.strategyqa.commands import strategyqa
-from sigma0.bench.verdicts_command import verdict
+from sigma0.bench.verdict.command import verdict
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import ExitConfig
 from sigma0.extras import needs_extra
-from sigma0.loading import load
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
-from sigma0.settings import ExitConfig
+from sigma0.models.load import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -75,8 +75,8 @@ def gate(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.gate import measure_gate
-        from sigma0.bench.gate_tables import print_gate
+        from sigma0.bench.gate.measure import measure_gate
+        from sigma0.bench.gate.tables import print_gate
 
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
         looped, tokenizer = load(model, device=device, dtype=dtype)

@@ -1,19 +1,12 @@
 """`python -m sigma0.bench report`: the ledger as tables and pictures."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sigma0.bench.fidelity.grid import GRID
-from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown
-from sigma0.bench.humaneval.table import latest_humaneval
-from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ledger import (
+from sigma0.bench.core.ledger import (
     LEDGER,
-    AnyRow,
     DepthRow,
     FidelityRow,
     HumanEvalRow,
@@ -22,13 +15,16 @@ from sigma0.bench.ledger import (
     StrategyQARow,
     read_rows,
 )
+from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
+from sigma0.bench.humaneval.table import latest_humaneval
+from sigma0.bench.humaneval.table import markdown as humaneval_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import speed_table
+from sigma0.bench.speed.table import latest_speed_runs, speed_table
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
+from sigma0.commands.console import one_line_errors
 from sigma0.extras import needs_extra
-from sigma0.rendering import one_line_errors
 
 _REPORTED = FidelityRow | SpeedRow | HumanEvalRow | StrategyQARow | SimulationRow
 
@@ -97,80 +93,3 @@ def report(
         typer.echo(f"whole tables and pictures in {folder}", err=True)
         if ledger == LEDGER and out is None:
             typer.echo(f"texts with other figures than before: {', '.join(rewrite_texts(Path())) or 'none'}", err=True)
-
-
-def latest_runs(rows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
-    """The rows of the run of each model that was measured last, by a name fit for a file."""
-    last: dict[str, str] = {}
-    for row in sorted((row for row in rows if isinstance(row, FidelityRow)), key=lambda row: row.time):
-        last[row.model] = row.run
-    found: dict[str, list[AnyRow]] = {}
-    for model, run in last.items():
-        name = model.strip("/").replace("/", "--")
-        if name in found:
-            raise ValueError(f"two models in the ledger would both be called {name!r} in file names")
-        found[name] = [row for row in rows if row.run == run]
-    return found
-
-
-def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
-    """The rows of the last speed run of each kind, in the order they were measured."""
-    runs: dict[tuple[str, str], list[SpeedRow]] = {}
-    for row in rows:
-        if isinstance(row, SpeedRow):
-            runs.setdefault((row.time, row.run), []).append(row)
-    latest = {_kind(run): run for run in sorted(runs.values(), key=lambda run: run[0].time)}
-    return sorted(latest.values(), key=lambda run: run[0].time)
-
-
-def _kind(run: Sequence[SpeedRow]) -> str:
-    """What two speed runs share that differ in time alone: model, machine, size, rules and courses."""
-    first = run[0]
-    size = (
-        first.model,
-        first.dtype,
-        first.device,
-        first.threads,
-        first.batch_size,
-        first.context,
-        first.max_new_tokens,
-    )
-    ways = [(row.way, row.mode, row.settings, row.course and row.course.source) for row in run]
-    return json.dumps([size, ways])
-
-
-def conditions_text(row: FidelityRow) -> str:
-    """What the rows of a run were measured with, in a sentence or two."""
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    return (
-        f"{row.model}: {row.n} prompts ({row.prompts}), at most {row.max_new_tokens} new tokens, batch "
-        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, "
-        f"commit {_short(row.commit)}."
-    )
-
-
-def _short(commit: str | None) -> str:
-    """A commit in 12 digits, with what follows it where sources differed from it."""
-    return "unknown" if commit is None else commit[:12] + commit[40:]
-
-
-def whole_table(rows: Sequence[FidelityRow]) -> str:
-    """Every row of a run with its intervals, as a Markdown page."""
-    return f"# {rows[0].model}\n\n{conditions_text(rows[0])}\n\n{markdown(rows, rows, intervals=True)}\n"
-
-
-def short_table(rows: Sequence[FidelityRow]) -> str:
-    """Each rule at its calibrated threshold, and the oracles, as Markdown."""
-    first = rows[0]
-    without = sorted({row.mode for row in rows} & set(GRID) - {row.mode for row in rows if row.promise is not None})
-    missing = (
-        f" Not measured at one: {', '.join(without)} (`sigma0 calibrate {first.model} --exit all --prompts FILE` finds "
-        "and stores them, and the next run measures them)."
-        if without
-        else ""
-    )
-    table = markdown(calibrated(rows), rows, columns=SHORT_COLUMNS)
-    return (
-        f'{conditions_text(first)} Thresholds were calibrated beforehand, on other prompts; "promised" is the share of '
-        f"new tokens that each is to keep.{missing}\n\n{table}"
-    )

@@ -13,16 +13,16 @@ from pydantic import ByteSize, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
+from sigma0.commands.console import one_line_errors
+from sigma0.commands.ladder import open_ladder
+from sigma0.commands.telemetry import KEPT_FILES, TelemetryLog
+from sigma0.config import parse_on_collapse
+from sigma0.decode.ops import Backend
 from sigma0.extras import needs_extra
 from sigma0.ladder import FidelityLadder
-from sigma0.ladder_command import open_ladder
-from sigma0.loading import load
-from sigma0.ops import Backend
-from sigma0.rendering import one_line_errors
-from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.service import EngineService
-from sigma0.settings import parse_on_collapse
-from sigma0.telemetry import KEPT_FILES, TelemetryLog
+from sigma0.models.load import load
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.worker import EngineService
 
 
 class _Environment(BaseSettings):
@@ -83,8 +83,8 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
-        from sigma0.serve.hosts import check_hosts, hosts_of
-        from sigma0.serve.limits import DRAIN_TIMEOUT, ServerSettings
+        from sigma0.serve.api.access import DRAIN_TIMEOUT, ServerSettings
+        from sigma0.serve.api.hosts import check_hosts, hosts_of
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -103,8 +103,8 @@ def serve(
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
-            from sigma0.serve.ray_command import serve_on_ray
-            from sigma0.serve.ray_settings import RaySettings
+            from sigma0.serve.cluster.command import serve_on_ray
+            from sigma0.serve.cluster.settings import RaySettings
 
             options: dict[str, Any] = {
                 "model": model,
@@ -174,8 +174,8 @@ def run(
 
     Where something had to be cut off, the process ends with 1.
     """
-    from sigma0.serve.app import create_app
-    from sigma0.serve.connections import Server
+    from sigma0.serve.api.app import create_app
+    from sigma0.serve.api.connections import Server
 
     server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()

@@ -9,9 +9,9 @@ import torch
 import typer
 from transformers import AutoConfig
 
-from sigma0.loading import resolve_model
+from sigma0.commands.console import one_line_errors
 from sigma0.models import OuroConfig
-from sigma0.rendering import one_line_errors
+from sigma0.models.load import resolve_model
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import Fit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 

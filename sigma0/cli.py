@@ -9,23 +9,23 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from sigma0.calibrate_command import calibrate
-from sigma0.doctor import examine
-from sigma0.exit_options import exit_settings
-from sigma0.export import export as write_folder
+from sigma0.api import Messages, stream
+from sigma0.commands.calibrate import calibrate
+from sigma0.commands.console import one_line_errors, print_report, print_stream, quiet_transformers
+from sigma0.commands.doctor import examine
+from sigma0.commands.exit_options import exit_settings
+from sigma0.commands.ladder import open_ladder, run_ladder
+from sigma0.commands.solve import solve
+from sigma0.commands.telemetry import TelemetryLog, of_generation
+from sigma0.commands.trail import trail
+from sigma0.config import ExitConfig, parse_on_collapse
+from sigma0.decode.ops import Backend
+from sigma0.decode.parallel import together
 from sigma0.ladder import FidelityLadder, LocalRung
-from sigma0.ladder_command import open_ladder, run_ladder
-from sigma0.loading import load
-from sigma0.ops import Backend
-from sigma0.parallel import together
-from sigma0.rendering import one_line_errors, print_report, print_stream, quiet_transformers
+from sigma0.models.export import export as write_folder
+from sigma0.models.load import load
 from sigma0.serve.command import serve
 from sigma0.serve.size_command import size
-from sigma0.settings import ExitConfig, parse_on_collapse
-from sigma0.solve_command import solve
-from sigma0.telemetry import TelemetryLog, of_generation
-from sigma0.text import Messages, stream
-from sigma0.trail_command import trail
 
 app = typer.Typer(
     help="Looped language models with a depth of its own for each token.",

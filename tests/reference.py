@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sigma0 import ExitConfig
+from sigma0.config import THRESHOLDS
 from sigma0.models import OuroConfig, OuroForCausalLM
-from sigma0.settings import THRESHOLDS
 
 
 def tiny_model(seed: int, **overrides) -> OuroForCausalLM:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.cli import app
-from sigma0.rendering import PALETTE, depth_style
+from sigma0.commands.console import PALETTE, depth_style
 
 STORY = "Mary went to the kitchen. Where is Mary?"
 

@@ -1,8 +1,7 @@
 import pytest
 
 import sigma0
-from sigma0.effort import SHARES, exit_for
-from sigma0.settings import ExitConfig
+from sigma0.config import SHARES, ExitConfig, exit_for
 
 
 def test_efforts_are_ordered_for_every_rule():

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,99 +17,24 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).parent.parent
-# A module may import modules of its own or an earlier level.
+# Imports go down only: a module imports modules of its own or an earlier level. A name stands for all that lies in it.
 LEVELS = [
-    {"sigma0.kernels"},
-    {"sigma0.transfer", "sigma0.ops"},
-    {"sigma0.finite", "sigma0.limits"},
-    {"sigma0.settings", "sigma0.frontier", "sigma0.savings", "sigma0.outputs", "sigma0.parallel"},
-    {"sigma0.repetition"},
-    {"sigma0.exit_thresholds", "sigma0.record", "sigma0.slots"},
-    {"sigma0.cache", "sigma0.exits"},
-    {"sigma0.verdict", "sigma0.canary", "sigma0.trajectory"},
-    {"sigma0.tokens"},
-    {
-        "sigma0.dropped",
-        "sigma0.effort",
-        "sigma0.endings",
-        "sigma0.estimates",
-        "sigma0.exit_options",
-        "sigma0.extras",
-        "sigma0.forced",
-    },
-    {"sigma0.forced_grid", "sigma0.pass_rows"},
-    {"sigma0.completion"},
-    {"sigma0.wave"},
-    {"sigma0.decoding"},
-    {"sigma0.stateless"},
-    {"sigma0.verify"},
-    {"sigma0.results", "sigma0.stored_settings"},
-    {"sigma0.generation"},
-    {"sigma0.models"},
-    {"sigma0.words"},
-    {"sigma0.quantities"},
-    {"sigma0.claims"},
-    {"sigma0.evidence", "sigma0.support"},
-    {"sigma0.grounding", "sigma0.special_tokens"},
-    {"sigma0.loading", "sigma0.text", "sigma0.export"},
-    {
-        "sigma0.ladder.budget",
-        "sigma0.ladder.triggers",
-        "sigma0.ladder.hysteresis",
-        "sigma0.ladder.choosing",
-    },
-    {"sigma0.ladder.rungs", "sigma0.ladder.trail"},
-    {"sigma0.ladder.results"},
-    {"sigma0.ladder.reader", "sigma0.ladder.settling", "sigma0.ladder.endpoint"},
-    {"sigma0.ladder.token_unit", "sigma0.ladder.answer_unit"},
-    {"sigma0.ladder.texts"},
-    {"sigma0.ladder.ladder"},
-    {"sigma0.ladder"},
-    {
-        "sigma0.reason.cgroups",
-        "sigma0.reason.inside",
-        "sigma0.reason.isolation",
-        "sigma0.reason.packing",
-        "sigma0.reason.probe",
-    },
-    {"sigma0.reason.accounting", "sigma0.reason.seccomp"},
-    {"sigma0.reason.watching"},
-    {"sigma0.reason.execution"},
-    {"sigma0.reason.messages", "sigma0.reason.trail", "sigma0.reason.sandbox"},
-    {"sigma0.reason.chat", "sigma0.reason.desk"},
-    {"sigma0.reason.policies"},
-    {"sigma0.reason.effort", "sigma0.reason.memory"},
-    {"sigma0.reason.verify_loop"},
-    {"sigma0.reason.bare"},
-    {"sigma0.reason.trees", "sigma0.reason.reports", "sigma0.reason.actions"},
-    {"sigma0.reason.patches", "sigma0.reason.escalation"},
-    {"sigma0.reason.workspace"},
-    {"sigma0.reason.work_strategies"},
-    {"sigma0.reason.agent_context", "sigma0.reason.agent_settings"},
-    {"sigma0.reason.agent"},
-    {"sigma0.reason.lemma.graph", "sigma0.reason.lemma.origins", "sigma0.reason.lemma.boxed"},
-    {"sigma0.reason.lemma.gate", "sigma0.reason.lemma.plan_formats", "sigma0.reason.lemma.prompts"},
-    {"sigma0.reason.lemma.settings"},
-    {"sigma0.reason.lemma.asking", "sigma0.reason.lemma.picture", "sigma0.reason.lemma.running"},
-    {"sigma0.reason.lemma.planning", "sigma0.reason.lemma.counting"},
-    {"sigma0.reason.lemma.proving", "sigma0.reason.lemma.repair"},
-    {"sigma0.reason.lemma.traversing"},
-    {"sigma0.reason.lemma.solver"},
-    {"sigma0.reason.lemma"},
-    {"sigma0.reason"},
-    {"sigma0"},
-    {"sigma0.doctor", "sigma0.prompts", "sigma0.telemetry"},
-    {"sigma0.learn_then_test"},
-    {"sigma0.calibration"},
-    {"sigma0.latency", "sigma0.risk", "sigma0.ladder_calibration"},
-    {"sigma0.calibration_report"},
-    {"sigma0.rendering"},
-    {"sigma0.calibrate_command", "sigma0.ladder_command"},
-    {"sigma0.solve_models", "sigma0.solve_progress", "sigma0.trail_command"},
-    {"sigma0.solve_command"},
-    {"sigma0.serve", "sigma0.bench"},
-    {"sigma0.cli"},
+    {"config", "extras"},
+    {"kernels"},
+    {"decode"},
+    {"signals"},
+    {"models"},
+    {"api"},
+    {""},
+    {"ladder"},
+    {"reason", "calibrate"},
+    {"commands"},
+    {"serve"},
+    {"bench"},
+    {"cli"},
 ]
+# The folders of a folder, in the same order.
+FOLDERS = {"serve": ["engine", "api", "cluster"], "bench": ["core"]}
 
 
 def sources():
@@ -123,14 +49,11 @@ def module_name(path):
 
 
 def level(name):
-    matching = [
-        (len(entry), index)
-        for index, entries in enumerate(LEVELS)
-        for entry in entries
-        if name == entry or (entry != "sigma0" and name.startswith(entry + "."))
-    ]
-    assert matching, f"{name} stands in no level: add it where it belongs"
-    return max(matching)[1]
+    """Place of a module's folder, and of the folder within it where those have an order."""
+    _, folder, within = (*name.split("."), "", "")[:3]
+    (place,) = (index for index, names in enumerate(LEVELS) if folder in names)
+    order = FOLDERS.get(folder, [])
+    return place, order.index(within) if within in order else len(order)
 
 
 def imported(path):
@@ -147,21 +70,36 @@ def imported(path):
                 yield node.module
 
 
+GRAPH = {module_name(path): {name for name in imported(path) if name.split(".")[0] == "sigma0"} for path in sources()}
+
+
+def test_imports_go_down():
+    up = {f"{name} imports {target}" for name in GRAPH for target in GRAPH[name] if level(target) > level(name)}
+    assert not up
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    # static_order raises a CycleError that names the circle
+    order = list(TopologicalSorter({name: GRAPH[name] - {name} for name in GRAPH}).static_order())
+    assert len(order) >= len(GRAPH)
+
+
+def test_kernels_are_chosen_in_one_place():
+    # ops chooses, and a benchmark measures, what lies there
+    may = ("sigma0.kernels", "sigma0.bench")
+    others = [name for name in GRAPH if name != "sigma0.decode.ops" and not name.startswith(may)]
+    assert not {name for name in others if any(target.startswith("sigma0.kernels") for target in GRAPH[name])}
+
+
 @pytest.mark.parametrize("path", sorted(set(sources())), ids=lambda path: module_name(path))
-def test_imports_run_one_way(path):
+def test_imports_are_of_the_package_and_of_what_the_module_may_know(path):
     name = module_name(path)
-    for target in imported(path):
-        if target.split(".")[0] == "sigma0":
-            assert level(target) <= level(name), f"{name} imports {target}"
-        assert target.split(".")[0] not in ("kernels", "serve", "bench"), f"{name} imports {target} past the package"
-        # the command shows tables; ops chooses, and a benchmark measures, what lies there
-        by_name = name == "sigma0.ops" or name.startswith(("sigma0.kernels", "sigma0.bench"))
-        assert by_name or not target.startswith("sigma0.kernels"), f"{name} imports {target}: ops chooses kernels"
+    outside = {target.split(".")[0] for target in imported(path)} - {"sigma0"}
+    assert not outside & {"kernels", "serve", "bench"}, f"{name} imports past the package"
     if name.startswith("sigma0.kernels") and path.name != "__main__.py":
-        others = {target.split(".")[0] for target in imported(path)} - set(sys.stdlib_module_names)
-        assert others <= {"torch", "triton", "sigma0"}
-    if name == "sigma0.serve.scheduler":
-        assert "torch" not in {target.split(".")[0] for target in imported(path)}
+        assert outside - set(sys.stdlib_module_names) <= {"torch", "triton"}
+    if name in ("sigma0.serve.engine.scheduler", "sigma0.config", "sigma0.extras", "sigma0"):
+        assert "torch" not in outside
 
 
 def test_files_stay_short():

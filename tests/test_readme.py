@@ -9,23 +9,23 @@ import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
+from sigma0.bench.core.ledger import FidelityRow, StrategyQARow, read_rows
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.effort.table import markdown
+from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import ladder_run
-from sigma0.bench.ladder_tables import ladder_runs
-from sigma0.bench.ledger import FidelityRow, StrategyQARow, read_rows
+from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.items import split_of
-from sigma0.bench.report import latest_runs, latest_speed_runs, short_table, whole_table
 from sigma0.bench.serving.table import latest_load, load_table, never_rows, never_sentence
-from sigma0.bench.speed.table import speed_table
+from sigma0.bench.speed.table import latest_speed_runs, speed_table
 from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.table import whole as levels_table
-from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
-from sigma0.bench.verdicts import VerdictReport
+from sigma0.bench.verdict.measure import VerdictReport
+from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
 from sigma0.cli import app
-from sigma0.loading import shipped_models
+from sigma0.models.load import shipped_models
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 
 ROOT = Path(__file__).parent.parent

@@ -145,7 +145,10 @@ def test_the_harness_s_line_runs_where_there_is_no_gpu():
 
 
 def test_the_span_model_that_is_named_is_there():
-    from sigma0 import support
+    from sigma0.signals.grounding import support
 
-    assert "`sigma0.grounding.check(text, context, model=sigma0.support.SpanSupport())`" in README
+    assert (
+        "`sigma0.signals.grounding.check.check(text, context, model=sigma0.signals.grounding.support.SpanSupport())`"
+        in README
+    )
     assert hasattr(support, "SpanSupport") and "support.LettuceDetect" not in README

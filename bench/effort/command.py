@@ -11,15 +11,15 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from sigma0.bench.conditions import device_name, git_commit, weights_sha256
+from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
 from sigma0.bench.effort.report import POLICIES, EffortReport, summarise
 from sigma0.bench.effort.simulation import Rates, simulate
 from sigma0.bench.effort.table import table
 from sigma0.bench.effort.world import check, questions
-from sigma0.estimates import share
-from sigma0.loading import load
+from sigma0.calibrate.bootstrap import share
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.models.load import load
 from sigma0.reason.chat import LocalChat
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
 
 def effort(

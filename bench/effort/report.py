@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from sigma0.estimates import Estimate, ratio, share
-from sigma0.reason.policies import (
+from sigma0.calibrate.bootstrap import Estimate, ratio, share
+from sigma0.reason.progressive.policies import (
     DUAL_TRACK,
     HYBRID_DEFAULT,
     ITERATION_SCHEDULE,

@@ -15,10 +15,10 @@ from pydantic.dataclasses import dataclass as checked
 
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
-from sigma0.reason.effort import ProgressiveReasoningManager
-from sigma0.reason.policies import Level, ProgressiveConfig
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.policies import Level, ProgressiveConfig
+from sigma0.reason.progressive.verify_loop import Turn, Verification, VerifyLoop
 from sigma0.reason.trail import Trail
-from sigma0.reason.verify_loop import Turn, Verification, VerifyLoop
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Shares = dict[Level, Share]

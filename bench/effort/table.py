@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from sigma0.bench.effort.report import EffortReport
-from sigma0.estimates import Estimate
+from sigma0.calibrate.bootstrap import Estimate
 
 HEADINGS = ("policy", "right, accepted", "wrong, accepted", "wrong of accepted", "right in the end", "verifications")
 

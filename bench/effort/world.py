@@ -16,11 +16,11 @@ from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ChatModel
 from sigma0.reason.desk import Desk
-from sigma0.reason.effort import ProgressiveReasoningManager
 from sigma0.reason.messages import Usage
-from sigma0.reason.policies import ProgressiveConfig
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.policies import ProgressiveConfig
+from sigma0.reason.progressive.verify_loop import Turn, Verification, VerifyLoop
 from sigma0.reason.trail import Trail
-from sigma0.reason.verify_loop import Turn, Verification, VerifyLoop
 
 MAX_TOKENS = 24
 _WHERE = re.compile(r"(?P<name>(?:The )?\w+) is in the (?P<place>\w+)\.")

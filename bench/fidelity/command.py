@@ -10,18 +10,18 @@ import torch
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from sigma0.bench.conditions import describe
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.fidelity.grid import MODES, Setting, plan
 from sigma0.bench.fidelity.work import Loaded, SpreadWork
-from sigma0.bench.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
-from sigma0.bench.output import tell_rows
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.workers import KeptResults, worker_pool
+from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import AfterExit, ExitConfig, explain
 from sigma0.extras import needs_extra
-from sigma0.loading import load
-from sigma0.prompts import Prompt, encode_prompts, read_prompts
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
-from sigma0.settings import AfterExit, ExitConfig, explain
+from sigma0.models.load import load
 
 TASK = "pocket"
 _GRID = TypeAdapter(dict[str, tuple[float, ...]])

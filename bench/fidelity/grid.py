@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sigma0.bench.ledger import Promise, row_key
-from sigma0.exit_thresholds import ExitThresholds
-from sigma0.settings import AfterExit, ExitConfig, ExitMode
+from sigma0.bench.core.ledger import Promise, row_key
+from sigma0.config import AfterExit, ExitConfig, ExitMode
+from sigma0.models.exit_thresholds import ExitThresholds
 
 # Thresholds of each rule, from eager to patient.
 GRID: dict[str, tuple[float, ...]] = {

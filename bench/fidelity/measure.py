@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.core.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
+from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import Setting, threshold
 from sigma0.bench.fidelity.runs import FreeRun
 from sigma0.bench.fidelity.work import FULL, FreeJob, OwnWork, Work, run_job
-from sigma0.bench.ledger import Conditions, DepthRow, DepthSample, FidelityRow, Figure
-from sigma0.bench.replay import Trace
-from sigma0.estimates import Estimate, bootstrap, clustered_share, ratio, saved_share
-from sigma0.forced import ForcedText, LoopReadings
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, ratio, saved_share
+from sigma0.calibrate.teacher_forcing import ForcedText, LoopReadings
+from sigma0.config import ExitConfig
 
 TIMED = 6
 ROUNDS = 3

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from sigma0.bench.ledger import DepthRow, FidelityRow, Figure
-from sigma0.rendering import depth_style
+from sigma0.bench.core.ledger import DepthRow, FidelityRow, Figure
+from sigma0.commands.console import depth_style
 
 SAVINGS = {
     "depth_saved": "depth saved, % (notional)",

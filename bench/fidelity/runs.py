@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sigma0.calibration import continue_alone
-from sigma0.forced import ForcedText, check_finite, divergence
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.agreement import continue_alone
+from sigma0.calibrate.teacher_forcing import ForcedText, check_finite, divergence
+from sigma0.config import ExitConfig
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.ledger import FidelityRow, Figure
+from sigma0.bench.core.ledger import FidelityRow, Figure
 
 COLUMNS = (
     "rule",

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from sigma0.bench.core.replay import Trace, replaying
+from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.fidelity.runs import ForcedRun, FreeRun, run_forced, run_free
-from sigma0.bench.replay import Trace, replaying
-from sigma0.bench.workers import KeptResults, Pool
-from sigma0.forced import ForcedText, LoopReadings, groups_of, join_readings, read_forced
-from sigma0.loading import load
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.teacher_forcing import ForcedText, LoopReadings, groups_of, join_readings, read_forced
+from sigma0.config import ExitConfig
+from sigma0.models.load import load
 
 FULL = ExitConfig(mode="full")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sigma0.bench.effort.table import markdown as effort_table
 from sigma0.bench.effort.table import title as effort_title
+from sigma0.bench.fidelity.pages import whole_table
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import (
     MODELS,
@@ -18,15 +19,14 @@ from sigma0.bench.figures.tables import (
 )
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ladder_tables import ladder_table
-from sigma0.bench.report import latest_speed_runs, whole_table
+from sigma0.bench.ladder.tables import ladder_table
 from sigma0.bench.serving.table import latest_load, load_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import speed_table
+from sigma0.bench.speed.table import latest_speed_runs, speed_table
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
-from sigma0.bench.verdict_tables import door_table, separation_table, switch_table
+from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
 
 
 def pages(results: Results) -> dict[str, str]:

@@ -5,20 +5,21 @@
 import re
 from collections.abc import Sequence
 
+from sigma0.bench.core.ledger import FidelityRow, Figure, HumanEvalRow, SimulationRow, StrategyQARow
 from sigma0.bench.effort.simulation import Rates
+from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.figures.check import computed as c
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import ladder_run
-from sigma0.bench.ladder_tables import ladder_runs
-from sigma0.bench.ledger import FidelityRow, Figure, HumanEvalRow, SimulationRow, StrategyQARow
-from sigma0.bench.report import latest_runs, latest_speed_runs
+from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
 from sigma0.bench.simulation.inputs import read_inputs
 from sigma0.bench.simulation.table import apart_cells, latest_simulation
 from sigma0.bench.simulation.traffic import LONG, SHORT
+from sigma0.bench.speed.table import latest_speed_runs
 from sigma0.bench.strategyqa.table import latest_levels
-from sigma0.calibration import prompts_needed
-from sigma0.estimates import share
+from sigma0.calibrate.agreement import prompts_needed
+from sigma0.calibrate.bootstrap import share
 from sigma0.serve.size_command import shape_of
 from sigma0.serve.sizing import parameters, token_bytes, weight_bytes
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sigma0.bench.core.ledger import AnyRow, read_rows
 from sigma0.bench.effort.report import EffortReport
-from sigma0.bench.ledger import AnyRow, read_rows
-from sigma0.bench.verdicts import VerdictReport
+from sigma0.bench.verdict.measure import VerdictReport
 
 VERDICTS = {
     "pocket": "verdict-pocket",

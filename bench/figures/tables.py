@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sigma0.bench.core.ledger import FidelityRow, LadderRow
+from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label, percent, with_interval
+from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.results import Results
-from sigma0.bench.ladder_tables import ladder_runs
-from sigma0.bench.ledger import FidelityRow, LadderRow
+from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import model_card
-from sigma0.bench.report import latest_runs
 
 MODELS = ("pocket", "pocket-large")
 # of the front page, with what each says to a reader: a rule at its calibrated threshold, or a baseline by its label
@@ -182,8 +183,6 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
 
 def size_page(name: str) -> str:
     """What `sigma0 size` prints of a shape."""
-    from sigma0.bench.figures.texts import printed
-
     return printed(f"sigma0 size {name} --context 4096,32768 --memory 24GB,48GB,80GB").strip()
 
 

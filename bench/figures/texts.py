@@ -1,28 +1,19 @@
 """Every text of the repository with the sources of its figures: checked, and rewritten."""
 
-import shlex
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from sigma0.bench.figures.check import Fault, Sources, code_figures, context, faults, figures, rewritten
 from sigma0.bench.figures.pages import pages
+from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.prose import sentences
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import blocks
 
 LITERAL = Path("bench/figures/literal.txt")
-
-
-@cache
-def printed(command: str) -> str:
-    """What a `sigma0` command prints, run once in a process of its own."""
-    words = [sys.executable, "-m", "sigma0.cli", *shlex.split(command)[1:]]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def texts(root: Path) -> list[str]:

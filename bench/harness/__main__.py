@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from sigma0.commands.console import quiet_transformers
 from sigma0.extras import needs_extra
-from sigma0.rendering import quiet_transformers
 
 
 def main() -> None:

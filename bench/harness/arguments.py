@@ -8,10 +8,9 @@ from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
-from sigma0.effort import Effort, exit_for
-from sigma0.exit_options import exit_settings
-from sigma0.loading import load
-from sigma0.settings import ExitConfig
+from sigma0.commands.exit_options import exit_settings
+from sigma0.config import Effort, ExitConfig, exit_for
+from sigma0.models.load import load
 
 # the harness's name of each field of `ExitConfig`; the mode is called as on the command line
 EXIT_ARGUMENTS = {

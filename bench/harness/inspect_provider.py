@@ -15,10 +15,10 @@ from inspect_ai.model import (
     modelapi,
 )
 
+from sigma0.api import Generation, encode, generate
 from sigma0.bench.harness.arguments import Opened, check_effort, open_model
 from sigma0.bench.harness.telemetry import Reading, counts
-from sigma0.endings import cut
-from sigma0.text import Generation, encode, generate
+from sigma0.decode.endings import cut
 
 # new tokens where nobody says how many; less where the context ends earlier
 MAX_TOKENS = 512
@@ -73,7 +73,7 @@ class Sigma0API(ModelAPI):  # type: ignore[misc]
     async def generate(self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> Any:
         """Answers; see Inspect's `ModelAPI.generate`.
 
-        `temperature` is 0 where none is given, and `reasoning_effort` is depth (`sigma0.effort`).
+        `temperature` is 0 where none is given, and `reasoning_effort` is depth (`sigma0.config`).
 
         Returns:
             The output. `metadata["sigma0"]` holds verdict, door, depths, savings and the setting in force.

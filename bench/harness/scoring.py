@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sigma0.bench.harness.telemetry import Reading
-from sigma0.exits import exit_reason
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
+from sigma0.decode.exits import exit_reason
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Reading:
 
     Attributes:
         depths: Loop of each token, from 1.
-        reasons: Why each stopped there, as `sigma0.exits.exit_reason` names it.
+        reasons: Why each stopped there, as `sigma0.decode.exits.exit_reason` names it.
         truncated: Ids of the prompt that were left out, because the model's context ended.
     """
 
@@ -49,7 +49,7 @@ def counts(reading: Reading) -> dict[str, Any]:
 
 @dataclass
 class DepthTally:
-    """Readings summed up; the shares are those of `sigma0.savings.Savings`, pooled over batches.
+    """Readings summed up; the shares are those of `sigma0.signals.savings.Savings`, pooled over batches.
 
     A written text's first token is read from the prompt, where nothing is skipped: it counts in `by_loop`, and not in
     the shares. A scored text is read like a prompt from end to end: all its tokens count in `mean_depth` and

@@ -9,8 +9,8 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.bench.harness.telemetry import BatchCost, Reading
-from sigma0.endings import cut
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
+from sigma0.decode.endings import cut
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,20 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.conditions import describe
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, append_row
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Judgement, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
 from sigma0.bench.humaneval.row import row_of
 from sigma0.bench.humaneval.sampling import MAX_NEW_TOKENS, Sample, SampleSettings, write_sample
 from sigma0.bench.humaneval.saved import Run, SampleFile
 from sigma0.bench.humaneval.table import table
-from sigma0.bench.ledger import LEDGER, HumanEvalRow, append_row
-from sigma0.generation import DepthGenerationMixin
-from sigma0.loading import load_causal
-from sigma0.prompts import Prompt, encode_prompts
-from sigma0.reason.sandbox import Sandbox
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.prompts import Prompt, encode_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import ExitConfig
+from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.load import load_causal
+from sigma0.reason.sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sigma0.estimates import Estimate, clustered_share
+from sigma0.calibrate.bootstrap import Estimate, clustered_share
 
 KS = (1, 10, 100)
 

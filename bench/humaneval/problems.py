@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sigma0.settings import explain
+from sigma0.config import explain
 
 SIZE = 164
 LONGEST_FILE = 2**24

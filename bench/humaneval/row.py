@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import get_args
 
+from sigma0.bench.core.rows import Figure
+from sigma0.bench.core.rows_tasks import HumanEvalRow, Outcome
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.passing import estimates
 from sigma0.bench.humaneval.sampling import Sample
 from sigma0.bench.humaneval.saved import Run
-from sigma0.bench.rows import Figure
-from sigma0.bench.rows_tasks import HumanEvalRow, Outcome
-from sigma0.estimates import Estimate, ratio, share
+from sigma0.calibrate.bootstrap import Estimate, ratio, share
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sigma0.api import check_context, encode, generate
 from sigma0.bench.humaneval.problems import Problem
-from sigma0.endings import cut, end_ids
-from sigma0.generation import DepthGenerationMixin
-from sigma0.text import check_context, encode, generate
+from sigma0.decode.endings import cut, end_ids
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 # where the function that is asked for is over (Chen et al., 2021, section 2.1)
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

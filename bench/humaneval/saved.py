@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sigma0.bench.core.rows import Conditions
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
-from sigma0.bench.rows import Conditions
-from sigma0.settings import explain
+from sigma0.config import explain
 
 
 class Run(BaseModel):

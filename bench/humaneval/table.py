@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from sigma0.bench.core.ledger import AnyRow, Figure, HumanEvalRow
 from sigma0.bench.humaneval.row import OUTCOMES
-from sigma0.bench.ledger import AnyRow, Figure, HumanEvalRow
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
 
 LEFT = ("model", "exit", "prompts")
 

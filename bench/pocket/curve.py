@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sigma0.bench.pocket.recipe import Recipe
 from sigma0.bench.pocket.train import Report
-from sigma0.rendering import depth_style
+from sigma0.commands.console import depth_style
 
 _POINTS = 120
 

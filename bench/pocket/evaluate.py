@@ -18,8 +18,8 @@ from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
-from sigma0.estimates import share
-from sigma0.exits import ExitRule, select_exits
+from sigma0.calibrate.bootstrap import share
+from sigma0.decode.exits import ExitRule, select_exits
 from sigma0.models.ouro import OuroForCausalLM
 
 # The hard half of the dial starts here.

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, fit, whole_answers
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
-from sigma0.exits import ExitRule, select_exits
+from sigma0.config import ExitConfig
+from sigma0.decode.exits import ExitRule, select_exits
 from sigma0.models.ouro import OuroForCausalLM
-from sigma0.settings import ExitConfig
 
 # Thresholds tried, from eager to patient.
 THRESHOLDS = (

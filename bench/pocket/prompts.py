@@ -1,4 +1,4 @@
-"""Questions about stories as prompts with known answers, for whatever reads `sigma0.prompts`."""
+"""Questions about stories as prompts with known answers, for whatever reads `sigma0.calibrate.prompts`."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from itertools import count, islice
 from sigma0.bench.pocket.data import chat_messages
 from sigma0.bench.pocket.evaluate import HARD
 from sigma0.bench.pocket.world import draw
-from sigma0.prompts import Prompt
+from sigma0.calibrate.prompts import Prompt
 
 
 def micro_world(n: int, split: str = "test", seed: int = 0, hard: bool = False) -> Iterator[Prompt]:

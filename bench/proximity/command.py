@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.extras import needs_extra
 from sigma0.kernels.collapse import CollapseRule
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
 SPANS = 3
 

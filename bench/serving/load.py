@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from sigma0.bench.ledger import Percentiles
+from sigma0.bench.core.ledger import Percentiles
 
 # A server that is slower than that is stuck.
 TIMEOUT = 600.0
+
+WAYS = ("full", "never", "finish", "drop", "verify")
 
 
 @dataclass

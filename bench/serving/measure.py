@@ -13,16 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.conditions import describe
-from sigma0.bench.ledger import Conditions, Figure, ServeRow
+from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.ledger import Conditions, Figure, ServeRow
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.serving.command import WAYS
-from sigma0.bench.serving.load import Ask, Load, closed_loop, open_loop
+from sigma0.bench.serving.load import WAYS, Ask, Load, closed_loop, open_loop
 from sigma0.bench.serving.servers import counts, endless_copy, serving_process, transformers_server
-from sigma0.loading import load
-from sigma0.prompts import Prompt, encode_prompts
-from sigma0.rendering import progress_bar
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.prompts import Prompt, encode_prompts
+from sigma0.commands.console import progress_bar
+from sigma0.config import ExitConfig
+from sigma0.models.load import load
 
 TRANSFORMERS = "transformers"
 

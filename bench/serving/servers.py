@@ -15,9 +15,9 @@ from typing import IO
 
 import httpx
 
-from sigma0.export import export
 from sigma0.extras import needs_extra
-from sigma0.loading import checkpoint_folder, load
+from sigma0.models.export import export
+from sigma0.models.load import checkpoint_folder, load
 
 START = 120.0
 

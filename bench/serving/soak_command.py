@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigma0.bench.conditions import git_commit
+from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.extras import needs_extra
-from sigma0.rendering import one_line_errors, progress_bar
 
 if TYPE_CHECKING:
     from sigma0.bench.serving.floods import Floods

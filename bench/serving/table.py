@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sigma0.bench.ledger import AnyRow, ServeRow
+from sigma0.bench.core.ledger import AnyRow, ServeRow
 
 
 def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:

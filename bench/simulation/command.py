@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sigma0.bench.conditions import git_commit
-from sigma0.bench.ledger import LEDGER, Conditions, SimulationRow, Tail, append_row, read_rows, repair
-from sigma0.bench.output import tell_rows
-from sigma0.bench.rows_systems import SIMULATION_SIZES, simulation_key
+from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.ledger import LEDGER, Conditions, SimulationRow, Tail, append_row, read_rows, repair
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.rows_systems import SIMULATION_SIZES, simulation_key
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.measure_command import INPUTS
 from sigma0.bench.simulation.routing import ROUTINGS
@@ -21,8 +21,8 @@ from sigma0.bench.simulation.study import Fleets, Seen, Setting, counted_from
 from sigma0.bench.simulation.study import simulate as simulate_one
 from sigma0.bench.simulation.table import print_simulation
 from sigma0.bench.simulation.traffic import Traffic
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.extras import needs_extra
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
 
 # Of the most that one replica answers whose chats stay, where no rates are given: routings that part chats from their
 # prefixes are full at the second already, none is before the last.

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sigma0.bench.rows import Conditions
+from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.replica import ReplicaLimits
-from sigma0.settings import explain
+from sigma0.config import explain
 
 Count = Annotated[int, Field(ge=1)]
 Time = Annotated[float, Field(gt=0)]

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.bench.rows import Conditions
+from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.fitting import TimedPass, fit_passes
 from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, PassClock
 from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
-from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.messages import Job, JobDone, JobFailed, TokenTold
-from sigma0.serve.planes import PageShape
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
+from sigma0.decode.paged_kv import PageShape
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Job, JobDone, JobFailed, TokenTold
 
 LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)

@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.conditions import describe
+from sigma0.bench.core.conditions import describe
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
+from sigma0.calibrate.prompts import encode_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.extras import needs_extra
-from sigma0.loading import load
-from sigma0.prompts import encode_prompts
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.models.load import load
 
 INPUTS = Path("bench/results/simulation-inputs.json")
 

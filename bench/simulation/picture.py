@@ -7,7 +7,7 @@ import matplotlib
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
-from sigma0.bench.ledger import SimulationRow
+from sigma0.bench.core.ledger import SimulationRow
 from sigma0.bench.simulation.routing import ROUTINGS
 from sigma0.bench.simulation.spread import interval, mean
 from sigma0.bench.simulation.traffic import LONG, SHORT

@@ -1,7 +1,7 @@
 """One simulated replica: an engine's passes counted row by row, with no model in it.
 
-It keeps the books of `sigma0.serve.engine` under `finish`: a pass runs one loop of every row there is. A new token
-enters at loop 1 in the pass behind the one that told it, is told at its exit depth, and its row goes on to loop T
+It keeps the books of `sigma0.serve.engine.engine` under `finish`: a pass runs one loop of every row there is. A new
+token enters at loop 1 in the pass behind the one that told it, is told at its exit depth, and its row goes on to loop T
 beside newer ones; prompts enter a stretch at a time, sharing what is left of `pass_rows` evenly. Full depth is the same
 with every exit at T. Where pages run short, a text waits until there are pages for all of it; the engine begins it with
 what its prompt needs and may put it back later. Not simulated: stretches found by another chat's text, requests that

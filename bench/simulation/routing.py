@@ -109,7 +109,7 @@ class Least:
 
 
 class Fleet:
-    """`fleet`: as `sigma0.serve.fleet.Fleet` chooses.
+    """`fleet`: as `sigma0.serve.cluster.router.Fleet` chooses.
 
     A chat goes back to the replica that read its last prompt as long as that one could begin it at once or has no more
     to do than the others; all else goes to one with the fewest requests. Where several have as few, the real one takes

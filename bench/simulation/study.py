@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sigma0.bench.rows_systems import Tail
+from sigma0.bench.core.rows_systems import Tail
 from sigma0.bench.simulation.cluster import Cluster, Course
 from sigma0.bench.simulation.inputs import Inputs, PassClock
 from sigma0.bench.simulation.replica import Replica, Request

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.ledger import AnyRow, SimulationRow, Tail
+from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
 from sigma0.bench.simulation.routing import TOGETHER
 from sigma0.bench.simulation.spread import interval, mean
 

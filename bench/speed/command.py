@@ -10,19 +10,19 @@ import torch
 import typer
 from torch import Tensor
 
-from sigma0.bench.conditions import describe, describe_weights
-from sigma0.bench.ledger import LEDGER, Conditions, append_row
-from sigma0.bench.output import tell_rows
+from sigma0.bench.core.conditions import describe, describe_weights
+from sigma0.bench.core.ledger import LEDGER, Conditions, append_row
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.replay import Trace
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.replay import Trace
 from sigma0.bench.speed.courses import STATED, described, recorded, stated
 from sigma0.bench.speed.measure import WAYS, Plan, measure
 from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
 from sigma0.bench.speed.table import print_speed
-from sigma0.loading import load, shipped_models
-from sigma0.prompts import encode_prompts
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.prompts import encode_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import ExitConfig
+from sigma0.models.load import load, shipped_models
 
 # No question of pocket's world has fewer ids than this.
 _SHORTEST = 12

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from sigma0.bench.drafts import full_texts, record
+from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
+from sigma0.bench.lossless.drafts import full_texts, record
 from sigma0.bench.pocket.prompts import micro_world
-from sigma0.bench.replay import Trace
-from sigma0.loading import load
-from sigma0.prompts import encode_prompts
-from sigma0.settings import ExitConfig, explain
+from sigma0.calibrate.prompts import encode_prompts
+from sigma0.config import ExitConfig, explain
+from sigma0.models.load import load
 
 PROMPTS = 24
 NEW_TOKENS = 32

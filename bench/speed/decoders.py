@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
-from sigma0.bench.replay import Trace, replaying
+from sigma0.bench.core.replay import Trace, replaying
 from sigma0.bench.speed.peer import StockLoopedModel
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
 
 FULL = ExitConfig(mode="full")
 

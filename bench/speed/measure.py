@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
+from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.ledger import Conditions, Course, Figure, SpeedRow
-from sigma0.bench.replay import Trace
 from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
-from sigma0.estimates import bootstrap
-from sigma0.settings import AfterExit, ExitConfig
+from sigma0.calibrate.bootstrap import bootstrap
+from sigma0.config import AfterExit, ExitConfig
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
 ADAPTIVE = ("finish", "drop", "verify")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from sigma0.loading import resolve_device
 from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.models.load import resolve_device
 
 SEED = 0
 _OURO = {"vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}

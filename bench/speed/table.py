@@ -1,12 +1,13 @@
 """Rows of speed runs as tables: in the terminal, and as Markdown."""
 
+import json
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sigma0.bench.ledger import SpeedRow
+from sigma0.bench.core.ledger import AnyRow, SpeedRow
 
 COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s")
 
@@ -71,3 +72,29 @@ def rest_text(rows: Sequence[SpeedRow]) -> str:
     peak = max(row.peak_bytes for row in rows) / 1e9
     memory = f"K/V: {used:.4g} MB in use, {kept:.4g} MB reserved. Most memory in use: {peak:.2f} GB."
     return f"Prompt tokens/s: {prompts}. {memory}"
+
+
+def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
+    """The rows of the last speed run of each kind, in the order they were measured."""
+    runs: dict[tuple[str, str], list[SpeedRow]] = {}
+    for row in rows:
+        if isinstance(row, SpeedRow):
+            runs.setdefault((row.time, row.run), []).append(row)
+    latest = {_kind(run): run for run in sorted(runs.values(), key=lambda run: run[0].time)}
+    return sorted(latest.values(), key=lambda run: run[0].time)
+
+
+def _kind(run: Sequence[SpeedRow]) -> str:
+    """What two speed runs share that differ in time alone: model, machine, size, rules and courses."""
+    first = run[0]
+    size = (
+        first.model,
+        first.dtype,
+        first.device,
+        first.threads,
+        first.batch_size,
+        first.context,
+        first.max_new_tokens,
+    )
+    ways = [(row.way, row.mode, row.settings, row.course and row.course.source) for row in run]
+    return json.dumps([size, ways])

@@ -22,7 +22,7 @@ from sigma0.bench.strategyqa.items import Item
 from sigma0.bench.strategyqa.level import Level, Prediction, Question, read
 from sigma0.bench.strategyqa.question_types import COMPARATIVES, POSSIBILITIES, asked
 from sigma0.reason.messages import Completion
-from sigma0.verdict import DoorPolicy, objections
+from sigma0.signals.verdict import DoorPolicy, objections
 
 Difficulty = Literal["simple", "medium", "hard"]
 Route = Literal["rules", "model", "verdict"]

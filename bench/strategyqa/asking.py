@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sigma0.effort import Effort
+from sigma0.api import Messages
+from sigma0.config import Effort
 from sigma0.reason.messages import ChatModel, Completion
-from sigma0.text import Messages
 
 MAX_TOKENS = 64
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sigma0.effort import Effort
-from sigma0.endings import cut, end_ids
+from sigma0.api import Messages, encode
+from sigma0.config import Effort
+from sigma0.decode.endings import cut, end_ids
 from sigma0.reason.chat import LocalChat, check_fits
 from sigma0.reason.messages import MAX_TOKENS, Completion, Usage
-from sigma0.text import Messages, encode
 
 # seconds that a batch waits for company behind its first question: those that were answered together come again
 # together, but threads take a while, and a batch that left half of them behind costs nearly as much as a whole one

@@ -7,11 +7,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sigma0.bench.lines import alone, append, cut
+from sigma0.api import Messages
+from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.reason.messages import ChatModel, Completion, Usage
-from sigma0.text import Messages
-from sigma0.verdict import ReasonVerdict
+from sigma0.signals.verdict import ReasonVerdict
 
 
 class AnswerCache:

@@ -9,9 +9,10 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.ledger import LEDGER, append_row, check_ledger
-from sigma0.bench.output import tell_rows
-from sigma0.bench.rows_tasks import StrategyQARow
+from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.rows_tasks import StrategyQARow
+from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.strategyqa import options
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.level import Level
@@ -22,9 +23,8 @@ from sigma0.bench.strategyqa.runner import LevelRun
 from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
 from sigma0.bench.strategyqa.work import SpreadLevels
-from sigma0.bench.workers import KeptResults, worker_pool
-from sigma0.effort import Effort
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import Effort
 
 
 def levels(

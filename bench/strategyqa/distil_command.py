@@ -8,8 +8,8 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.ledger import LEDGER, append_row, check_ledger
-from sigma0.bench.output import tell_rows
+from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.output import tell_rows
 from sigma0.bench.strategyqa import options
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
 from sigma0.bench.strategyqa.command import closing
@@ -26,8 +26,8 @@ from sigma0.bench.strategyqa.opening import WORLD, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.scored import to_rows
 from sigma0.bench.strategyqa.table import table
-from sigma0.effort import Effort
-from sigma0.rendering import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import Effort
 
 # levels whose traces hold each step with its answer, and with L5 those that hold steps at all
 ANSWERED = ("L2", "L2-rag", "L3", "L3-simple")

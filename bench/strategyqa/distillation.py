@@ -16,7 +16,7 @@ from sigma0.bench.strategyqa.prompted import ProgramTrace
 from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import Template, Workflow, check_parts, function_of, is_pattern
-from sigma0.settings import explain
+from sigma0.config import explain
 
 Rows = Sequence[tuple[Item, Prediction]]
 T = TypeVar("T")

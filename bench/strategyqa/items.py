@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.pocket.items import Split as WorldSplit
 from sigma0.bench.pocket.world import MIX, draw
-from sigma0.settings import explain
+from sigma0.config import explain
 
 Split = Literal["train", "dev"]
 # of the published files

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sigma0.bench.strategyqa.runner import LevelRun
 from sigma0.bench.strategyqa.statistics import holm, majority, mcnemar, rate
-from sigma0.estimates import Estimate
+from sigma0.calibrate.bootstrap import Estimate
 from sigma0.reason.messages import Usage
 
 BASELINE = "L0"

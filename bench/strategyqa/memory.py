@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
-from sigma0.settings import explain
-from sigma0.words import is_stop, stem, words_of
+from sigma0.config import explain
+from sigma0.signals.grounding.words import is_stop, stem, words_of
 
 Kind = Literal["positive", "negative"]
 LIMIT = 200

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from sigma0.bench.conditions import settings_sha256, weights_sha256
+from sigma0.bench.core.conditions import settings_sha256, weights_sha256
 from sigma0.bench.strategyqa.batched import BatchedChat
+from sigma0.commands.solve_models import as_ladder, open_chats
 from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
-from sigma0.solve_models import as_ladder, open_chats
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.strategyqa.items import Item
+from sigma0.config import explain
 from sigma0.extras import needs_extra
-from sigma0.settings import explain
 
 MATRIX_FILE = "matrix.npz"
 TERMS_FILE = "terms.json"

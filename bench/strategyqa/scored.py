@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import torch
 
-from sigma0.bench.conditions import device_name, git_commit
-from sigma0.bench.rows import Conditions, Figure
-from sigma0.bench.rows_tasks import StrategyQARow
+from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.rows import Conditions, Figure
+from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.strategyqa.measure import Score
 from sigma0.bench.strategyqa.opening import Bench, Opened
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from sigma0.estimates import share
+from sigma0.calibrate.bootstrap import share
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from sigma0.bench.ledger import AnyRow, StrategyQARow
+from sigma0.bench.core.ledger import AnyRow, StrategyQARow
 from sigma0.bench.strategyqa.measure import FEW
 from sigma0.extras import needs_extra
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.settings import explain
+from sigma0.config import explain
 
 Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
 Value = str | bool | tuple[str | bool, ...] | None

@@ -6,7 +6,7 @@ from math import isclose
 from typing import Literal
 
 from sigma0.bench.strategyqa.level import YES_OR_NO, has_words
-from sigma0.quantities import take_dates, take_numbers
+from sigma0.signals.grounding.quantities import take_dates, take_numbers
 
 Kind = Literal["truth", "number", "name", "open"]
 Relation = Literal["<", "<=", ">", ">=", "=", "!="]

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.strategyqa.level import Level, Prediction
 from sigma0.bench.strategyqa.opening import Opened, Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS
 from sigma0.bench.strategyqa.runner import Answered, LevelRun, labels_used
-from sigma0.bench.workers import KeptResults, Pool
 from sigma0.reason.messages import Usage
 
 

@@ -14,8 +14,9 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from sigma0.canary import CollapseCanary
-from sigma0.grounding import check
+from sigma0.api import Generation, Messages, check_context, encode
+from sigma0.api import generate as generate_text
+from sigma0.config import ExitConfig
 from sigma0.ladder.budget import Purse, RungCost, Spending
 from sigma0.ladder.endpoint import Asker, as_messages
 from sigma0.ladder.results import LadderStop
@@ -23,11 +24,10 @@ from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
 from sigma0.ladder.triggers import Signs, Trigger
 from sigma0.models.ouro import PROMPT_CHUNK
-from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages, check_context, encode
-from sigma0.text import generate as generate_text
-from sigma0.tokens import Token
-from sigma0.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token
+from sigma0.signals.canary import CollapseCanary
+from sigma0.signals.grounding.check import check
+from sigma0.signals.tokens import Token
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token
 
 WARM_START = "A first draft of the answer, which may be wrong, is:\n\n{draft}\n\nGive the right answer."
 

@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from sigma0.api import Messages
 from sigma0.ladder.budget import Purse, RungCost, Spending
 from sigma0.ladder.rungs import EndpointRung
-from sigma0.text import Messages
-from sigma0.verdict import Door, ReasonVerdict
+from sigma0.signals.verdict import Door, ReasonVerdict
 
 # An answer is cut off beyond this, whatever was asked for: no token of a common tokenizer is longer on average.
 BYTES_PER_TOKEN = 16

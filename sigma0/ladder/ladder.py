@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from sigma0.grounding import check
+from sigma0.api import Generation, Messages, check_context, encode
+from sigma0.config import ExitConfig
+from sigma0.decode.ladder_sampler import choosers_for
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
-from sigma0.ladder.choosing import choosers_for
 from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.reader import Reader
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
@@ -23,9 +24,8 @@ from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
 from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Saturation, ShutDoor, Trigger
-from sigma0.settings import ExitConfig
-from sigma0.text import Generation, Messages, check_context, encode
-from sigma0.verdict import DoorPolicy, aggregate, door, of_token
+from sigma0.signals.grounding.check import check
+from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
 
 
 class FidelityLadder:
@@ -144,7 +144,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         sources: Texts that an answer may be grounded in, beside the prompt.
         takes_back: Whether a text whose verdict does not let it pass goes up whole, so that `generations` may hold
             another text than the tokens were of. Not under a policy of the caller's, nor where tokens are drawn.
-        **choosing: As `sigma0.ladder.choosing.choosers_for` takes them.
+        **choosing: As `sigma0.decode.ladder_sampler.choosers_for` takes them.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sigma0.exits import Reason, exit_reason
-from sigma0.frontier import Bools
+from sigma0.config import ExitConfig
+from sigma0.decode.batch import Bools
+from sigma0.decode.exits import Reason, exit_reason
+from sigma0.decode.ops import FATES, Fate
+from sigma0.decode.stats import RunRecord
+from sigma0.decode.transfer import to_host
 from sigma0.ladder.budget import RungCost, Spending
 from sigma0.ladder.rungs import LocalRung
 from sigma0.models.ouro import PROMPT_CHUNK
-from sigma0.ops import FATES, Fate
-from sigma0.record import RunRecord
-from sigma0.settings import ExitConfig
-from sigma0.transfer import to_host
-from sigma0.verdict import mildest
+from sigma0.signals.verdict import mildest
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sigma0.exits import Reason
-from sigma0.grounding import Grounding
+from sigma0.decode.exits import Reason
+from sigma0.decode.ops import Fate
 from sigma0.ladder.budget import RungCost, Spending, total_bytes
 from sigma0.ladder.trail import Trail, Unit
-from sigma0.ops import Fate
-from sigma0.tokens import Token
-from sigma0.verdict import ReasonVerdict
+from sigma0.signals.grounding.check import Grounding
+from sigma0.signals.tokens import Token
+from sigma0.signals.verdict import ReasonVerdict
 
 LadderDoor = Literal["converge", "abort", "top_rung", "accepted"]
 LadderStop = Literal["eos", "stop", "length", "collapse", "budget"]

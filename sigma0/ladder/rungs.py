@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 from torch import nn
 
-from sigma0.endings import end_ids
-from sigma0.generation import DepthGenerationMixin
+from sigma0.config import ExitConfig
+from sigma0.decode.endings import end_ids
 from sigma0.ladder.budget import Price
-from sigma0.settings import ExitConfig
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 # Texts that two tokenizers must take apart alike: digits, spaces, scripts, bytes that are no character, specials.
 PROBES = (

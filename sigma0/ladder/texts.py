@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sigma0.grounding import check
+from sigma0.api import Messages
+from sigma0.config import ExitConfig
 from sigma0.ladder.answer_unit import Attempt, Climb, Writer, climb
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
@@ -11,9 +12,8 @@ from sigma0.ladder.rungs import AnyRung
 from sigma0.ladder.settling import check_settings, final_door, not_tried, versions
 from sigma0.ladder.trail import Trail, Unit, open_trail
 from sigma0.ladder.triggers import ShutDoor, Trigger
-from sigma0.settings import ExitConfig
-from sigma0.text import Messages
-from sigma0.verdict import DoorPolicy, aggregate, door, of_token
+from sigma0.signals.grounding.check import check
+from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
 
 DRAFT_TOKENS = 32
 

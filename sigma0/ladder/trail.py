@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from sigma0.config import explain
 from sigma0.ladder.budget import Budget, Purse, Spending
 from sigma0.ladder.hysteresis import Hysteresis, Parking
 from sigma0.ladder.triggers import ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
-from sigma0.settings import explain
-from sigma0.verdict import DoorPolicy
+from sigma0.signals.verdict import DoorPolicy
 
 Unit = Literal["token", "draft", "answer"]
 Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]

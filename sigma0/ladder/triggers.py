@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Protocol, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.settings import explain
-from sigma0.verdict import DoorPolicy, ReasonVerdict, objections
+from sigma0.config import explain
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, objections
 
 _STRICT = ConfigDict(extra="forbid")
 

@@ -18,22 +18,22 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from sigma0.cache import DepthCache
-from sigma0.completion import admit_skipped, complete
-from sigma0.exits import exit_probabilities, select_exits
-from sigma0.finite import check_weights as check_finite
-from sigma0.generation import DepthGenerationMixin, check_cache
-from sigma0.limits import check_ids
+from sigma0.config import ExitConfig
+from sigma0.decode.attention import PassRows
+from sigma0.decode.catch_up import admit_skipped, complete
+from sigma0.decode.exits import exit_probabilities, select_exits
+from sigma0.decode.finite import check_weights as check_finite
+from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.ops import BoundaryWeights
+from sigma0.decode.parallel import agreement, check_heads, shares
+from sigma0.decode.stats import PathReader
+from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
+from sigma0.models.limits import check_ids
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
+from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
-from sigma0.ops import BoundaryWeights
-from sigma0.outputs import LoopedCausalLMOutput, LoopedModelOutput
-from sigma0.parallel import agreement, check_heads, shares
-from sigma0.pass_rows import PassRows
-from sigma0.record import PathReader
-from sigma0.settings import ExitConfig
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
 PROMPT_CHUNK = 1024

@@ -13,9 +13,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
 )
 
-from sigma0.cache import DepthCache
+from sigma0.decode.attention import PassRows
+from sigma0.decode.kv_cache import DepthCache
 from sigma0.models.ouro_config import OuroConfig
-from sigma0.pass_rows import PassRows
 
 
 class OuroAttention(nn.Module):

@@ -10,16 +10,15 @@ from typing import Any, Literal
 
 import torch
 
-from sigma0.effort import Effort, exit_for
-from sigma0.endings import cut, end_ids
+from sigma0.api import Messages, check_context, encode, generate
+from sigma0.config import Effort, ExitConfig, exit_for
+from sigma0.decode.endings import cut, end_ids
 from sigma0.extras import needs_extra
-from sigma0.generation import DepthGenerationMixin
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker
+from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
-from sigma0.settings import ExitConfig
-from sigma0.text import Messages, check_context, encode, generate
 
 __all__ = [
     "ChatFailed",

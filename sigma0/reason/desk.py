@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from threading import Lock
 
-from sigma0.effort import Effort
+from sigma0.api import Messages
+from sigma0.config import Effort
 from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
 from sigma0.reason.trail import Call, Trail
-from sigma0.text import Messages
 
 # of a label that is asked for in words: it, and a sign or two
 LABEL_TOKENS = 8

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sigma0.effort import Effort
-from sigma0.text import Messages
-from sigma0.verdict import Door, ReasonVerdict
+from sigma0.api import Messages
+from sigma0.config import Effort
+from sigma0.signals.verdict import Door, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]
 MAX_TOKENS = 512
@@ -98,7 +98,7 @@ class ChatModel(Protocol):
 
         Args:
             messages: With `role` and `content`, not empty.
-            effort: On a looped model depth (`sigma0.effort`), on an endpoint `reasoning_effort`.
+            effort: On a looped model depth (`sigma0.config`), on an endpoint `reasoning_effort`.
             max_tokens: New tokens at most, >= 1.
             temperature: 0 is greedy.
             seed: Of the sampling.

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sigma0.effort import Effort
-from sigma0.settings import explain
+from sigma0.config import Effort, explain
 
 Strategy = Literal["progressive", "lemma", "agent"]
 MAX_LINES = 1_000_000

@@ -23,7 +23,7 @@ from sigma0.ladder import (
     read_trail,
     replay,
 )
-from sigma0.verdict import DoorPolicy, door
+from sigma0.signals.verdict import DoorPolicy, door
 
 POLICIES = st.one_of(
     st.none(),

@@ -22,7 +22,7 @@ from sigma0.ladder import (
     replay,
 )
 from sigma0.ladder.hysteresis import Parking
-from sigma0.verdict import of_token
+from sigma0.signals.verdict import of_token
 
 QEXIT = ExitConfig(q=0.4)
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

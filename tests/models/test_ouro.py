@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig
 
 from sigma0 import DepthCache, ExitConfig
-from sigma0.exits import exit_probabilities
+from sigma0.decode.exits import exit_probabilities
 from sigma0.models import OuroConfig, OuroForCausalLM, OuroModel
 from tests.reference import tiny_model
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.cli import app
-from sigma0.loading import CHECKPOINTS
+from sigma0.models.load import CHECKPOINTS
 
 HUGE = 10**9
 

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from tests.reason.sandboxes import WHY_NOT, Sandboxed, folder_of_the_sandbox, interpreter_of_nobody
+from tests.reason.sandbox.sandboxes import WHY_NOT, Sandboxed, folder_of_the_sandbox, interpreter_of_nobody
 
 
 @pytest.fixture(scope="module")

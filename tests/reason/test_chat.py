@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
-from sigma0.effort import exit_for
+from sigma0.config import exit_for
 from sigma0.ladder import Always, Budget, FidelityLadder, Never, Rung
 from sigma0.reason.chat import (
     ChatFailed,

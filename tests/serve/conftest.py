@@ -14,10 +14,10 @@ import openai
 import uvicorn
 
 from sigma0.ladder import Always, FidelityLadder, Rung
-from sigma0.serve.app import create_app
-from sigma0.serve.limits import ServerSettings
-from tests.serve.page_server import PageServer
-from tests.serve.spied_service import SpiedService
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.app import create_app
+from tests.serve.engine.spied_worker import SpiedService
+from tests.serve.page.page_server import PageServer
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def served(pocket, settings=None, ladder=None, **service_settings):
 @pytest.fixture(scope="session")
 def plain(pocket):
     """A server without a ladder, which has read the question of most tests before: else the first to ask differs."""
-    from tests.serve.test_chat import ASKED
+    from tests.serve.api.test_chat import ASKED
 
     with served(pocket) as server:
         server.client.chat.completions.create(model="pocket", messages=ASKED, max_tokens=20)

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.config import ExitConfig
+from sigma0.decode.stopping import StopCut
 from sigma0.ladder import FidelityLadder, Rung
-from sigma0.savings import Savings
-from sigma0.serve.events import ClientGone, RunningJobs, unless_gone
-from sigma0.serve.laddering import Laddering, LadderTask
-from sigma0.serve.logprobs import LEAST, finite, token_text
-from sigma0.serve.messages import Job, JobDone, JobFailed, TokenTold
-from sigma0.serve.stopping import StopCut
-from sigma0.settings import ExitConfig
+from sigma0.serve.api.events import ClientGone, RunningJobs, unless_gone
+from sigma0.serve.api.ladder import Laddering, LadderTask
+from sigma0.serve.api.logprobs import LEAST, finite, token_text
+from sigma0.serve.engine.messages import Job, JobDone, JobFailed, TokenTold
+from sigma0.signals.savings import Savings
 
 TOKEN = TokenTold(5, "a", 1, "threshold_met", None, 0.0, 1.0, 0.0, None, (), "m")
 DONE = JobDone("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, None, None), None, "escalate", None)

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
+from sigma0.decode.paged_kv import PagedPlanes, PageShape
+from sigma0.decode.sampler import Sampling
 from sigma0.models import OuroConfig, OuroForCausalLM
-from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.messages import Job, Sampling
-from sigma0.serve.pages import PagePool
-from sigma0.serve.planes import PagedPlanes, PageShape
+from sigma0.serve.engine.block_pool import PagePool
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Job
 from sigma0.serve.sizing import (
     ModelShape,
     Serving,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Literal
 
+from sigma0.api import Messages
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.settings import LemmaSettings
 from sigma0.reason.messages import ChatFailed, ChatModel, Completion
-from sigma0.text import Messages
 
 Kind = Literal["plan", "prove", "check", "code"]
 

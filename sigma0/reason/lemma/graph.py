@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.settings import explain
+from sigma0.config import explain
 
 LemmaType = Literal["structural", "reduction", "computational", "verification", "synthesis"]
 LemmaStatus = Literal["pending", "verified", "failed", "unverified"]

@@ -23,11 +23,11 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 import sigma0.reason.lemma.prompts as prompts
+from sigma0.api import Messages
+from sigma0.config import explain
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
 from sigma0.reason.lemma.plan_formats import Block, json_blocks, list_blocks
-from sigma0.settings import explain
-from sigma0.text import Messages
 
 PLAN_ATTEMPTS = 2
 _FIELDS = ("TYPE", "STATEMENT", "DEPENDS", "VERIFY")

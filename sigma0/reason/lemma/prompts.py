@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sigma0.api import Messages
 from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS, TYPES, Lemma, LemmaGraph, shortened
-from sigma0.text import Messages
 
 # characters of a verified proof that later ones may read, from its end
 PROOF_SHOWN = 400

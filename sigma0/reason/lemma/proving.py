@@ -19,7 +19,7 @@ from sigma0.reason.lemma.graph import FINAL, MAX_TEXT, shortened
 from sigma0.reason.lemma.prompts import Step
 from sigma0.reason.lemma.running import Runner, objection_to, run_written_down
 from sigma0.reason.messages import Completion
-from sigma0.reason.sandbox import SandboxUnavailable
+from sigma0.reason.sandbox.sandbox import SandboxUnavailable
 
 SOUND, FLAWED = "SOUND", "FLAWED"
 # characters of an objection in a reason

@@ -5,7 +5,7 @@ from typing import Protocol
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.graph import shortened
 from sigma0.reason.lemma.settings import LemmaSettings
-from sigma0.reason.sandbox import RunResult
+from sigma0.reason.sandbox.sandbox import RunResult
 from sigma0.reason.trail import Run
 
 # characters of what a program told, in reasons
@@ -13,7 +13,7 @@ _TOLD = 300
 
 
 class Runner(Protocol):
-    """Where strangers' code is run: `sigma0.reason.sandbox.Sandbox`."""
+    """Where strangers' code is run: `sigma0.reason.sandbox.sandbox.Sandbox`."""
 
     def run(self, code: str, timeout_s: float = 10.0, memory_mb: int = 512) -> RunResult:
         """Runs Python.

@@ -12,9 +12,9 @@ from sigma0.bench.effort.world import WhereIs, check, questions
 from sigma0.bench.pocket.world import draw
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
-from sigma0.reason.policies import FAST_TEST, HYBRID_DEFAULT
+from sigma0.reason.progressive.policies import FAST_TEST, HYBRID_DEFAULT
+from sigma0.reason.progressive.verify_loop import Turn
 from sigma0.reason.trail import Trail
-from sigma0.reason.verify_loop import Turn
 
 NEVER = {"low": 0.0, "medium": 0.0, "high": 0.0}
 ALWAYS = {"low": 1.0, "medium": 1.0, "high": 1.0}

@@ -7,12 +7,12 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.bench.__main__ import app
+from sigma0.bench.core.ledger import DepthRow, FidelityRow, Promise, read_rows
 from sigma0.bench.fidelity.grid import GRID, MODES, plan
+from sigma0.bench.fidelity.pages import short_table
 from sigma0.bench.fidelity.table import SHORT_COLUMNS, calibrated, markdown, oracle_share
-from sigma0.bench.ledger import DepthRow, FidelityRow, Promise, read_rows
-from sigma0.bench.report import short_table
-from sigma0.exit_thresholds import ExitThresholds
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
+from sigma0.models.exit_thresholds import ExitThresholds
 
 QUICK = ("--modes", "qexit,fixed,oracle", "--grid", '{"qexit": [0.5, 0.9]}', "--n", "3", "--max-new-tokens", "6")
 

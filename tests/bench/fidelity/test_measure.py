@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from sigma0.bench.core.ledger import Conditions
 from sigma0.bench.fidelity.grid import plan
 from sigma0.bench.fidelity.measure import common, open_bench
 from sigma0.bench.fidelity.runs import run_free
-from sigma0.bench.ledger import Conditions
 from sigma0.bench.pocket.tokenizer import build_tokenizer
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
 from tests.reference import DroppingReference, finish_rows, run_all_loops, tiny_model
 
 NEW = 5

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
+from sigma0.bench.core.ledger import DepthRow, FidelityRow, read_rows
+from sigma0.bench.core.replay import Trace
+from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.fidelity.grid import rule
 from sigma0.bench.fidelity.work import FreeJob, Loaded, OwnWork, SpreadWork
-from sigma0.bench.ledger import DepthRow, FidelityRow, read_rows
-from sigma0.bench.replay import Trace
-from sigma0.bench.workers import KeptResults, Pool
-from sigma0.forced import ForcedText
+from sigma0.calibrate.teacher_forcing import ForcedText
 
 # What depends on the clock, and on nothing else.
 EXEMPT = {"time", "tokens_per_second", "speed_ratio"}
@@ -80,7 +80,7 @@ def test_forced_runs_are_the_same_to_the_last_bit(works):
 @pytest.mark.parametrize("most", [2**13, 40])
 def test_readings_are_the_same_to_the_last_bit(works, monkeypatch, most):
     """Texts are read together just as one process reads them, however many that is."""
-    monkeypatch.setattr("sigma0.forced._TOKENS", most)
+    monkeypatch.setattr("sigma0.calibrate.teacher_forcing._TOKENS", most)
     rules = {
         "q": ExitConfig(q=0.6),
         "margin": ExitConfig(mode="margin", theta=0.5),

@@ -1,7 +1,7 @@
 import pytest
 
 from sigma0.bench.harness.arguments import check_effort, open_model
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
 
 CPU = {"device": "cpu", "dtype": "float32"}
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 import sigma0
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'sigma0-lm[eval]'")
 

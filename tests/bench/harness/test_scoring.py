@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0.bench.harness.scoring import Pair, read_exit, score
-from sigma0.forced import ForcedText, read_forced
-from sigma0.settings import ExitConfig
+from sigma0.calibrate.teacher_forcing import ForcedText, read_forced
+from sigma0.config import ExitConfig
 
 FULL, EAGER = ExitConfig(mode="full"), ExitConfig(mode="qexit", q=0.3)
 VOCABULARY = 61

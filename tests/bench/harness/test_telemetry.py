@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.harness.telemetry import BatchCost, DepthLog, DepthTally, Reading, counts
-from sigma0.savings import savings
+from sigma0.signals.savings import savings
 
 ROWS = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=8), min_size=1, max_size=4)
 

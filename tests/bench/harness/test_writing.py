@@ -5,8 +5,8 @@ import pytest
 import sigma0
 from sigma0.bench.harness.items import TASKS
 from sigma0.bench.harness.writing import WriteSettings, cut, write
-from sigma0.savings import savings
-from sigma0.settings import ExitConfig
+from sigma0.config import ExitConfig
+from sigma0.signals.savings import savings
 
 GREEDY = {"do_sample": False}
 EXITS = [

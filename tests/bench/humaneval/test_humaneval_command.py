@@ -5,10 +5,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
+from sigma0.bench.core.ledger import HumanEvalRow, read_rows
 from sigma0.bench.humaneval import command
-from sigma0.bench.ledger import HumanEvalRow, read_rows
 from tests.bench.humaneval.examples import write_problems
-from tests.reason.sandboxes import needs_bubblewrap
+from tests.reason.sandbox.sandboxes import needs_bubblewrap
 
 
 @dataclass

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigma0.bench.humaneval.judging import Judgement, Limits, judge, judgement
-from sigma0.reason.sandbox import RunResult, Sandbox
+from sigma0.reason.sandbox.sandbox import RunResult, Sandbox
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
-from tests.reason.sandboxes import needs_bubblewrap
+from tests.reason.sandbox.sandboxes import needs_bubblewrap
 
 RIGHT = "    return 2 * x\n"
 # how a completion of `double` fares, and a word of the reason

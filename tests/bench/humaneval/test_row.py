@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, parse_row, read_rows
 from sigma0.bench.humaneval.judging import Judgement, Limits
 from sigma0.bench.humaneval.row import row_of
 from sigma0.bench.humaneval.saved import SampleFile
 from sigma0.bench.humaneval.table import cells, exit_name, latest_humaneval, markdown
-from sigma0.bench.ledger import LEDGER, HumanEvalRow, parse_row, read_rows
 from sigma0.bench.report import report
 from tests.bench.humaneval.examples import PROBLEMS
 from tests.bench.humaneval.test_saved import run_of, sample_of

@@ -1,10 +1,10 @@
 import pytest
 
+from sigma0.bench.core.rows import Conditions
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
 from sigma0.bench.humaneval.saved import Run, SampleFile
-from sigma0.bench.rows import Conditions
+from tests.bench.core.test_ledger import CONDITIONS
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
-from tests.bench.test_ledger import CONDITIONS
 
 
 def run_of(samples=1, conditions=None, **settings):

@@ -17,8 +17,8 @@ from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_d
 from sigma0.bench.pocket.recipe import Recipe, build_model
 from sigma0.bench.pocket.train import loop_loss
 from sigma0.bench.pocket.world import draw
-from sigma0.estimates import share
-from sigma0.loading import load_tokenizer
+from sigma0.calibrate.bootstrap import share
+from sigma0.models.load import load_tokenizer
 from sigma0.models.ouro import OuroForCausalLM
 
 TINY = Recipe(batch=2, width=16, intermediate=24, heads=2, loops=3)

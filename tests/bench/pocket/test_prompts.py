@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import draw
-from sigma0.prompts import read_prompts
+from sigma0.calibrate.prompts import read_prompts
 
 
 def test_every_other_question_is_a_chat():

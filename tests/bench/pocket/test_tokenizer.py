@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.tokenizer import BOS, EOS, MAX_VOCABULARY, PAD, build_tokenizer
 from sigma0.bench.pocket.world import draw
-from sigma0.loading import load_tokenizer
+from sigma0.models.load import load_tokenizer
 
 AWKWARD = ["a 12345", "Mary's café \n\n 漢字\t🙂", " leading", "trailing ", "don't , stop .", "\r\n\x00", ""]
 

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("fastapi")
 
 from sigma0 import ExitConfig
-from sigma0.bench.ledger import ServeRow
+from sigma0.bench.core.ledger import ServeRow
 from sigma0.bench.serving import load as loads
 from sigma0.bench.serving.load import Answer, Ask, Load, closed_loop, open_loop, percentiles
 from sigma0.bench.serving.measure import Bench, Measured, Way, our_ways, rows_of, spread
 from sigma0.bench.serving.servers import counts
-from tests.bench.test_ledger import CONDITIONS
+from tests.bench.core.test_ledger import CONDITIONS
 from tests.serve.conftest import plain  # noqa: F401
 
 QUESTIONS = ["Mary went to the kitchen. Where is Mary?", "Leo went to the barn. Where is Leo?"]

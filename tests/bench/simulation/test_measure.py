@@ -7,12 +7,12 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.__main__ import app
-from sigma0.bench.rows import Conditions
+from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation import measure
 from sigma0.bench.simulation.inputs import PassClock, read_inputs
 from sigma0.bench.simulation.measure import STEPS, Stopwatch, measure_inputs, play
-from sigma0.serve.engine import EngineLimits
-from tests.bench.test_ledger import CONDITIONS
+from sigma0.serve.engine.engine import EngineLimits
+from tests.bench.core.test_ledger import CONDITIONS
 from tests.reference import settled_model
 
 
@@ -69,8 +69,8 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
 
 
 def test_arrivals_are_kept(model, lawful):
-    from sigma0.serve.engine import Engine
-    from sigma0.serve.messages import Job
+    from sigma0.serve.engine.engine import Engine
+    from sigma0.serve.engine.messages import Job
 
     jobs = [Job(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
     engine = Engine(*model, "tiny", measure.LIMITS)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
-from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.messages import Busy, Job, JobDone, TokenTold
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Busy, Job, JobDone, TokenTold
 from tests.reference import settled_model
 
 LOOPS = 4

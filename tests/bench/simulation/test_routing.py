@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sigma0.bench.simulation.loads import LoadTable
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
 from sigma0.bench.simulation.routing import router_for
-from sigma0.serve.fleet import NOTHING, EngineReport, Fleet
-from sigma0.serve.messages import Busy
+from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
+from sigma0.serve.engine.messages import Busy
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))

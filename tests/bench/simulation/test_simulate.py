@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.ledger import read_rows
-from sigma0.bench.rows_systems import Tail
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.rows_systems import Tail
 from sigma0.bench.simulation.command import COMPARED
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
 from sigma0.bench.simulation.study import Fleets, Setting, simulate
 from sigma0.bench.simulation.table import apart_cells, cells, is_unsettled, latest_simulation, markdown, whole
 from sigma0.bench.simulation.traffic import Traffic
-from tests.bench.test_ledger import CONDITIONS
+from tests.bench.core.test_ledger import CONDITIONS
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 QUICK = (

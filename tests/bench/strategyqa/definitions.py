@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.reason.messages import Completion
-from sigma0.verdict import ReasonVerdict
+from sigma0.signals.verdict import ReasonVerdict
 from tests.bench.strategyqa.scripts import ITEMS, SCRIPTS, TRAIN, TRAIN_KINDS, UNDECIDABLE
 
 FORM = "Answer with Yes or No."

@@ -7,7 +7,7 @@ from sigma0.bench.strategyqa.level import Prediction, Question, read
 from sigma0.bench.strategyqa.prompted import ChainOfThought
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import ChatFailed, Completion
-from sigma0.verdict import DoorPolicy, ReasonVerdict
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 
 GOOD = ReasonVerdict(converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met")
 SPIRAL = GOOD.model_copy(update={"stable": "spiral"})

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.ledger import read_rows
+from sigma0.bench.core.ledger import read_rows
 from sigma0.bench.strategyqa import opening
 from sigma0.bench.strategyqa.distillation import load_demonstrations, load_template
 from sigma0.bench.strategyqa.items import world_items

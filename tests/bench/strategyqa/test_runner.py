@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.ledger import StrategyQARow, read_rows
+from sigma0.bench.core.ledger import StrategyQARow, read_rows
 from sigma0.bench.strategyqa import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.batched import BatchedChat

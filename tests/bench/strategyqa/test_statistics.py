@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from sigma0.bench.strategyqa.statistics import McNemar, holm, majority, mcnemar, rate
-from sigma0.estimates import share
+from sigma0.calibrate.bootstrap import share
 
 BOOLS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=400)
 VALUES = st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8)

@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.ledger import read_rows
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.core.workers import KeptResults, Pool
 from sigma0.bench.strategyqa.asking import AskSettings
 from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import SpreadLevels, do_level
-from sigma0.bench.workers import KeptResults, Pool
 from sigma0.reason.messages import ChatFailed
 
 # What depends on the clock, and on nothing else.

@@ -5,7 +5,7 @@ import torch
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.ops import operations
+from sigma0.decode.ops import operations
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.reference import tiny_model
 

@@ -4,8 +4,8 @@ import numpy as np
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.serve.engine import Engine, EngineLimits
-from sigma0.serve.messages import Job, JobDone
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Job, JobDone
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.reference import settled_model
 

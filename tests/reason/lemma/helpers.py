@@ -14,7 +14,7 @@ from threading import Lock
 from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma import ALGSolver
-from sigma0.reason.sandbox import RunResult, SandboxUnavailable
+from sigma0.reason.sandbox.sandbox import RunResult, SandboxUnavailable
 from sigma0.reason.trail import Trail
 
 DRIVER = """

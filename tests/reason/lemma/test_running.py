@@ -2,7 +2,7 @@ import pytest
 
 from sigma0.reason.lemma import LemmaSettings
 from sigma0.reason.lemma.running import objection_to
-from sigma0.reason.sandbox import RunResult
+from sigma0.reason.sandbox.sandbox import RunResult
 
 
 def result(ok=True, stderr="", exit_code=0, timed_out=False, run=2, held=2, cut=None):

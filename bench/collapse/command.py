@@ -1,0 +1,115 @@
+"""`python -m sigma0.bench collapse`: false stops, loops ended, and the cost of looking."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.decode.repetition import CollapseStop
+from sigma0.extras import needs_extra
+from sigma0.models.load import load
+
+SPANS = 3
+
+
+def collapse(
+    models: Annotated[list[str], typer.Argument(help="Shipped names or folders of models of pocket's world.")],
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out questions, and stories, of each model.")] = 500,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of the cost, every way once in each.")] = 60,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of a round.")] = 32,
+    texts: Annotated[str, typer.Option(help="A folder whose tokenizer cuts the files below.")] = "",
+    prose: Annotated[list[Path], typer.Option(help="Text files; loops are spans of the first one.")] = [],  # noqa: B006
+    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
+    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        if (prose or code or lists) and not (texts and prose):
+            raise ValueError("files need --texts, a folder with a tokenizer, and one --prose, of which loops are made")
+        report = _study(models, n, rounds, new_tokens, texts, {"prose": prose, "code": code, "lists": lists})
+    text = json.dumps(report, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    typer.echo(text) if as_json else _print(report)
+
+
+def _study(
+    models: list[str], n: int, rounds: int, new_tokens: int, folder: str, files: dict[str, list[Path]]
+) -> dict[str, Any]:
+    from sigma0.bench.collapse import measure as study
+    from sigma0.bench.pocket.prompts import micro_world
+
+    chosen = CollapseStop()
+    prompts = list(micro_world(n, "test", 0))
+    found: dict[str, Any] = {}
+    series: list[study.Series] = []
+    with progress_bar("answers and rounds", len(models) * (n + rounds + 1)) as advance:
+        done = iter(range(1, 10**9))
+        for name in models:
+            looped, tokenizer = load(name, device="cpu", dtype="float32")
+            if not series:
+                series += study.stories(tokenizer, n, 0)
+            cut = study.answers_cut(looped, tokenizer, prompts, 64, lambda: advance(next(done)))
+            costs = study.costs(looped, tokenizer, prompts, new_tokens, rounds, lambda: advance(next(done)))
+            found[Path(name).name] = {"answers": n, "cut": cut, "costs": study.to_dicts(costs)}
+    if folder:
+        series += _of_files(folder, files)
+    return {
+        "device": device_name(torch.device("cpu")),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "commit": git_commit(),
+        "tau": chosen.tau,
+        "running": chosen.running,
+        "every": chosen.every,
+        "new_tokens": new_tokens,
+        "rounds": rounds,
+        "models": found,
+        "texts": study.to_dicts(study.rows(series, chosen.tau, chosen.running)),
+        "grid": study.to_dicts(study.grid(series)),
+    }
+
+
+def _of_files(folder: str, files: dict[str, list[Path]]) -> list[Any]:
+    from transformers import AutoTokenizer
+
+    from sigma0.bench.collapse import measure as study
+    from sigma0.bench.proximity.sources import by_kind, loops
+
+    read = by_kind({kind: tuple(paths) for kind, paths in files.items()}, AutoTokenizer.from_pretrained(folder))
+    found = [each for text in read for each in study.stretches(text.kind, text.ids)]
+    return found + [
+        study.series(f"{loop.kind} loops", loop.ids.tolist(), loop.first) for loop in loops(read[0].ids, SPANS)
+    ]
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(title=f"ended where the last {report['running']} proximities reach {report['tau']}")
+    for name in ("texts", "how many", "ended", "ids behind the onset"):
+        table.add_column(name, justify="left" if name == "texts" else "right")
+    for row in report["texts"]:
+        late = "-" if row["late"] is None else f"{row['late']:.0f}"
+        table.add_row(row["kind"], str(row["texts"]), str(row["ended"]), late)
+    console.print(table)
+    table = Table(title=f"CPU time a token, {report['new_tokens']} tokens, {report['rounds']} rounds")
+    for name in ("model", "on", "ms/token", "over off", "95 %"):
+        table.add_column(name, justify="left" if name in ("model", "on") else "right")
+    for name, told in report["models"].items():
+        for row in told["costs"]:
+            low, high = row["ratio"]["interval"]
+            table.add_row(name, row["way"], f"{row['ms']:.3f}", f"{row['ratio']['value']:.3f}", f"{low:.3f}-{high:.3f}")
+    console.print(table)
+    for name, told in report["models"].items():
+        console.print(f"{name}: {told['cut']} of {told['answers']} ordinary answers cut")

@@ -1,0 +1,181 @@
+"""When a text that runs in circles is ended: false stops on ordinary texts, loops ended, and what looking costs."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sigma0.api import generate
+from sigma0.bench.pocket.world import draw
+from sigma0.calibrate.bootstrap import Estimate, bootstrap
+from sigma0.calibrate.prompts import Prompt
+from sigma0.decode.batch import Ints
+from sigma0.decode.ops import CollapseRule
+from sigma0.decode.repetition import CollapseStop, Repetition
+
+# Of a stored text, read as a text of its own.
+STRETCH = 256
+TAUS, RUNNINGS = (0.7, 0.8, 0.9, 0.95), (1, 4, 8, 12, 16, 24, 32)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Proximities of one text, of its ids alone.
+
+    Attributes:
+        kind: What it is.
+        onset: Ids once it must be noticed; 0 of an ordinary text.
+        values: Behind each id, `[N]`.
+    """
+
+    kind: str
+    onset: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StopRow:
+    """One kind of texts under one setting.
+
+    Attributes:
+        kind: What they are.
+        tau: As in `CollapseStop`, as is the next.
+        running: Tokens running.
+        texts: How many.
+        ended: Of those.
+        late: Median ids from the onset to the end, of the ended ones; None of ordinary texts.
+    """
+
+    kind: str
+    tau: float
+    running: int
+    texts: int
+    ended: int
+    late: float | None
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """CPU time beside the plainest way, round by round in one run.
+
+    Attributes:
+        way: What is on.
+        ms: Median of a token, milliseconds.
+        ratio: Over `off` of the same round, the median of the rounds.
+    """
+
+    way: str
+    ms: float
+    ratio: Estimate | None
+
+
+def series(kind: str, ids: Iterable[int], onset: int = 0) -> Series:
+    """The proximities of one text."""
+    text, rule = Repetition(), CollapseRule()
+    for token_id in ids:
+        text.append(int(token_id))
+    return Series(kind, onset, tuple(text.at(number).proximity(rule) for number in range(text.tokens)))
+
+
+def stretches(kind: str, ids: Ints) -> Iterator[Series]:
+    """A stored text, a stretch at a time."""
+    for start in range(0, len(ids) - STRETCH + 1, STRETCH):
+        yield series(kind, ids[start : start + STRETCH].tolist())
+
+
+def stories(tokenizer: Any, n: int, seed: int) -> Iterator[Series]:
+    """Held-out stories of the models' own world, with their questions and answers: as repetitive as texts there are."""
+    for index in range(n):
+        items = draw("test", seed, index, questions=5).items
+        told = items[0].prompt + "".join(f" {item.answer} {item.question}" for item in items[1:])
+        yield series("stories", tokenizer(told)["input_ids"])
+
+
+def ended_at(each: Series, tau: float, running: int, every: int) -> int | None:
+    """Ids behind which a text is ended; None where it is not."""
+    high = np.array(each.values) >= tau
+    runs = np.convolve(high, np.ones(running, dtype=np.int64))[: len(high)] == running
+    ends = [number + 1 for number in np.flatnonzero(runs).tolist() if (number + 1) % every == 0]
+    return ends[0] if ends else None
+
+
+def rows(texts: Sequence[Series], tau: float, running: int) -> list[StopRow]:
+    """What a setting ends, by kind."""
+    found = []
+    for kind in dict.fromkeys(each.kind for each in texts):
+        own = [each for each in texts if each.kind == kind]
+        ends = [(each, ended_at(each, tau, running, CollapseStop().every)) for each in own]
+        late = [end - each.onset for each, end in ends if end is not None and each.onset]
+        ended = sum(end is not None for _, end in ends)
+        found.append(StopRow(kind, tau, running, len(own), ended, float(np.median(late)) if late else None))
+    return found
+
+
+def grid(texts: Sequence[Series]) -> list[StopRow]:
+    """Every setting that was tried."""
+    return [row for tau in TAUS for running in RUNNINGS for row in rows(texts, tau, running)]
+
+
+def answers_cut(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int, on_answer: Callable[[], None]
+) -> int:
+    """How many ordinary answers the shipped setting changes."""
+    cut = 0
+    for prompt in prompts:
+        written = generate(model, tokenizer, prompt.content, max_new_tokens=new_tokens, do_sample=False)
+        cut += written.stop_reason == "collapse"
+        on_answer()
+    return cut
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "off": {"verdict": False, "on_collapse": "ignore"},
+    "collapse": {"verdict": False, "on_collapse": "stop"},
+    "verdict": {"verdict": True, "on_collapse": "ignore"},
+    "both": {"verdict": True, "on_collapse": "stop"},
+}
+
+
+def costs(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], new_tokens: int, rounds: int, on_round: Callable[[], None]
+) -> list[CostRow]:
+    """CPU time a token, every way in turn on the same prompt, in an order that changes from round to round.
+
+    A text goes on past its end, so that all are of one length; the prompts are ordinary ones, on which nothing is cut.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its fast tokenizer.
+        prompts: Asked in turn.
+        new_tokens: Of each text.
+        rounds: Of all ways.
+        on_round: Called behind each.
+    """
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    names = list(WAYS)
+    for number in range(-1, rounds):
+        prompt = prompts[number % len(prompts)].content
+        for place in range(len(names)):
+            way = names[(place + number) % len(names)]
+            settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": []}
+            began = time.process_time()
+            written = generate(model, tokenizer, prompt, **settings, **WAYS[way])
+            spent = time.process_time() - began
+            # the first round warms up
+            if number >= 0:
+                times[way].append(1000 * spent / len(written.tokens))
+        on_round()
+    off = np.array(times["off"])
+    return [CostRow(way, float(np.median(each)), _median(np.array(each) / off)) for way, each in times.items()]
+
+
+def _median(values: npt.NDArray[np.float64]) -> Estimate | None:
+    return bootstrap(lambda drawn: float(np.median(values[drawn])), len(values))
+
+
+def to_dicts(found: Sequence[StopRow | CostRow]) -> list[dict[str, Any]]:
+    """Plain JSON values."""
+    return [asdict(each) for each in found]

@@ -1,0 +1,121 @@
+"""The ledger: one JSON line for each measured setting, under one published schema.
+
+A row is appended whole, by one writer at a time. A last line that a killed run left half-written is cut off by the next
+writer; anything else that is not a row is refused, naming the line, so that nothing is silently mixed.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sigma0.bench.core.lines import alone, append, cut
+from sigma0.bench.core.rows import Conditions, Figure, row_key
+from sigma0.bench.core.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, Promise, SpeedRow
+from sigma0.bench.core.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
+from sigma0.bench.core.rows_tasks import HumanEvalRow, StrategyQARow
+from sigma0.config import explain
+
+__all__ = [
+    "LEDGER",
+    "AnyRow",
+    "Conditions",
+    "Course",
+    "DepthRow",
+    "DepthSample",
+    "FidelityRow",
+    "Figure",
+    "HumanEvalRow",
+    "LadderRow",
+    "Percentiles",
+    "Promise",
+    "Row",
+    "ServeRow",
+    "SimulationRow",
+    "SpeedRow",
+    "StrategyQARow",
+    "Tail",
+    "append_row",
+    "check_ledger",
+    "parse_row",
+    "read_rows",
+    "repair",
+    "row_key",
+    "row_schema",
+]
+
+LEDGER = Path("bench/results/leaderboard.jsonl")
+
+AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow | StrategyQARow | SimulationRow
+Row = Annotated[AnyRow, Field(discriminator="benchmark")]
+_ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
+
+
+def row_schema() -> dict[str, Any]:
+    """The JSON Schema of a row."""
+    return _ROW.json_schema()
+
+
+def parse_row(line: str | bytes) -> AnyRow:
+    """One line of a ledger.
+
+    Raises:
+        ValueError: If it is no row.
+    """
+    try:
+        return _ROW.validate_json(line)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error
+
+
+def read_rows(path: Path) -> list[AnyRow]:
+    """All rows of a ledger; none where the file is missing.
+
+    Raises:
+        ValueError: For a line that is no row, named by its number; a last line without its end included.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_bytes().split(b"\n")
+    if lines[-1]:
+        raise ValueError(f"{str(path)!r} ends in a half-written line: measure again with it, which cuts the line off")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            rows.append(parse_row(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no row of this schema: {error}") from error
+    return rows
+
+
+def append_row(path: Path, row: AnyRow) -> bool:
+    """Adds a row, whole, unless its run holds one of the same key.
+
+    Returns:
+        Whether it was added: another process may have measured the same meanwhile.
+
+    Raises:
+        ValueError: If the ledger holds a line that is no row.
+    """
+    with alone(path):
+        cut(path)
+        if any((known.run, known.key) == (row.run, row.key) for known in read_rows(path)):
+            return False
+        append(path, row.model_dump_json().encode())
+        return True
+
+
+def repair(path: Path) -> bytes:
+    """Cuts off a last line that a killed writer left without its end, and returns it."""
+    with alone(path):
+        return cut(path)
+
+
+def check_ledger(path: Path) -> None:
+    """To be called before time is spent on what is to be appended: cuts off a half-written last line, reads the rest.
+
+    Raises:
+        ValueError: As `read_rows`.
+    """
+    repair(path)
+    read_rows(path)

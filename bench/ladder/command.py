@@ -1,0 +1,165 @@
+"""`python -m sigma0.bench ladder`: accuracy against cost, in a table, a picture and the ledger."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.bench.core.conditions import describe, weights_sha256
+from sigma0.bench.core.ledger import LEDGER, Figure, LadderRow, append_row
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.ladder.measure import Point, answer_settings, at_cost, measure, token_settings
+from sigma0.bench.ladder.picture import draw_ladder
+from sigma0.bench.ladder.tables import setting_name, shown
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.calibrate.bootstrap import Estimate
+from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import ExitConfig
+from sigma0.ladder import Rung
+from sigma0.ladder.triggers import trigger_to_dict
+from sigma0.models.load import load, load_causal
+
+TASK = "pocket"
+UNITS = {"token": token_settings, "answer": answer_settings}
+
+
+def ladder(
+    small: Annotated[str, typer.Argument(help="The lower model: shipped name, folder or hub id.")] = "pocket",
+    large: Annotated[str, typer.Argument(help="The larger one; with another tokenizer only answers go up.")] = (
+        "pocket-large"
+    ),
+    prompts: Annotated[
+        str, typer.Option(help="`pocket` for the micro-world's held-out stories, or a file of prompts.")
+    ] = TASK,
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Prompts at most.")] = 200,
+    everything: Annotated[bool, typer.Option("--all", help="All stories, not only the hard half.")] = False,
+    exit_config: Annotated[str, typer.Option(help="Exit rule of the lower model as JSON; by default its own.")] = "",
+    unit: Annotated[str, typer.Option(help="What goes up: token, with answers beside it, or answer alone.")] = "token",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
+    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+) -> None:
+    """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors():
+        if unit not in UNITS:
+            raise ValueError(f"no such unit: {unit!r}; there are {', '.join(UNITS)}")
+        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
+        below = load(small, dtype="float32")
+        lower = Rung.local(*below, Path(small).name, config)
+        upper = Rung.local(*load_causal(large, dtype="float32"), Path(large).name)
+        parts = _prompts(prompts, n, seed, not everything)
+        points = UNITS[unit](below[0].door_policy)
+        started = datetime.now(timezone.utc).isoformat()
+        exits = below[0].resolve_exit_config(config).to_dict()
+        total = sum(len(asked) for asked, _ in parts.values()) * (1 + len(points))
+        rows: list[LadderRow] = []
+        found: dict[str, list[Point]] = {}
+        with progress_bar("answers", total, hidden=as_json) as advance:
+            done = iter(range(1, total + 1))
+            for part, (asked, where) in parts.items():
+                ids = encode_prompts(*below, asked, max_new_tokens)
+                found[part] = measure(lower, upper, asked, points, max_new_tokens, lambda: advance(next(done)))
+                conditions = describe(below[0], small, where, ids, [each.answer for each in asked], max_new_tokens)
+                rows += [_row(point, part, conditions, started, large, exits) for point in found[part]]
+        for row in rows:
+            append_row(out, row)
+        reported = [row for row in rows if row.part == "report"]
+        if picture is not None:
+            title = f"{Path(small).name} to {Path(large).name}: {reported[0].prompts}, n = {reported[0].n}"
+            draw_ladder(reported, picture, title)
+    tell_rows(rows, as_json, lambda: print_points(found["report"], rows), f"{len(rows)} rows in {out}")
+
+
+def _prompts(source: str, n: int, seed: int, hard: bool) -> dict[str, tuple[list[Prompt], str]]:
+    """The prompts of each part of a run, and where they come from; of a file the first n are reported on.
+
+    The next n of a file are chosen on, if it holds so many as two.
+    """
+    if source == TASK:
+        kind = "hard half, " * hard
+        return {
+            part: (list(micro_world(n, split, seed, hard)), f"{TASK}, {split} split, {kind}seed {seed}")
+            for part, split in (("choice", "calibration"), ("report", "test"))
+        }
+    found = list(islice(read_prompts(Path(source)), 2 * n))
+    if len(found) < 2:
+        raise ValueError(f"{source!r} holds one prompt: intervals over prompts take at least 2")
+    name = Path(source).name
+    parts = {"choice": (found[n:], f"{name}, from {n + 1}")} if len(found) > n + 1 else {}
+    return {**parts, "report": (found[:n], name)}
+
+
+def _row(point: Point, part: str, conditions: Any, started: str, large: str, exits: dict[str, Any]) -> LadderRow:
+    return LadderRow.model_validate(
+        {
+            **conditions.model_dump(),
+            "time": started,
+            "part": part,
+            "above": large,
+            "above_sha256": weights_sha256(large),
+            "exit_config": exits,
+            "family": point.setting.family,
+            "policy": trigger_to_dict(point.setting.policy),
+            "stay": point.setting.stay,
+            "unit": point.setting.unit,
+            "warm_start": point.setting.warm_start,
+            "accuracy": _figure(point.accuracy),
+            "cost": _figure(point.cost),
+            "seconds": _figure(point.seconds),
+            "row_cost": point.rows,
+            "handed_up": point.handed_up,
+            "catch_ups": point.catch_ups,
+        }
+    )
+
+
+def _figure(estimate: Estimate) -> dict[str, float]:
+    figure = Figure.of(estimate)
+    assert figure is not None
+    return figure.model_dump()
+
+
+def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
+    """The points as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
+    console = Console()
+    table = Table(title="cost and time: of the larger model's alone")
+    for name in ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups"):
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    for point in points:
+        low, high = point.accuracy.interval
+        table.add_row(
+            setting_name(point.setting.family, trigger_to_dict(point.setting.policy)),
+            f"{point.accuracy.value:.1%}",
+            f"{low:.1%}-{high:.1%}",
+            f"{point.cost.value:.1%}",
+            f"{point.seconds.value:.1%}",
+            f"{point.handed_up:.1%}",
+            f"{point.catch_ups:.2f}",
+        )
+    console.print(table)
+    curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
+    for best in shown(rows):
+        if best.family not in curves:
+            continue
+        others = {other: at_cost(rest, best.cost.value) for other, rest in curves.items() if other != best.family}
+        beside = ", ".join(f"{other} {value:.1%}" for other, value in others.items() if value is not None)
+        told = f"{best.accuracy.value:.1%} right at {best.cost.value:.1%} of the cost"
+        console.print(f"{setting_name(best.family, best.policy)}: {told}; there {beside}")
+
+
+def families(points: Sequence[Point]) -> list[str]:
+    """The curves, each once."""
+    return list(dict.fromkeys(point.setting.family for point in points if "only" not in point.setting.family))

@@ -1,0 +1,130 @@
+"""Passes under `verify`, counted from recorded argmax traces without a decoder: would a second proposal pay?
+
+Under `verify` a token stops at its exit e and proposes a_e, the argmax there; if a_e is not a_T, its followers are
+dropped and the next token enters after loop T. A *fallback* (arXiv 2609.17184) would open a second branch at the first
+deeper loop t whose argmax is not a_e, with a_t: where a_t is a_T, the next token enters after loop t instead. So the
+passes from a token to the next are
+
+    verify            e  if a_e = a_T, else T
+    with a fallback   e  if a_e = a_T;  t  if a_t = a_T;  else T
+    with redrafts     the first loop from e on at which the argmax is a_T and stays it
+
+(a branch that is right in between and wrong at T costs rows, no passes), and the last token is checked up to T in all.
+A *redraft* needs no second branch: whenever a deeper loop changes its mind, the followers are dropped and its argmax is
+fed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sigma0.calibrate.agreement import continue_alone
+from sigma0.config import ExitConfig
+from sigma0.decode.exits import select_exits
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Passes of one rule over all texts, tokens after each first.
+
+    Attributes:
+        passes: Under `verify`.
+        with_fallback: With a second proposal.
+        with_redraft: With a new proposal whenever the argmax changes.
+        full: At full depth.
+        wrong: Share of the proposals, tokens that stop before T, that are withdrawn.
+        rescued: Share of these whose second proposal is right.
+    """
+
+    passes: int
+    with_fallback: int
+    with_redraft: int
+    full: int
+    wrong: float
+    rescued: float
+
+    @property
+    def saved(self) -> tuple[float, float]:
+        """Share of `verify`'s passes that the fallback saves, and that redrafts save."""
+        return 1 - self.with_fallback / self.passes, 1 - self.with_redraft / self.passes
+
+
+def simulate(traces: Sequence[Ints], exits: Sequence[Ints]) -> Simulated:
+    """Counts passes.
+
+    Args:
+        traces: Argmax at loop 1 to T of the new tokens of each text behind its first, `[T, n]`.
+        exits: Loop at which the rule stops each of them, `[n]`.
+    """
+    passes = with_fallback = with_redraft = full = wrong = rescued = proposed = 0
+    for trace, exit_loops in zip(traces, exits, strict=True):
+        total, count = trace.shape
+        for place in range(count):
+            path, depth = trace[:, place], int(exit_loops[place])
+            verified, fallback, redrafted = step(path, depth)
+            last = place == count - 1
+            # The last token opens no follower; it is checked up to T.
+            passes += total if last else verified
+            with_fallback += total if last else fallback
+            with_redraft += total if last else redrafted
+            full += total
+            proposed += depth < total
+            wrong += verified == total and depth < total
+            rescued += fallback < verified
+    return Simulated(passes, with_fallback, with_redraft, full, wrong / max(proposed, 1), rescued / max(wrong, 1))
+
+
+def step(path: Ints, depth: int) -> tuple[int, int, int]:
+    """Passes from a token to the next: under `verify`, with a fallback, with redrafts.
+
+    Args:
+        path: Its argmax at loop 1 to T, `[T]`.
+        depth: Its exit.
+    """
+    total = len(path)
+    other = np.flatnonzero(path != path[-1])
+    redrafted = max(depth, int(other[-1]) + 2 if len(other) else 1)
+    if path[depth - 1] == path[-1]:
+        return depth, depth, redrafted
+    changed = int(np.flatnonzero(path[depth:] != path[depth - 1])[0]) + depth + 1
+    return total, changed if path[changed - 1] == path[-1] else total, redrafted
+
+
+def full_texts(model: Any, prompts: Sequence[tuple[int, ...]], new: int) -> list[Tensor]:
+    """Full depth's own text behind each prompt, prompt included, `new` tokens whether it ends or not; each `[1, S]`."""
+    full = ExitConfig(mode="full")
+    return [continue_alone(model, prompt, full, new, past_the_end=True).sequences for prompt in prompts]
+
+
+@torch.no_grad()
+def record(
+    model: Any, prompts: Sequence[tuple[int, ...]], texts: Sequence[Tensor], config: ExitConfig
+) -> tuple[list[Ints], list[Ints]]:
+    """What each loop reads along given texts.
+
+    Args:
+        model: A looped model.
+        prompts: Ids of the prompts.
+        texts: As `full_texts` gives them.
+        config: An exit rule.
+
+    Returns:
+        For each text, over its new tokens but the last, which are fed back: the argmax at loop 1 to T, `[T, new - 1]`,
+        and the loop at which the rule stops, `[new - 1]`.
+    """
+    rule = model.exit_rule(config)
+    traces, exits = [], []
+    for prompt, text in zip(prompts, texts, strict=True):
+        output = model.model(input_ids=text, use_cache=False)
+        states = output.loop_states[:, :, len(prompt) : -1]  # [T, 1, new - 1, D]
+        gates = output.gate_logits[:, :, len(prompt) : -1]
+        traces.append(model.head(states[:, 0]).argmax(-1).cpu().numpy())
+        exits.append(select_exits(rule, states, gates, model.head).depths[0].cpu().numpy())
+    return traces, exits

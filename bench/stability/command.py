@@ -1,0 +1,66 @@
+"""`python -m sigma0.bench stability`: what a token's spectrum predicts, in figures and a picture."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.extras import needs_extra
+from sigma0.models.load import load
+
+
+def stability(
+    model: Annotated[
+        str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")
+    ] = "pocket",
+    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.stability.measure import read_answers, study
+        from sigma0.bench.stability.picture import draw_stability
+
+        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        with progress_bar("questions", n, hidden=as_json) as advance:
+            answers = read_answers(looped, tokenizer, n, seed, advance)
+        found = study(model, looped.num_loops, answers)
+        if picture is not None:
+            draw_stability(answers, found, picture)
+    text = json.dumps(found.to_dict(), indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+        return
+    console = Console()
+    console.print(
+        f"{model}: {found.answers} answers, {found.wrong:.1%} wrong; the fit speaks at {found.spoke:.1%} of the least "
+        f"sure tokens\nradius {found.radius[1]:.2f} along the path, {found.jacobian[1]:.2f} of the map (medians)"
+    )
+    if found.rank_correlation is not None:
+        low, high = found.rank_correlation.interval
+        console.print(f"rank correlation of the two {found.rank_correlation.value:.2f} ({low:.2f} to {high:.2f})")
+    table = Table(title="AUROC for a wrong answer")
+    for name in ("score", "AUROC", "95 %"):
+        table.add_column(name)
+    for name, each in found.auroc.items():
+        table.add_row(
+            name, *(("-", "") if each is None else (f"{each.value:.3f}", "{:.3f} to {:.3f}".format(*each.interval)))
+        )
+    console.print(table)
+    for fate, share in found.fates.items():
+        console.print(
+            f"{fate}: {share:.1%} of the least sure tokens, {found.wrong_by_fate[fate]:.1%} of those answers wrong"
+        )

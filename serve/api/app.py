@@ -1,0 +1,133 @@
+"""The app: OpenAI's protocol over a service."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.middleware import Middleware
+from starlette.staticfiles import StaticFiles
+
+from sigma0.commands.telemetry import TelemetryLog
+from sigma0.ladder import FidelityLadder
+from sigma0.serve.api import errors
+from sigma0.serve.api.access import BodyLimit, Ending, KeyCheck, ServerSettings
+from sigma0.serve.api.description import Served, describe
+from sigma0.serve.api.errors import as_api_error
+from sigma0.serve.api.handlers import Answerer
+from sigma0.serve.api.hosts import HostCheck
+from sigma0.serve.api.info import PAGE, information, told
+from sigma0.serve.api.ladder import Laddering
+from sigma0.serve.api.large import LargeBodies, turn_is_over
+from sigma0.serve.api.metrics import Metrics
+from sigma0.serve.api.middleware import Guard
+from sigma0.serve.api.pools import BoundedPool
+from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
+from sigma0.serve.api.requests import Plan, Planner
+from sigma0.serve.engine.messages import Service
+
+_FAILURES = told(400, 401, 404, 408, 413, 429, 500, 503, 504)
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or with stream=true its chunks as server-sent events.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    },
+    **_FAILURES,
+}
+
+
+def create_app(
+    service: Service,
+    settings: ServerSettings,
+    ladder: FidelityLadder | None = None,
+    telemetry: TelemetryLog | None = None,
+) -> FastAPI:
+    """The server's app, for uvicorn or any other ASGI server.
+
+    Args:
+        service: The engine; it is drained when the app shuts down.
+        settings: Limits, and the key that clients must know.
+        ladder: Answers requests with `sigma0.ladder`, and with `SIGMA0_ROUTING=1` those whose verdict says escalate.
+        telemetry: Takes a line for each choice of a request; whoever made it closes it.
+
+    Returns:
+        The app. `sigma0.serve.api.app.drain` ends it gently ahead of its shutdown.
+    """
+    metrics = Metrics(service)
+    laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops), service.name)
+    planner = Planner(service, settings, laddering)
+    answerer = Answerer(service, settings, laddering, metrics)
+    answerer.telemetry = telemetry
+    # two threads: of the large ones one at a time is let in, so that one is there for all others
+    planning, ending = BoundedPool("planning", 2, settings.max_planning), Ending()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await drain(app)
+        planning.close()
+        if laddering is not None:
+            laddering.close()
+
+    middleware = [Middleware(Guard), Middleware(HostCheck, allowed=settings.allowed_hosts)]
+    if settings.api_key is not None:
+        middleware.append(Middleware(KeyCheck, key=settings.api_key))
+    limit, seconds = settings.max_body_bytes, settings.body_timeout
+    middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
+    middleware.append(Middleware(LargeBodies))
+    # the documentation pages that FastAPI has load scripts from elsewhere; /openapi.json stays
+    app = FastAPI(title="sigma0", docs_url=None, redoc_url=None, lifespan=lifespan, middleware=middleware)
+    app.state.answerer, app.state.service, app.state.ending = answerer, service, ending
+    errors.install(app)
+    app.mount("/page", StaticFiles(directory=PAGE))
+    app.include_router(information(service, planner, laddering, metrics, answerer, int(time.time())))
+
+    async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
+        kind = "chat" if isinstance(body, ChatRequest) else "completion"
+        try:
+            # ahead of the tokenizer, which a flood of requests would keep busy too
+            with answerer.room():
+                plan: Plan = await planning.run(planner.plan, body)
+            turn_is_over(request.scope)
+            return await answerer.answer(request, plan)
+        except Exception as error:
+            found = as_api_error(error, str(request.state.request_id))
+            metrics.requests.labels(kind, str(found.status_code)).inc()
+            raise found from error
+
+    @app.post("/v1/chat/completions", response_model=None, responses=_STREAMED)
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answers a chat."""
+        return await answer(request, body)
+
+    @app.post("/v1/completions", response_model=None, responses=_STREAMED)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continues texts."""
+        return await answer(request, body)
+
+    describe(app, Served(service, settings, laddering is not None))
+    return app
+
+
+def stop_taking(app: FastAPI) -> None:
+    """Takes no more requests (503), those whose body is still to come among them; from any thread.
+
+    Args:
+        app: As `create_app` returned it.
+    """
+    answerer: Answerer = app.state.answerer
+    answerer.draining = True
+    ending: Ending = app.state.ending
+    ending.begin()
+
+
+async def drain(app: FastAPI) -> None:
+    """Ends an app gently: it takes no more requests (503), and returns once those that it took are answered.
+
+    Args:
+        app: As `create_app` returned it.
+    """
+    stop_taking(app)
+    service: Service = app.state.service
+    await service.drain()

@@ -1,0 +1,148 @@
+"""`/openapi.json`: FastAPI's own description, and what only a server that runs can say of its model and its limits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import TypeAdapter
+
+from sigma0.config import THRESHOLDS, ExitConfig
+from sigma0.ladder import Budget
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.protocol import MAX_SETTING
+from sigma0.serve.engine.messages import Service
+
+Schema = dict[str, Any]
+_NULL = {"type": "null"}
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server says of its requests.
+
+    Attributes:
+        service: The engine.
+        settings: Limits.
+        has_ladder: Whether there is a ladder.
+    """
+
+    service: Service
+    settings: ServerSettings
+    has_ladder: bool
+
+
+def describe(app: FastAPI, served: Served) -> None:
+    """Makes an app's description say what this server takes and answers.
+
+    FastAPI's own 422 is taken out: here what is invalid is a 400, as OpenAI has it.
+
+    Args:
+        app: With all of its routes.
+        served: What it serves.
+    """
+    make = app.openapi
+
+    def openapi() -> Schema:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = make()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["421"] = {"description": "Misdirected Request", "content": _ERROR}
+        schemas = schema["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        _limit_options(schemas["Sigma0Options"]["properties"], served)
+        for name, needs in (("ChatRequest", _chat_needs), ("CompletionRequest", _completion_needs)):
+            _limit_request(schemas[name]["properties"], served)
+            schemas[name]["allOf"] = [_needs("stream_options", [None], "stream"), *needs(served)]
+        _limit_prompt(schemas["CompletionRequest"]["properties"]["prompt"], served)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _limit_request(properties: Schema, served: Served) -> None:
+    properties["model"] |= {"enum": [served.service.name]}
+    for name, most in (
+        ("max_tokens", served.settings.max_new_tokens),
+        ("max_completion_tokens", served.settings.max_new_tokens),
+        ("n", served.settings.max_n),
+    ):
+        number = properties[name]["anyOf"][0]
+        number.pop("exclusiveMaximum")
+        number["maximum"] = most
+
+
+def _limit_prompt(prompt: Schema, served: Served) -> None:
+    _, texts, ids, several = prompt["anyOf"]
+    texts["maxItems"] = several["maxItems"] = served.settings.max_prompts
+    for one in (ids, several["items"]):
+        one["items"] = {"type": "integer", "minimum": 0, "maximum": int(served.service.model.config.vocab_size) - 1}
+        one["maxItems"] = served.service.context - 1
+
+
+def _limit_options(properties: Schema, served: Served) -> None:
+    properties["exit"] = {"anyOf": [*_exits(int(served.service.model.num_loops)), _NULL]}
+    budget = TypeAdapter(Budget).json_schema()
+    properties["budget"] = {"anyOf": [budget, _NULL]} if served.has_ladder else _NULL
+    if not served.has_ladder:
+        properties["ladder"] = {"enum": [False, None]}
+        properties["trail"] = {"const": False}
+
+
+def _exits(total_loops: int) -> list[Schema]:
+    """Exit settings of each mode, with the thresholds that it reads."""
+    schema = TypeAdapter(ExitConfig).json_schema()
+    count = {"type": "integer", "minimum": 1, "maximum": MAX_SETTING}
+    share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    properties = {
+        **schema["properties"],
+        "q": share,
+        "theta": share,
+        "eps": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SETTING},
+        "patience": count,
+        "min_loops": count,
+    }
+    depths = {"fixed": {"type": "integer", "minimum": 1, "maximum": total_loops}}
+    default = schema["properties"]["mode"]["default"]
+    found = []
+    for mode in schema["properties"]["mode"]["enum"]:
+        unread = dict.fromkeys((name for name, modes in THRESHOLDS.items() if mode not in modes), _NULL)
+        own = {"mode": {"const": mode}, "depth": depths.get(mode, _NULL)}
+        required = [*([] if mode == default else ["mode"]), *(["depth"] if mode in depths else [])]
+        found.append(
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": properties | unread | own,
+                "required": required,
+            }
+        )
+    return found
+
+
+def _needs(name: str, empty: list[Any], other: str) -> Schema:
+    """A field that needs another one to be true, unless it asks for nothing."""
+    return {
+        "anyOf": [
+            {"properties": {name: {"enum": empty}}},
+            {"properties": {other: {"const": True}}, "required": [other]},
+        ]
+    }
+
+
+def _chat_needs(served: Served) -> list[Schema]:
+    return [_needs("top_logprobs", [None, 0], "logprobs")]
+
+
+def _completion_needs(served: Served) -> list[Schema]:
+    """`best_of` is `n`."""
+    one: Schema = {"properties": {"best_of": {"enum": [None, 1]}, "n": {"enum": [None, 1]}}}
+    several: list[Schema] = [
+        {"properties": {"best_of": {"enum": [None, n]}, "n": {"const": n}}, "required": ["n"]}
+        for n in range(2, served.settings.max_n + 1)
+    ]
+    return [{"anyOf": [one, *several]}]

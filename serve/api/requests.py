@@ -1,0 +1,278 @@
+"""From a request to jobs: ids, lengths, exit setting, sampling, and whether a ladder answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from sigma0.api import Messages, encode
+from sigma0.config import Effort, ExitConfig, exit_for, switches
+from sigma0.decode.sampler import Sampling
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.bounds import TokenBound
+from sigma0.serve.api.errors import ApiError
+from sigma0.serve.api.ladder import Laddering, LadderTask
+from sigma0.serve.api.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
+from sigma0.serve.engine.messages import Job, Service
+
+Kind = Literal["chat", "completion"]
+T = TypeVar("T")
+NO_LADDER = (
+    "sigma0.ladder: this server has no ladder; start it with one (its rungs are named when the server is started), "
+    "or leave sigma0.ladder out"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice to be written.
+
+    Attributes:
+        prompt: Number of its prompt.
+        job: For the engine.
+        task: For the ladder; None where none has a say.
+        routed: Whether the engine answers first.
+    """
+
+    prompt: int
+    job: Job
+    task: LadderTask | None
+    routed: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request comes to.
+
+    Attributes:
+        kind: Of the request, and so of the response.
+        choices: In the order of their indices.
+        stream: Whether tokens are told as they come.
+        include_usage: Whether a stream ends with the usage.
+        exit_config: The exit setting in force.
+        effort: The effort that it comes from; None where the request named a setting, or neither.
+        trail: Whether a ladder's decisions are told.
+    """
+
+    kind: Kind
+    choices: tuple[Choice, ...]
+    stream: bool
+    include_usage: bool
+    exit_config: ExitConfig
+    effort: Effort | None
+    trail: bool
+
+
+class Planner:
+    """Makes plans; it tokenizes, so it is to be asked in a thread.
+
+    Args:
+        service: The engine.
+        settings: Limits.
+        laddering: The server's ladder, if it has one.
+    """
+
+    def __init__(self, service: Service, settings: ServerSettings, laddering: Laddering | None) -> None:
+        self._service, self._settings, self._laddering = service, settings, laddering
+        self.total_loops = int(service.model.num_loops)
+        self.own: ExitConfig = service.model.resolve_exit_config(None)
+        self.context = service.context
+        self._bound = TokenBound(service.tokenizer)
+        self._most = min(settings.max_prompt_tokens or self.context, self.context)
+
+    def plan(self, body: ChatRequest | CompletionRequest) -> Plan:
+        """What a request comes to.
+
+        Raises:
+            ApiError: For an unknown model, or what neither limits nor model allow.
+        """
+        if body.model != self._service.name:
+            told = f"the model {body.model[:80]!r} does not exist; this server has {self._service.name!r}"
+            raise ApiError(404, told, "model", "model_not_found")
+        options = body.sigma0 or Sigma0Options()
+        self._check_sources(options)
+        exit_config, effort = self._exit(body, options)
+        choices = tuple(self._choices(body, options, exit_config, effort is not None or options.exit is not None))
+        return Plan(
+            kind="chat" if isinstance(body, ChatRequest) else "completion",
+            choices=choices,
+            stream=bool(body.stream),
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+            exit_config=exit_config,
+            effort=effort,
+            trail=options.trail,
+        )
+
+    def _check_sources(self, options: Sigma0Options) -> None:
+        size, limit = sum(map(len, options.sources)), self._settings.max_source_chars
+        if size > limit:
+            told = f"sigma0.sources: this server takes at most {limit} characters in all, got {size}"
+            raise ApiError(400, told, "sigma0.sources")
+
+    def _exit(self, body: ChatRequest | CompletionRequest, options: Sigma0Options) -> tuple[ExitConfig, Effort | None]:
+        if options.exit is not None:
+            config: ExitConfig = self._service.model.resolve_exit_config(options.exit)
+            _or_400("sigma0.exit", lambda: config.stops_at(self.total_loops))
+            return config, None
+        if body.reasoning_effort is not None:
+            return exit_for(body.reasoning_effort, self.own, self.total_loops), body.reasoning_effort
+        return self.own, None
+
+    def _choices(
+        self, body: ChatRequest | CompletionRequest, options: Sigma0Options, exit_config: ExitConfig, exit_asked: bool
+    ) -> list[Choice]:
+        n = body.n or 1
+        if n > self._settings.max_n:
+            raise ApiError(400, f"n: this server writes at most {self._settings.max_n} choices, got {n}", "n")
+        unit, routed = self._unit(options)
+        if unit is not None and not routed and options.special_tokens:
+            name = "sigma0.special_tokens"
+            raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
+        sampling = self._sampling(body)
+        found = []
+        for number, prompt in enumerate(self._prompts(body)):
+            ids = self._ids(prompt, options.special_tokens)
+            new = self._new_tokens(body, len(ids))
+            read = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
+            # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
+            text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
+            for choice in range(n):
+                job = Job(
+                    prompt_ids=ids,
+                    max_new_tokens=new,
+                    exit_config=exit_config,
+                    sampling=_seeded(sampling, choice),
+                    stop=body.stops,
+                    logprobs=body.told_logprobs,
+                    context=(read, *options.sources),
+                    whole=not body.stream,
+                    cache_salt=body.cache_salt,
+                    on_collapse=options.on_collapse or self._settings.on_collapse,
+                )
+                task = None
+                # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
+                if unit is not None and text is not None and not (routed and job.logprobs is not None):
+                    budget = options.limits
+                    asked = exit_config if exit_asked else None
+                    task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))
+                found.append(Choice(number, job, task, routed))
+            self._check_ladder(unit, routed, found[-1])
+        return found
+
+    def _unit(self, options: Sigma0Options) -> tuple[Any, bool]:
+        """What goes up, and whether the engine answers first."""
+        if options.ladder and self._laddering is None:
+            raise ApiError(400, NO_LADDER, "sigma0.ladder", "no_ladder")
+        unit = None if self._laddering is None else self._laddering.unit_for(options.ladder or False)
+        if unit is not None:
+            if options.on_collapse is not None:
+                told = "sigma0.on_collapse: does not reach the rungs of a ladder: leave it out"
+                raise ApiError(400, told, "sigma0.on_collapse")
+            return unit, False
+        if self._laddering is not None and switches().routing and options.ladder is not False:
+            return "answer", True
+        for name in ("budget", "trail"):
+            if getattr(options, name):
+                raise ApiError(400, f"sigma0.{name}: needs sigma0.ladder", f"sigma0.{name}")
+        return None, False
+
+    def _check_ladder(self, unit: Any, routed: bool, choice: Choice) -> None:
+        if self._laddering is None or unit is None or routed:
+            return
+        if choice.task is None:
+            raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt")
+        ladder, task = self._laddering, choice.task
+        _or_400("sigma0.ladder", lambda: ladder.check(task))
+
+    def _prompts(self, body: ChatRequest | CompletionRequest) -> Sequence[str | Messages | tuple[int, ...]]:
+        if isinstance(body, ChatRequest):
+            return [[message.to_dict() for message in body.messages]]
+        prompts = body.prompts
+        if len(prompts) > self._settings.max_prompts:
+            told = f"prompt: this server takes at most {self._settings.max_prompts} at once, got {len(prompts)}"
+            raise ApiError(400, told, "prompt")
+        return prompts
+
+    def _ids(self, prompt: str | Messages | tuple[int, ...], special_tokens: bool) -> tuple[int, ...]:
+        self._check_length(prompt)
+        if isinstance(prompt, tuple):
+            size = int(self._service.model.config.vocab_size)
+            if max(prompt) >= size:
+                raise ApiError(400, f"prompt: ids are under {size}, got {max(prompt)}", "prompt")
+            ids = prompt
+        else:
+            param = "prompt" if isinstance(prompt, str) else "messages"
+            ids = tuple(_or_400(param, lambda: encode(self._service.tokenizer, prompt, special_tokens)[0].tolist()))
+            if not ids:
+                raise ApiError(400, f"{param}: holds nothing that the model could read", param)
+        limit = self._settings.max_prompt_tokens
+        if limit is not None and len(ids) > limit:
+            told = f"a prompt of {len(ids)} tokens is over this server's limit of {limit}"
+            raise ApiError(400, told, code="context_length_exceeded")
+        return ids
+
+    def _check_length(self, prompt: str | Messages | tuple[int, ...]) -> None:
+        """Refuses what can never fit ahead of the template and the tokenizer, whose time grows with it."""
+        least = len(prompt) if isinstance(prompt, tuple) else self._bound.tokens_of(prompt, self._most)
+        if least <= self._most:
+            return
+        if isinstance(prompt, tuple):
+            told = f"a prompt of {least} tokens is over this server's limit of {self._most}"
+        else:
+            told = (
+                f"a prompt of at least {least} tokens is over this server's limit of {self._most}: a token is at most "
+                f"{self._bound.longest} {self._bound.unit} long, so that no text of over "
+                f"{self._most * (self._bound.longest or 0)} fits"
+            )
+        raise ApiError(400, told, code="context_length_exceeded")
+
+    def _new_tokens(self, body: ChatRequest | CompletionRequest, prompt_tokens: int) -> int:
+        limit = self._settings.max_new_tokens
+        name = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+        asked = body.max_completion_tokens or body.max_tokens
+        if asked is not None and asked > limit:
+            raise ApiError(400, f"{name}: this server writes at most {limit} tokens, got {asked}", name)
+        left = max(1, min(limit, self.context - prompt_tokens))
+        new = asked or (left if isinstance(body, ChatRequest) else min(left, COMPLETION_TOKENS))
+        if prompt_tokens + new > self.context:
+            fewer = f", or ask for fewer in {name}" if prompt_tokens < self.context else ""
+            told = f"a prompt of {prompt_tokens} tokens and {new} new ones exceed the context of {self.context}"
+            raise ApiError(
+                400, f"{told}: shorten the prompt{fewer}", name if fewer else None, "context_length_exceeded"
+            )
+        return new
+
+    def _sampling(self, body: ChatRequest | CompletionRequest) -> Sampling:
+        """What is asked for over what the checkpoint says over nothing at all."""
+        own = self._service.model.generation_config
+        draws = bool(getattr(own, "do_sample", False))
+
+        def settle(name: str, none: float, draws: bool = draws) -> Any:
+            asked = getattr(body, name)
+            told = getattr(own, name, None) if draws else None
+            return asked if asked is not None else none if told is None else told
+
+        return Sampling(
+            temperature=settle("temperature", 1.0 if draws else 0.0),
+            top_p=settle("top_p", 1.0),
+            top_k=settle("top_k", 0),
+            min_p=settle("min_p", 0.0),
+            repetition_penalty=settle("repetition_penalty", 1.0, draws=True),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            seed=body.seed,
+        )
+
+
+def _seeded(sampling: Sampling, choice: int) -> Sampling:
+    if sampling.seed is None:
+        return sampling
+    # no generator takes a negative seed everywhere, nor one of more than 63 bits
+    return Sampling(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
+
+
+def _or_400(param: str, make: Callable[[], T]) -> T:
+    """What is made, or whose fault it is that it was not."""
+    try:
+        return make()
+    except ValueError as error:
+        raise ApiError(400, f"{param}: {error}", param) from error

@@ -1,0 +1,134 @@
+"""When a small model should hand a token up: a margin for a rate of hand-ups, or for agreement with the larger model.
+
+Both models share a tokenizer. The larger one continues each prompt greedily; the small one reads the same text, and at
+every new token its margin and its choice are noted. Along that text a ladder with `Margin(below)` differs from the
+larger model where the small one's choice is another and its margin is not below. The unit is a prompt, its loss the
+share of its new tokens at which they differ; which margins keep the promise is decided by `sigma0.calibrate.ltt`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sigma0.calibrate.agreement import check_distinct
+from sigma0.calibrate.ltt import passing, units_needed
+from sigma0.ladder.rungs import LocalRung, check_same_tokens
+
+Floats = npt.NDArray[np.float64]
+# From "everything goes up" down to "nothing does", evenly in the logit.
+MARGINS = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -5.25, -0.25))
+
+
+@dataclass(frozen=True)
+class MarginCalibration:
+    """What was found.
+
+    Attributes:
+        below: Margin under which a token goes up; None if none keeps the promise.
+        handed_up: Share of the new tokens that go up there.
+        agreement: Share that is the larger model's there, handed-up ones counted in.
+        prompts: How many.
+        tokens: New tokens of all of them.
+        alone: Agreement of the small model alone.
+        asked: "rate" or "agreement", and its value.
+        confidence: With which an agreement is kept; None for a rate.
+    """
+
+    below: float | None
+    handed_up: float | None
+    agreement: float | None
+    prompts: int
+    tokens: int
+    alone: float
+    asked: tuple[str, float]
+    confidence: float | None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    margins: Floats
+    same: npt.NDArray[np.bool_]
+
+
+def calibrate_margin(
+    small: LocalRung,
+    large: LocalRung,
+    prompts: Sequence[tuple[int, ...]],
+    rate: float | None = None,
+    agreement: float = 0.99,
+    confidence: float = 0.95,
+    max_new_tokens: int = 64,
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> MarginCalibration:
+    """Finds the margin under which tokens should go up.
+
+    Args:
+        small: The lower rung.
+        large: The upper one.
+        prompts: Ids of prompts.
+        rate: Share of the tokens that should go up; None: as few as keep the agreement.
+        agreement: Share of the tokens that must be the larger model's, in (0, 1).
+        confidence: With which that is to hold, in (0, 1).
+        max_new_tokens: New tokens of each prompt at most.
+        on_prompt: Told how many are done.
+
+    Raises:
+        ValueError: For different tokenizers, prompts given twice or too few of them, or a share out of range.
+    """
+    check_same_tokens(small, large)
+    check_distinct(prompts)
+    for name, value in (("rate", rate), ("agreement", agreement), ("confidence", confidence)):
+        if value is not None and not 0 < value < 1:
+            raise ValueError(f"{name} {value!r} is not between 0 and 1")
+    if rate is None and len(prompts) < units_needed(1 - agreement, confidence):
+        raise ValueError(
+            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}: it "
+            f"takes {units_needed(1 - agreement, confidence)} without one difference; give more, or ask for less"
+        )
+    readings = []
+    for done, prompt in enumerate(prompts, start=1):
+        readings.append(_read(small, large, prompt, max_new_tokens))
+        on_prompt(done)
+    margins = np.concatenate([each.margins for each in readings])
+    same = np.concatenate([each.same for each in readings])
+    if rate is not None:
+        below: float | None = float(np.quantile(margins, rate))
+    else:
+        below = _promised(readings, 1 - agreement, confidence)
+    up = None if below is None else margins < below
+    return MarginCalibration(
+        below=below,
+        handed_up=None if up is None else float(up.mean()),
+        agreement=None if up is None else float((same | up).mean()),
+        prompts=len(prompts),
+        tokens=len(margins),
+        alone=float(same.mean()),
+        asked=("agreement", agreement) if rate is None else ("rate", rate),
+        confidence=confidence if rate is None else None,
+    )
+
+
+def _promised(readings: Sequence[_Reading], risk: float, confidence: float) -> float | None:
+    table = [[float((~each.same & (each.margins >= below)).mean()) for below in MARGINS] for each in readings]
+    losses = np.array(table)  # [prompts, margins]
+    kept = passing(losses, risk, confidence)
+    return MARGINS[kept - 1] if kept else None
+
+
+@torch.no_grad()
+def _read(small: LocalRung, large: LocalRung, prompt: tuple[int, ...], max_new_tokens: int) -> _Reading:
+    """Margins and choices of the small model along the larger one's text."""
+    ids = torch.tensor([prompt], device=large.model.device)
+    exits: dict[str, Any] = {"exit_config": large.exit_config} if large.is_looped and large.exit_config else {}
+    text = large.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False, **exits
+    ).to(small.model.device)
+    own: dict[str, Any] = {"exit_config": small.exit_config} if small.is_looped and small.exit_config else {}
+    logits = small.model(text[:, :-1], **own).logits[0, len(prompt) - 1 :]  # [n, V]
+    best = logits.float().softmax(-1).topk(2, dim=-1).values
+    same = logits.argmax(-1) == text[0, len(prompt) :]
+    return _Reading((best[:, 0] - best[:, 1]).double().cpu().numpy(), same.cpu().numpy())

@@ -1,0 +1,119 @@
+"""Prompts from a file: paragraphs of a text, or JSON lines with answers where they are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from sigma0.api import Messages, encode
+from sigma0.config import explain
+
+MAX_PROMPTS = 100_000
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class PromptLine(BaseModel):
+    """One line of a JSON Lines file.
+
+    Attributes:
+        prompt: Text to be continued as it is, or the turns of a chat.
+        answer: What a right continuation says, where that is known.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str | tuple[Message, ...]
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is to continue, and the answer where it is known."""
+
+    content: str | Messages
+    answer: str | None = None
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Reads prompts.
+
+    Args:
+        path: `*.jsonl`: one object a line, see `PromptLine`. Any other file: UTF-8 text, one prompt a paragraph
+            (paragraphs are parted by empty lines).
+
+    Raises:
+        ValueError: If the file is missing, not UTF-8, empty, too long, or a line is malformed; names the line.
+    """
+    try:
+        # Some editors put a byte order mark in front.
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
+    found = _lines(path, text) if path.suffix == ".jsonl" else _paragraphs(text)
+    if not found:
+        raise ValueError(f"{str(path)!r} holds no prompt")
+    if len(found) > MAX_PROMPTS:
+        raise ValueError(f"{str(path)!r} holds {len(found)} prompts, more than {MAX_PROMPTS}; split it")
+    return found
+
+
+def encode_prompts(model: Any, tokenizer: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[tuple[int, ...]]:
+    """Ids of prompts, each with room for what is to come.
+
+    Raises:
+        ValueError: For a prompt that is empty or does not fit into the model's context; names its number from 1.
+    """
+    limit = model.config.max_position_embeddings
+    found = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            ids: Tensor = encode(tokenizer, prompt.content)[0]
+        except ValueError as error:
+            raise ValueError(f"prompt {number}: {error}") from error
+        if not len(ids):
+            raise ValueError(f"prompt {number} has no tokens: {prompt.content!r}")
+        if len(ids) + max_new_tokens > limit:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens, which with {max_new_tokens} new ones exceed the model's "
+                f"context of {limit}; shorten it or lower the new tokens"
+            )
+        found.append(tuple(ids.tolist()))
+    return found
+
+
+def _paragraphs(text: str) -> list[Prompt]:
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.strip():
+            parts[-1].append(line)
+        elif parts[-1]:
+            parts.append([])
+    return [Prompt("\n".join(part)) for part in parts if part]
+
+
+def _lines(path: Path, text: str) -> list[Prompt]:
+    found = []
+    # Not splitlines, which also parts at separators that may stand inside of a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            read = PromptLine.model_validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+        content = read.prompt if isinstance(read.prompt, str) else [turn.model_dump() for turn in read.prompt]
+        if not content:
+            raise ValueError(f"line {number} of {str(path)!r}: the prompt is empty")
+        found.append(Prompt(content, read.answer))
+    return found

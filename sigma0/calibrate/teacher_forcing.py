@@ -1,0 +1,211 @@
+"""Teacher forcing: every token of given texts read at all loops, and where each exit rule would have stopped.
+
+For a predicted token, a_t is the argmax and p_t the distribution that the head reads at loop t, T loops in all:
+
+    same_t           a_t = a_T
+    kl_t             KL(p_T || p_t) = sum_v p_T(v) (log p_T(v) - log p_t(v)), in nats
+    oracle           the first t with a_t = a_T: the cheapest exit that changes nothing, which may be luck
+    settled oracle   the first t from which on every a_s = a_T
+
+All loops are run for all positions, so the K/V of every plane are exact: this is what `after_exit="finish"` decodes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sigma0.decode.exits import ExitRule, select_exits
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+# Tokens run in one forward, pads included, and logits of all loops held at once (in numbers: 64 MiB of float32).
+_TOKENS = 2**13
+_LOGITS = 2**24
+
+
+@dataclass(frozen=True)
+class ForcedText:
+    """A text whose tokens are given.
+
+    Attributes:
+        ids: Prompt and continuation, at least 2 ids.
+        new: How many ids at the end are the continuation, from 1 to `len(ids) - 1`.
+    """
+
+    ids: tuple[int, ...]
+    new: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.new < len(self.ids):
+            raise ValueError(f"{self.new!r} new tokens of a text of {len(self.ids)}: at least one, behind a prompt")
+
+
+@dataclass(frozen=True)
+class LoopReadings:
+    """The N predicted tokens of some texts, in order; the first token of a text is not predicted.
+
+    Attributes:
+        text: Number of the text, from 0, `[N]`.
+        is_new: Whether the token belongs to the continuation, `[N]`.
+        same: Whether the argmax at loop t is that of loop T, `[T, N]`.
+        kl: KL(full || loop t) in nats, `[T, N]`.
+        exits: For each rule, the loop at which it stops, `[N]`.
+    """
+
+    text: Ints
+    is_new: Bools
+    same: Bools
+    kl: Floats
+    exits: dict[str, Ints]
+
+    @property
+    def oracle(self) -> Ints:
+        """First loop whose argmax is that of loop T, `[N]`."""
+        first: Ints = self.same.argmax(0) + 1
+        return first
+
+    @property
+    def settled(self) -> Ints:
+        """First loop from which on every argmax is that of loop T, `[N]`."""
+        first: Ints = len(self.same) + 1 - np.cumprod(self.same[::-1], axis=0).sum(0)
+        return first
+
+    def same_at(self, depths: Ints) -> Bools:
+        """Whether the argmax at each token's own loop in `depths` `[N]` is that of loop T."""
+        same: Bools = np.take_along_axis(self.same, depths[None] - 1, 0)[0]
+        return same
+
+    def kl_at(self, depths: Ints) -> Floats:
+        """KL(full || exit) at each token's own loop in `depths` `[N]`."""
+        divergence: Floats = np.take_along_axis(self.kl, depths[None] - 1, 0)[0]
+        return divergence
+
+
+def read_forced(
+    model: Any,
+    rules: Mapping[str, ExitRule],
+    texts: Sequence[ForcedText],
+    on_text: Callable[[int], None] = lambda done: None,
+) -> LoopReadings:
+    """Reads texts at every loop; each rule decides where it would have stopped.
+
+    Args:
+        model: A looped model.
+        rules: Exit rules by name.
+        texts: At least one.
+        on_text: Told how many texts are done.
+
+    Raises:
+        ValueError: If there is no text, or the model computes logits that are not finite.
+    """
+    if not texts:
+        raise ValueError("there is no text to read")
+    parts: list[_Part] = []
+    done = 0
+    for group in groups_of(texts):
+        parts += list(_read(model, rules, group))
+        done += len(group)
+        on_text(done)
+    lengths = [len(text.ids) - 1 for text in texts]
+    marks = [np.arange(length) >= length - text.new for text, length in zip(texts, lengths, strict=True)]
+    return LoopReadings(
+        text=np.repeat(np.arange(len(texts)), lengths),
+        is_new=np.concatenate(marks),
+        same=np.concatenate([part.same for part in parts], axis=1),
+        kl=np.concatenate([part.kl for part in parts], axis=1),
+        exits={name: np.concatenate([part.exits[name] for part in parts]) for name in rules},
+    )
+
+
+def join_readings(parts: Sequence[LoopReadings]) -> LoopReadings:
+    """The readings of texts that were read apart, in their order."""
+    counts = [int(part.text.max()) + 1 for part in parts]
+    offsets = np.cumsum([0, *counts[:-1]])
+    return LoopReadings(
+        text=np.concatenate([part.text + offset for part, offset in zip(parts, offsets, strict=True)]),
+        is_new=np.concatenate([part.is_new for part in parts]),
+        same=np.concatenate([part.same for part in parts], axis=1),
+        kl=np.concatenate([part.kl for part in parts], axis=1),
+        exits={name: np.concatenate([part.exits[name] for part in parts]) for name in parts[0].exits},
+    )
+
+
+def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
+    """Texts in order, as many at once as are read padded to one length: figures depend on it to the last bit."""
+    group: list[ForcedText] = []
+    for text in texts:
+        longest = max(len(each.ids) for each in [*group, text])
+        if group and longest * (len(group) + 1) > _TOKENS:
+            yield group
+            group = []
+        group.append(text)
+    yield group
+
+
+@dataclass(frozen=True)
+class _Part:
+    same: Bools
+    kl: Floats
+    exits: dict[str, Ints]
+
+
+@torch.no_grad()
+def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]) -> Iterator[_Part]:
+    # Pads stand on the right, where no real token sees them.
+    ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(model.device)
+    real = pad_sequence([torch.ones(len(text.ids) - 1) for text in texts], batch_first=True).bool().to(model.device)
+    output = model.model(input_ids=ids, use_cache=False)
+    states = output.loop_states[:, :, :-1][:, real]  # [T, N, D]
+    gates = output.gate_logits[:, :, :-1][:, real]  # [T, N]
+    step = max(1, _LOGITS // (len(states) * model.config.vocab_size))
+    for start in range(0, states.shape[1], step):
+        yield _read_tokens(model, rules, states[:, start : start + step], gates[:, start : start + step])
+
+
+def _read_tokens(model: Any, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
+    logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
+    top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
+    full = torch.log_softmax(logits[-1].float(), -1)
+    kl = [divergence(full, torch.log_softmax(each.float(), -1)) for each in logits]
+    exits = {name: _exits(rule, states, gates, logits) for name, rule in rules.items()}
+    return _Part((top == top[-1]).cpu().numpy(), torch.stack(kl).cpu().numpy(), exits)
+
+
+def _exits(rule: ExitRule, states: Tensor, gates: Tensor, logits: Sequence[Tensor]) -> Ints:
+    if rule.fixed_depth is not None:
+        return np.full(states.shape[1], rule.fixed_depth)
+    known = iter(logits)
+
+    def head(_hidden: Tensor) -> Tensor:
+        # The rule reads the head once a loop, in order: what it would read is there already.
+        return next(known)
+
+    depths: Ints = select_exits(rule, states[:, None], gates[:, None], head).depths[0].cpu().numpy()
+    return depths
+
+
+def check_finite(logits: Tensor, loop: int) -> Tensor:
+    """The logits of a loop, once it is sure that comparing them means something.
+
+    Raises:
+        ValueError: If one of them is NaN or infinite.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError(
+            f"the logits of loop {loop} are not finite: the weights are damaged, or {str(logits.dtype)[6:]} is too "
+            "narrow for this model"
+        )
+    return logits
+
+
+def divergence(full: Tensor, other: Tensor) -> Tensor:
+    """KL(full || other) of log-probabilities `[n, V]`, in nats, `[n]`; what full depth rules out counts nothing."""
+    chances = full.exp()
+    return torch.where(chances > 0, chances * (full - other), 0.0).sum(-1).clamp_min(0.0)

@@ -1,0 +1,1 @@
+"""The commands of `sigma0`, a file each, and the console they write to."""

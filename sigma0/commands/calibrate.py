@@ -1,0 +1,230 @@
+"""`sigma0 calibrate`: a threshold for a quality budget, the fastest one that is checked, or doors for a risk."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+
+from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.config import ExitConfig
+from sigma0.extras import needs_extra
+from sigma0.models.load import checkpoint_folder, load, load_causal, shipped_models
+
+Objective = Literal["agreement", "latency", "risk"]
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    prompts: Annotated[
+        Path, typer.Option(help="JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
+    ],
+    objective: Annotated[
+        Objective,
+        typer.Option(
+            help="agreement: keep the promise with finish; latency: fewest passes with verify; risk: the converge door "
+            "lets through as many answers as the risk allows."
+        ),
+    ] = "agreement",
+    agreement: Annotated[float, typer.Option(help="Share of new tokens that must keep full depth's choice.")] = 0.99,
+    risk: Annotated[float, typer.Option(help="Wrong answers allowed among those that the door lets through.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
+    exit: Annotated[
+        str | None,
+        typer.Option(
+            "--exit",
+            help="Exit rule: qexit (default), margin, converge, accel or accel-steps, or all of them at once; for a "
+            "risk, the model's.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
+    ] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="With --ladder: the share of tokens to go up, in place of an agreement.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt at most.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.calibrate.agreement import prompts_needed
+        from sigma0.calibrate.report import (
+            copy_checkpoint,
+            found_json,
+            print_found,
+            refusal,
+            settings_of,
+            write_calibration,
+        )
+
+        if rate is not None and ladder is None:
+            raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
+        if ladder is not None:
+            if objective != "agreement" or exit is not None or threshold is not None or out is not None:
+                raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
+            _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
+            return
+        if objective == "risk":
+            config = risk_settings(exit, threshold)
+        else:
+            if threshold is not None:
+                raise ValueError(f"--threshold belongs to --objective risk; {objective} finds the threshold itself")
+            rules = rules_of(exit or "qexit")
+            if objective == "latency" and len(rules) > 1:
+                raise ValueError("--objective latency takes one rule: --exit qexit, margin, converge or accel")
+            prompts_needed(agreement, confidence)
+        folder = calibrated_folder(model, out)
+        read = read_prompts(prompts)
+        looped, tokenizer = load(model, device=device, dtype=dtype)
+        ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
+        if objective == "risk":
+            found = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
+        else:
+            found = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
+        if as_json:
+            typer.echo(json.dumps(found_json(found), indent=1))
+        else:
+            print_found(found)
+        settings = settings_of(found, looped.exit_thresholds)
+        if not settings:
+            typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
+            raise typer.Exit(1)
+        if folder is None:
+            told = "not stored: pass --out FOLDER for a calibrated copy"
+        else:
+            if out is not None:
+                copy_checkpoint(checkpoint_folder(model), folder)
+            write_calibration(looped, settings, folder)
+            told = f"stored in {folder / 'generation_config.json'}"
+    typer.echo(told, err=as_json)
+
+
+def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | None:
+    """The exit rule that a risk is to be kept under; None: the model's own.
+
+    Raises:
+        ValueError: For a threshold without a rule, or one that the rule cannot have.
+    """
+    from sigma0.calibrate.agreement import GRIDS, THRESHOLD, check_mode
+
+    if exit is None:
+        if threshold is not None:
+            raise ValueError("--threshold needs --exit: the rule that it belongs to")
+        return None
+    first = GRIDS[check_mode(exit)][0]
+    if threshold is not None:
+        return ExitConfig.parse({**first.to_dict(), THRESHOLD[exit]: threshold})
+    # the threshold that the model was calibrated with, in the form that was named
+    return ExitConfig(mode=first.mode, accel_scale=first.accel_scale)
+
+
+def rules_of(exit: str) -> tuple[str, ...]:
+    """The rules to calibrate, by the name of one or `all`.
+
+    Raises:
+        ValueError: For a name that is neither.
+    """
+    from sigma0.calibrate.agreement import GRIDS, check_mode
+
+    return tuple(GRIDS) if exit == "all" else (check_mode(exit),)
+
+
+def calibrated_folder(model: str, out: Path | None) -> Path | None:
+    """Where a calibrated setting goes: the model's own folder, or a new one; None if nowhere.
+
+    Raises:
+        ValueError: If `out` holds something.
+    """
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"--out {str(out)!r} is not a new or empty folder")
+        out.mkdir(parents=True, exist_ok=True)
+        return out
+    is_folder = model not in shipped_models() and Path(model).expanduser().is_dir()
+    return Path(model).expanduser() if is_folder else None
+
+
+def _find(
+    looped: Any,
+    ids: list[tuple[int, ...]],
+    objective: Objective,
+    rules: tuple[str, ...],
+    agreement: float,
+    confidence: float,
+    max_new_tokens: int,
+    quiet: bool,
+) -> Any:
+    from sigma0.calibrate.agreement import calibrate_rules, prompts_done
+    from sigma0.calibrate.latency import calibrate_latency, latency_runs
+
+    if objective == "latency":
+        with progress_bar("runs", latency_runs(len(ids), rules[0]), hidden=quiet) as advance:
+            return calibrate_latency(looped, ids, rules[0], max_new_tokens, advance)
+    with progress_bar("prompts", prompts_done(len(ids), len(rules)), hidden=quiet) as advance:
+        return calibrate_rules(looped, ids, rules, agreement, confidence, max_new_tokens, advance)
+
+
+def _find_doors(
+    looped: Any,
+    tokenizer: Any,
+    read: list[Prompt],
+    risk: float,
+    confidence: float,
+    config: ExitConfig | None,
+    max_new_tokens: int,
+    quiet: bool,
+) -> Any:
+    from sigma0.calibrate.risk import calibrate_doors
+
+    with progress_bar("answers", len(read), hidden=quiet) as advance:
+        return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, advance)
+
+
+def _print_margin(
+    small: str,
+    large: str,
+    prompts: Path,
+    rate: float | None,
+    agreement: float,
+    confidence: float,
+    max_new_tokens: int,
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Finds and prints when tokens should go up."""
+    from sigma0.calibrate.ladder import calibrate_margin
+    from sigma0.ladder import Margin, Rung
+    from sigma0.ladder.triggers import trigger_to_dict
+
+    rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
+    ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
+    with progress_bar("prompts", len(ids), hidden=as_json) as advance:
+        found = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    policy = None if found.below is None else trigger_to_dict(Margin(found.below))
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "policy": policy}, indent=1))
+    else:
+        typer.echo(f"alone           {found.alone:.2%} of {found.tokens} tokens are {rungs[1].name}'s")
+        if found.below is not None:
+            typer.echo(f"goes up         margin under {found.below:.4g}: {found.handed_up:.2%} of the tokens")
+            typer.echo(f"agreement       {found.agreement:.2%}, handed-up tokens counted in")
+            typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
+    if policy is None:
+        typer.echo("no margin keeps that agreement: give more prompts, or ask for less", err=True)
+        raise typer.Exit(1)

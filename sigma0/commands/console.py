@@ -1,0 +1,171 @@
+"""What the command line prints: coloured tokens, the legend, and the doctor's report."""
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unicodedata import category
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from transformers.utils import logging
+
+from sigma0.api import Generation, TextStream
+from sigma0.commands.doctor import Finding, Report
+from sigma0.config import explain
+from sigma0.signals.verdict import explain as explain_door
+
+# From shallow to deep; told apart with red-green colour blindness as well.
+PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns bad input, and a model that computes no numbers, into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def printable(text: str) -> str:
+    """A stranger's text for a terminal: lines and tabs stay, other signs that would steer it are shown as U+FFFD."""
+    return "".join(sign if sign in "\n\t" or category(sign) not in ("Cc", "Cs") else "\ufffd" for sign in text)
+
+
+def quiet_transformers() -> None:
+    """Keeps loading bars out of the output; warnings stay."""
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on stderr; yields a function that takes the number done so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def depth_style(depth: int, total_loops: int) -> str:
+    """Colour of a loop, spread over the palette.
+
+    Args:
+        depth: Loop, from 1.
+        total_loops: T.
+    """
+    if total_loops == 1:
+        return PALETTE[0]
+    return PALETTE[round((depth - 1) / (total_loops - 1) * (len(PALETTE) - 1))]
+
+
+def print_stream(
+    tokens: TextStream, total_loops: int, prompt: str, svg: str | None = None, verdict: bool = False
+) -> None:
+    """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
+
+    Args:
+        tokens: The stream.
+        total_loops: T.
+        prompt: The prompt, shown in the picture.
+        svg: File for a picture of the same, or None.
+        verdict: Whether to tell the verdict.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    text = Text()
+    for token in tokens:
+        piece = Text(token.text, style=depth_style(token.depth, total_loops))
+        console.print(piece, end="")
+        text.append_text(piece)
+    console.print("\n")
+    generation = tokens.generation
+    report = [legend(generation), *map(Text, summary(generation))]
+    if verdict:
+        report += [Text(""), *map(Text, verdict_lines(generation))]
+    for line in report:
+        console.print(line)
+    if svg is not None:
+        picture = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
+        picture.print(Text(prompt, style="dim"), text, "", *report, sep="\n")
+        picture.save_svg(svg, title="sigma0 generate")
+
+
+def legend(generation: Generation) -> Text:
+    """How many tokens were read at each loop, in the loop's colour."""
+    text = Text("tokens by loop  ")
+    for depth in range(1, generation.total_loops + 1):
+        count = sum(token.depth == depth for token in generation.tokens)
+        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, generation.total_loops)}")
+        text.append(" ")
+    return text
+
+
+def summary(generation: Generation) -> list[str]:
+    """The savings under their names, one a line, and why the text ended."""
+    new = len(generation.tokens)
+    lines = [f"new tokens      {new} (ended by {generation.stop_reason}), {generation.total_loops} loops at full depth"]
+    if generation.mean_depth is None:
+        lines.append("savings         none to tell: they count the tokens after the first, and there is one token")
+        return lines
+    lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
+    lines.append(f"depth_saved     {generation.depth_saved:.1%}  notional, from the exit depths alone")
+    lines.append(f"passes_saved    {generation.passes_saved:.1%}  {generation.loop_passes} passes run: latency")
+    lines.append(f"rows_saved      {generation.rows_saved:.1%}  {generation.loop_rows} rows run: arithmetic")
+    return lines
+
+
+def verdict_lines(generation: Generation) -> list[str]:
+    """The verdict, one line for each fact with the reason for it, and the door it opens.
+
+    Raises:
+        ValueError: Where no verdict was asked for.
+    """
+    verdict, grounding = generation.verdict, generation.grounding
+    if verdict is None or grounding is None:
+        raise ValueError("no verdict was asked for: pass verdict=True")
+    tokens = generation.tokens
+    reasons = Counter(token.reason for token in tokens).most_common()
+    fates = Counter(token.fate or "unknown" for token in tokens).most_common()
+    nearest = max(tokens, key=lambda token: token.proximity or 0.0)
+    known = {True: "yes", False: "no", None: "not known"}
+    lines = [
+        f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
+        f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",
+        f"stable          {verdict.stable or 'not known'}: {', '.join(f'{count} {name}' for name, count in fates)}",
+        f"proximity       {verdict.proximity:.2f} to a loop in the text, at most (at {nearest.text!r})",
+    ]
+    if grounding.score is None:
+        lines.append("grounded        not known: nothing in the text can be checked")
+    else:
+        anchored = len(grounding.claims) - len(grounding.unanchored)
+        lines.append(
+            f"grounded        {grounding.score:.2f}: {anchored} of {len(grounding.claims)} claims are anchored"
+        )
+        lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
+    lines.append(f"door            {explain_door(verdict, generation.policy)}")
+    return lines
+
+
+def print_report(report: Report) -> None:
+    """Prints the doctor's report, a table for each section."""
+    console = Console(highlight=False)
+    sections: dict[str, tuple[Finding, ...]] = {
+        "versions": report.versions,
+        "devices": report.devices,
+        "features": report.features,
+        "switches": report.switches,
+        "models": report.models,
+    }
+    for title, findings in sections.items():
+        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        for finding in findings:
+            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
+            table.add_row(mark, finding.name, finding.detail)
+        console.print(table)

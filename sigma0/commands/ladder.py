@@ -1,0 +1,201 @@
+"""`sigma0 generate --ladder`, and trails of ladders: texts marked by rung, and the decisions behind them."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sigma0.api import Messages
+from sigma0.decode.ops import Backend
+from sigma0.extras import needs_extra
+from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
+from sigma0.ladder.trail import Decision, Heading, Trail, Unit
+from sigma0.ladder.triggers import Trigger, trigger_from_dict
+from sigma0.models.load import load_causal
+
+# The lowest rung's tokens are plain, those above stand out without colour too.
+STYLES = ("", "bold underline #d73027", "bold italic underline #984ea3", "bold reverse")
+
+
+def open_ladder(
+    names: str,
+    budget: str,
+    policy: str | None,
+    device: str,
+    dtype: str,
+    backend: Backend,
+    known: Mapping[str, tuple[Any, Any]] | None = None,
+) -> FidelityLadder:
+    """A ladder from the command line.
+
+    Args:
+        names: Rungs parted by commas, the lowest first: names of models, or `model@http://host/v1` for an endpoint,
+            whose key is in the variable OPENAI_API_KEY.
+        budget: As `Budget.parse` takes it.
+        policy: A trigger as JSON; None: the unit's own.
+        device: For local models.
+        dtype: For local models.
+        backend: For looped models.
+        known: Models with their tokenizers that are loaded already, by name.
+
+    Raises:
+        ValueError: For a bad name, budget or policy.
+    """
+    limits = Budget.parse(budget)
+    trigger = None if policy is None else parse_policy(policy)
+    rungs: list[LocalRung | EndpointRung] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        model, at, url = name.partition("@")
+        if at:
+            rungs.append(Rung.endpoint(url, model, os.environ.get("OPENAI_API_KEY") or "none", name=model))
+        else:
+            local = (known or {}).get(model) or load_causal(model, device=device, dtype=dtype, backend=backend)
+            rungs.append(Rung.local(*local, Path(model).name))
+    return FidelityLadder(rungs, limits, trigger)
+
+
+def parse_policy(text: str) -> Trigger:
+    """A trigger from JSON.
+
+    Raises:
+        ValueError: Naming what is wrong.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"policy {text!r} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f'policy {text!r} is no object such as {{"kind": "entropy", "above": 0.5}}')
+    return trigger_from_dict(value)
+
+
+def run_ladder(
+    ladder: FidelityLadder, prompt: str | Messages, unit: str, trail: Path | None, as_json: bool, **settings: Any
+) -> None:
+    """Continues a prompt and prints the text by rung, the costs and the verdict.
+
+    Raises:
+        ValueError: For an unknown unit, or what the ladder refuses.
+    """
+    if trail is not None and not trail.absolute().parent.is_dir():
+        raise ValueError(f"--trail {str(trail)!r}: there is no such folder")
+    if unit not in get_args(Unit):
+        raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
+    with needs_extra("ladder"):
+        found = (
+            print_tokens(ladder, prompt, as_json, **settings)
+            if unit == "token"
+            else ladder.generate(prompt, cast(Unit, unit), **settings)
+        )
+    if trail is not None:
+        found.trail.write(trail)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    names = [rung.name for rung in ladder.rungs]
+    if unit == "answer":
+        console.print(Text(found.text, style=STYLES[min(names.index(found.rung), len(STYLES) - 1)]))
+    for rung, text in found.drafts:
+        console.print(Text(text, style=STYLES[min(names.index(rung), len(STYLES) - 1)]), end="")
+    console.print("\n")
+    for line in report_lines(found, names):
+        console.print(line)
+
+
+def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **settings: Any) -> LadderGeneration:
+    """Prints tokens as they come, each in the style of its rung."""
+    console = Console(highlight=False, soft_wrap=True)
+    names = [rung.name for rung in ladder.rungs]
+    run = ladder.stream(prompt, takes_back=True, **settings)
+    told = ""
+    for step in run:
+        for token in step:
+            told += token.text
+            if not quiet:
+                console.print(Text(token.text, style=STYLES[min(names.index(token.rung), len(STYLES) - 1)]), end="")
+    found = run.generations[0]
+    if found.text != told and not quiet:
+        style = STYLES[min(names.index(found.rung), len(STYLES) - 1)]
+        console.print(f"\n\nnot settled as a whole; {found.rung} writes in its place:\n")
+        console.print(Text(found.text, style=style), end="")
+    return found
+
+
+def report_lines(found: LadderGeneration, names: list[str]) -> list[Text]:
+    """Who wrote what at which cost, and the door."""
+    lines = []
+    whole = max(1, found.bytes_read)
+    for place, cost in enumerate(found.costs):
+        told = f"{cost.name:15} {cost.tokens} tokens, {cost.passes} passes and {cost.prompt_passes} of prompts"
+        if cost.catch_ups or cost.refills:
+            told += f", caught up {cost.catch_ups} times, read anew {cost.refills} times"
+        if cost.calls:
+            told += f", {cost.calls} calls, money {cost.money:g}"
+        told += f", {cost.bytes_read / whole:.0%} of the bytes read" if cost.block_bytes else ""
+        lines.append(Text(told, style=STYLES[min(place, len(STYLES) - 1)].replace("underline ", "")))
+    why = Counter(decision.why for decision in found.trail.decisions if decision.outcome == "hand_up")
+    if why:
+        lines.append(Text(f"handed up       {', '.join(f'{count} {reason}' for reason, count in why.most_common(5))}"))
+    lines.append(Text(f"door            {found.door} (ended by {found.stop_reason})"))
+    if found.not_tried:
+        left_out = ", ".join(found.not_tried)
+        advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"
+        lines.append(Text(f"not tried       {left_out}: {advice}"))
+    return lines
+
+
+def show_trail(file: Path, as_json: bool) -> None:
+    """Shows the decisions of a ladder, and makes each of them again from what was recorded.
+
+    Raises:
+        ValueError: If the file is no trail.
+        typer.Exit: With code 1 if a decision came out otherwise.
+    """
+    read = read_trail(file)
+    differences = replay(read)
+    if as_json:
+        counts = Counter(decision.outcome for decision in read.decisions)
+        typer.echo(json.dumps({"outcomes": counts, "decisions": len(read.decisions), "differences": differences}))
+    else:
+        print_trail(read, differences)
+    if differences:
+        raise typer.Exit(1)
+
+
+def print_trail(read: Trail, differences: list[str]) -> None:
+    """The heading, a line for each decision, and what came out otherwise."""
+    heading = read.lines[0]
+    assert isinstance(heading, Heading)
+    console = Console(highlight=False)
+    names = [str(rung["name"]) for rung in heading.rungs]
+    console.print(f"unit {heading.unit}; rungs {', '.join(names)}; policy {json.dumps(heading.policy)}")
+    console.print(f"budget {json.dumps(heading.budget)}; hysteresis {json.dumps(heading.hysteresis)}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("sequence", "position", "rung", "outcome", "why", "margin", "entropy", "depth", "lacking"):
+        table.add_column(name, justify="right" if name in ("margin", "entropy", "depth") else "left")
+    for line in read.decisions:
+        table.add_row(*_cells(line, names))
+    console.print(table)
+    console.print(
+        f"{len(read.decisions)} decisions, all the same when made again"
+        if not differences
+        else f"{len(differences)} of {len(read.decisions)} decisions came out otherwise:"
+    )
+    for difference in differences:
+        console.print(f"  {difference}")
+
+
+def _cells(line: Decision, names: list[str]) -> tuple[str, ...]:
+    signs = line.signs or {}
+    depth = signs.get("verdict", {}).get("depth")
+    numbers = ("-" if value is None else f"{value:.2f}" for value in (signs.get("margin"), signs.get("entropy"), depth))
+    name = names[line.rung] if line.rung < len(names) else str(line.rung)
+    return (str(line.sequence), str(line.position), name, line.outcome, line.why or "", *numbers, line.lacking or "")

@@ -1,0 +1,85 @@
+"""The models that `sigma0 solve` asks, from the command line: one here, one behind an address, or rungs of a ladder."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung
+from sigma0.ladder.rungs import AnyRung, check_same_tokens
+from sigma0.models.load import load_causal
+from sigma0.reason.chat import ChatModel, EndpointChat, LadderChat, LocalChat
+
+
+def open_chats(model: str, ladder: str | None, base_url: str | None, device: str, dtype: str) -> list[ChatModel]:
+    """Chat models, the cheapest first.
+
+    Args:
+        model: Shipped name, folder, hub id; or the server's name for it where there is an address.
+        ladder: Rungs parted by commas in place of the model, each a model, or `name@http://host/v1`.
+        base_url: Address of a server that speaks OpenAI's protocol; its key is in the variable OPENAI_API_KEY.
+        device: For models here.
+        dtype: For models here.
+
+    Raises:
+        ValueError: For names that stand for nothing, or a ladder and an address at once.
+    """
+    if ladder is not None and base_url is not None:
+        raise ValueError("--ladder and --base-url exclude each other: a rung may be name@http://host/v1")
+    if base_url is not None:
+        return [EndpointChat(base_url, model)]
+    if ladder is None:
+        return [LocalChat(*load_causal(model, device=device, dtype=dtype), Path(model).name)]
+    names = [name.strip() for name in ladder.split(",") if name.strip()]
+    if not names:
+        raise ValueError("--ladder names no rung")
+    return [_chat(name, device, dtype) for name in names]
+
+
+def follows_instructions(chats: list[ChatModel]) -> bool:
+    """Whether the model that is asked first takes a problem with words around it.
+
+    A checkpoint says so itself (`sigma0_prompts` in its `config.json`); of a server nothing else is known.
+    """
+    lowest = chats[0]
+    config = lowest.model.config if isinstance(lowest, LocalChat) else None
+    return getattr(config, "sigma0_prompts", "instructions") != "bare"
+
+
+def as_ladder(chats: list[ChatModel]) -> tuple[ChatModel, bool]:
+    """Several chat models as one ladder; one model stays as it is.
+
+    Returns:
+        The model, and whether it can sample: single tokens go up where all rungs are here and share a tokenizer, else
+        whole answers do, which are greedy.
+    """
+    if len(chats) == 1:
+        return chats[0], True
+    rungs: list[AnyRung] = []
+    for chat in chats:
+        if isinstance(chat, LocalChat):
+            rungs.append(Rung.local(chat.model, chat.tokenizer, chat.name))
+        else:
+            assert isinstance(chat, EndpointChat)
+            rungs.append(chat.rung)
+    by_token = _share_tokens(rungs)
+    return LadderChat(FidelityLadder(rungs, Budget()), "token" if by_token else "answer"), by_token
+
+
+def _chat(name: str, device: str, dtype: str) -> ChatModel:
+    model, at, url = name.partition("@")
+    if at:
+        return EndpointChat(url, model, os.environ.get("OPENAI_API_KEY"))
+    return LocalChat(*load_causal(model, device=device, dtype=dtype), Path(model).name)
+
+
+def _share_tokens(rungs: list[AnyRung]) -> bool:
+    local = [rung for rung in rungs if isinstance(rung, LocalRung)]
+    if len(local) < len(rungs):
+        return False
+    try:
+        for lower, upper in pairwise(local):
+            check_same_tokens(lower, upper)
+    except ValueError:
+        # two vocabularies: single tokens mean different things to them
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""What `sigma0 solve` shows while it works: where the loop stands, and what it decided last."""
+
+import sys
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sigma0.commands.console import printable
+from sigma0.reason.progressive.policies import LEVELS
+from sigma0.reason.trail import Call, Decision, Line, Run, Strategy
+
+# decisions that stay on the screen
+SHOWN = 8
+_MARKS = {"verified": "+", "failed": "x", "unverified": "?", "pending": "-", "repair": "~"}
+
+
+class SolveProgress:
+    """Listens to a trail and shows it on stderr: anew in place on a terminal, a line for each decision elsewhere.
+
+    Args:
+        strategy: Which outer loop.
+        hidden: Shows nothing.
+    """
+
+    def __init__(self, strategy: Strategy, hidden: bool = False) -> None:
+        self._strategy = strategy
+        self._hidden = hidden
+        self._console = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._began = time.monotonic()
+        self._doing = "loading"
+        self._questions = self._tokens = self._runs = 0
+        self._state: dict[str, Any] = {}
+        self._lemmas: dict[str, str] = {}
+        self._decisions: deque[Decision] = deque(maxlen=SHOWN)
+
+    def __enter__(self) -> "SolveProgress":
+        """Begins to show."""
+        if not self._hidden and sys.stderr.isatty():
+            self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the screen."""
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, line: Line) -> None:
+        """Takes in a line of the trail."""
+        if isinstance(line, Call):
+            self._questions += 1
+            self._doing = f"asked {line.model} to {line.purpose}"
+            if line.answer is not None:
+                self._tokens += int(line.answer["usage"]["completion_tokens"])
+        elif isinstance(line, Run):
+            self._runs += 1
+            self._doing = f"ran {line.purpose}"
+        elif isinstance(line, Decision):
+            self._decisions.append(line)
+            self._state = {**self._state, **line.state}
+            self._take_lemmas(line)
+            if not self._hidden and self._live is None:
+                self._console.print(printable(f"{line.what}: {line.why}"), markup=False, soft_wrap=True)
+
+    def render(self) -> RenderableType:
+        """The screen as it stands."""
+        seconds = time.monotonic() - self._began
+        head = f"{seconds:5.0f} s  {self._questions} questions, {self._tokens} tokens, {self._runs} runs  {self._doing}"
+        decisions = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for decision in self._decisions:
+            decisions.add_row(
+                Text(decision.what, style="bold"), Text(printable(decision.why), overflow="ellipsis", no_wrap=True)
+            )
+        return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._own(), decisions)
+
+    def _take_lemmas(self, line: Decision) -> None:
+        """Keeps the status of each lemma of the plan."""
+        for lemma in (line.state.get("graph") or {}).get("lemmas", ()):
+            self._lemmas.setdefault(lemma["id"], lemma["status"])
+        name = line.state.get("lemma")
+        if isinstance(name, str) and line.what in _MARKS:
+            self._lemmas[name] = line.what
+
+    def _own(self) -> list[Text]:
+        """What this strategy alone has to show."""
+        if self._strategy == "progressive":
+            return [progressive_line(self._state)]
+        if self._strategy == "lemma":
+            return [Text(lemma_line(name, status)) for name, status in self._lemmas.items()]
+        return [agent_line(self._state)]
+
+
+def progressive_line(state: dict[str, Any]) -> Text:
+    """Levels with the one in force marked, the streak, and the gates that are shut."""
+    now = state.get("verification_level", LEVELS[0])
+    line = Text("verification ")
+    for level in LEVELS:
+        line.append(f" {level} ", style="bold reverse" if level == now else "dim")
+        line.append(" ")
+    waits = ", ".join(state.get("waits_for", ())) or "nothing"
+    streak, iteration = state.get("consecutive_passes", 0), state.get("iteration", -1) + 1
+    return line.append(f" iteration {iteration}, {streak} passes in a row, waits for {waits}")
+
+
+def lemma_line(name: str, status: str) -> str:
+    """A lemma with its status."""
+    return f"{_MARKS.get(status, '-')} {name}: {status}"
+
+
+def agent_line(state: dict[str, Any]) -> Text:
+    """Step, tier, and the strategy at work."""
+    step, tier, strategy = (state.get(name, "-") for name in ("step", "tier", "strategy"))
+    return Text(f"step {step}, tier {tier}, strategy {strategy}")

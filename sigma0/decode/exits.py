@@ -1,0 +1,289 @@
+"""When a token may stop looping.
+
+Loop states of one token are h_1 ... h_T, after the loop's norm; D_t = h_t - h_{t-1}. The step from the embedding to
+h_1 is left out. A rule is *met* at the first loop t where (arXiv 2510.25741 section 3 for `qexit`, arXiv 2509.23314 for
+`accel`):
+
+    qexit     sum_{j<=t} l_j * prod_{i<j} (1 - l_i) >= q          with l_j = sigmoid(gate(h_j)); never met at q = 1
+    converge  |D_t| / |h_{t-1}| < eps                             from t = 2
+    accel     |D_t - D_{t-1}| / |h_{t-1}| < eps and |D_t| <= 0.9 |D_{t-1}|, on `patience` loops running, from t = 3
+    margin    p_(1) - p_(2) >= theta                              with p = softmax(head(h_t))
+
+With `accel_scale="steps"`, `accel` is |D_t - D_{t-1}| / (|D_t| + |D_{t-1}|) < eps without the second condition.
+`full` and `fixed` are never met: their tokens stop because they reached their loop. The very same code decides for the
+rows of a live pass and for the rows of a run-all-loops forward.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sigma0.config import BREAK_AFTER, RULE_DEFAULTS, ExitConfig, ExitMode, FateConfig
+from sigma0.decode.batch import Bools, Ints
+from sigma0.decode.ops import (
+    DIVERGED,
+    MET,
+    SHRINK,
+    STATISTICS,
+    BoundaryRule,
+    BoundaryState,
+    alone,
+    leads_reference,
+    observe,
+)
+
+Reason = Literal[
+    "threshold_met",
+    "fixed_point",
+    "accel_fixed_point",
+    "confident",
+    "fixed",
+    "max_depth",
+    "collapse",
+    "divergence",
+    "ungrounded",
+]
+REASON_WHEN_MET: dict[ExitMode, Reason] = {
+    "qexit": "threshold_met",
+    "converge": "fixed_point",
+    "accel": "accel_fixed_point",
+    "margin": "confident",
+}
+
+CHANGE, BEND, GAIN, HAZARD = (STATISTICS.index(name) for name in ("change", "bend", "gain", "hazard"))
+
+
+def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> Reason:
+    """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`."""
+    if diverged:
+        return "divergence"
+    if mode in ("full", "fixed"):
+        return "fixed"
+    return REASON_WHEN_MET[mode] if met else "max_depth"
+
+
+class ExitRule:
+    """An `ExitConfig` for a model of T loops.
+
+    Args:
+        config: The rule and its thresholds; the library's where they are not set.
+        total_loops: T, the loops at full depth.
+        inner_break: Whether a loop that diverges stops its token.
+        fates: What diverges.
+
+    Attributes:
+        fixed_depth: The loop that every token stops at, None where that is not known beforehand.
+        last_loop: The loop that no token goes beyond.
+        min_loops: The first loop that a token may stop at.
+        needs_logits: Whether the head is read at every loop.
+        threshold: Its q, theta or eps; 1.0 for `full` and `fixed`, which read none.
+        patience: Loops running on which `accel` must hold.
+        break_after: Loops running that diverge and stop a token; 0 never.
+
+    Raises:
+        ValueError: If `config` names a depth above T.
+    """
+
+    def __init__(
+        self, config: ExitConfig, total_loops: int, inner_break: bool = False, fates: FateConfig | None = None
+    ) -> None:
+        config = config.filled()
+        self.config = config
+        self.threshold = 1.0 if config.threshold is None else config.threshold
+        self.fates = fates or FateConfig()
+        self.break_after = BREAK_AFTER if inner_break else 0
+        self.total_loops = total_loops
+        self.fixed_depth = config.stops_at(total_loops)
+        self.last_loop = total_loops if self.fixed_depth is None else self.fixed_depth
+        self.min_loops = min(config.min_loops, total_loops)
+        self.needs_logits = config.mode == "margin"
+        self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
+
+    def boundary(self, watch: bool) -> BoundaryRule:
+        """What the end of a loop decides by itself; under `margin` the logits decide instead.
+
+        Args:
+            watch: Whether the trajectory's statistics are wanted too.
+        """
+        config = self.config
+        mode: str = config.mode if config.mode in ("qexit", "converge", "accel") else "none"
+        if mode == "accel" and config.accel_scale == "steps":
+            mode = "accel-steps"
+        return BoundaryRule(
+            mode,
+            1.0 if mode == "none" else self.threshold,
+            self.last_loop,
+            patience=self.patience,
+            min_loops=self.min_loops,
+            watch=watch,
+            growth=self.fates.growth,
+            spiral=math.radians(self.fates.spiral),
+            break_after=self.break_after,
+        )
+
+    @property
+    def is_known_beforehand(self) -> bool:
+        """Whether every token stops at a loop that needs no looking."""
+        return self.fixed_depth is not None and not self.break_after
+
+    def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
+        """Whether a token that `full` or `fixed` stopped would have met this rule by the loop it was read at.
+
+        Args:
+            loops: `sigma0.decode.ops.STATISTICS` of the loops up to there, `[t, 8]`.
+            margin: Of its reading.
+
+        Returns:
+            None where that is not known: under `margin`, where a loop before may have met it.
+        """
+        mode, late = self.config.mode, slice(self.min_loops - 1, None)
+        if mode == "margin":
+            return True if margin is not None and margin >= self.threshold and len(loops) >= self.min_loops else None
+        if mode == "qexit":
+            mass, survival = np.float32(0.0), np.float32(1.0)
+            cumulative = np.zeros(len(loops), dtype=np.float32)
+            for loop, hazard in enumerate(loops[:, HAZARD]):
+                mass, survival = mass + hazard * survival, survival * (np.float32(1.0) - hazard)
+                cumulative[loop] = mass
+            return self.threshold < 1 and bool((cumulative[late] >= self.threshold).any())
+        if mode == "converge":
+            close = loops[:, CHANGE] < self.threshold
+            close[:1] = False
+            return bool(close[late].any())
+        return self._would_settle(loops, late)
+
+    def _would_settle(self, loops: npt.NDArray[np.float32], late: slice) -> bool:
+        """`accel` out of statistics; those of its older form are made out of the newer one's."""
+        change, bend, gain = loops[:, CHANGE], loops[:, BEND], loops[:, GAIN]
+        if self.config.accel_scale == "steps":
+            # |D_t| and |D_{t-1}| over |h_{t-1}| are change and change / gain
+            both = change + np.divide(change, gain, out=np.zeros_like(change), where=gain > 0)
+            holds = bend < self.threshold * both
+        else:
+            holds = (bend < self.threshold) & (gain <= SHRINK)
+        holds[:2] = False
+        running, streaks = 0, []
+        for here in holds.tolist():
+            running = running + 1 if here else 0
+            streaks.append(running >= self.patience)
+        return any(streaks[late])
+
+    def met(self, met: Bools, sequences: Ints, columns: Ints, loops: Ints) -> Bools:
+        """Whether tokens stop by the rule; a replayed run answers otherwise.
+
+        Args:
+            met: What the model's states said, `[N]`.
+            sequences: Batch index of each, `[N]`.
+            columns: Column of each in the planes, `[N]`.
+            loops: The loop that each has just finished, `[N]`.
+        """
+        return met & (loops >= self.min_loops)
+
+    def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
+        """The same of a prompt's tokens, bool `[N]`, all behind the same loop."""
+        return met & (loop >= self.min_loops)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The state that each position is read at.
+
+    Attributes:
+        hidden: `[B, S, D]`.
+        depths: Its loop, from 1, int64 `[B, S]`.
+        met: Whether the rule was met there, bool `[B, S]`.
+        diverged: Whether it was read there because its loop diverged, bool `[B, S]`.
+        statistics: Of every loop (`sigma0.decode.ops.STATISTICS`), float32 `[T, B, S, 8]`; None unless watched.
+        fates: Index into `sigma0.decode.ops.FATES`, int32 `[T, B, S]`; None unless watched.
+    """
+
+    hidden: Tensor
+    depths: Tensor
+    met: Tensor
+    diverged: Tensor
+    statistics: Tensor | None = None
+    fates: Tensor | None = None
+
+
+def select_exits(
+    rule: ExitRule,
+    loop_states: Tensor,
+    gate_logits: Tensor,
+    head: Callable[[Tensor], Tensor],
+    watch: bool = False,
+    agree: Callable[[Tensor], Tensor] = alone,
+    at_full_depth: bool = False,
+) -> Selection:
+    """Picks an exit for every position of a run of all loops.
+
+    Args:
+        rule: When a token may stop.
+        loop_states: h_1 ... h_T, `[T, B, S, D]`.
+        gate_logits: `[T, B, S]`.
+        head: Output head, called once for each loop if the rule reads logits.
+        watch: Whether the trajectories' statistics are wanted.
+        agree: As `Operations` has it.
+        at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
+            been met by itself. A divergence stops nothing then, so it is not told.
+
+    Returns:
+        The chosen states.
+    """
+    total, batch, length, width = loop_states.shape
+    flat = loop_states.reshape(total, batch * length, width)  # [T, N, D]
+    rows = flat.shape[1]
+    depths = torch.full((rows,), total, dtype=torch.int64, device=flat.device)
+    met = torch.zeros(rows, dtype=torch.bool, device=flat.device)
+    diverged = torch.zeros_like(met)
+    statistics, fates = [], []
+    if not rule.is_known_beforehand or watch:
+        boundary_rule = rule.boundary(watch)
+        kept = width if boundary_rule.watches else 0
+        state = BoundaryState.empty(rows, kept, flat.dtype, flat.device)
+        slots = torch.arange(rows, device=flat.device)
+        for loop in range(1, total + 1):
+            with torch.no_grad():
+                hidden = flat[loop - 1].detach()
+                gates = gate_logits[loop - 1].detach().reshape(rows)
+                boundary = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, boundary_rule)
+                here = boundary.decisions == MET
+                if rule.needs_logits:
+                    here = leads_reference(head(hidden), rule.threshold)
+            here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
+            broken = (boundary.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
+            depths = torch.where((here | broken) & ~(met | diverged), loop, depths)
+            met, diverged = met | (here & ~diverged), diverged | (broken & ~met)
+            statistics.append(boundary.statistics.view(batch, length, -1))
+            fates.append(boundary.fates.view(batch, length))
+    if at_full_depth:
+        depths, diverged = torch.full_like(depths, total), torch.zeros_like(diverged)
+    depths, met, diverged = agree(depths), agree(met), agree(diverged)
+    index = (depths - 1).view(1, rows, 1).expand(1, rows, width)
+    chosen = flat.gather(0, index).view(batch, length, width)
+    told = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
+    flags = (each.view(batch, length) for each in (depths, met, diverged))
+    return Selection(chosen, *flags, *told)
+
+
+def exit_probabilities(gate_logits: Tensor) -> Tensor:
+    """p_t = l_t * prod_{j<t} (1 - l_j), the last loop taking the rest of the mass (arXiv 2510.25741 section 3).
+
+    Args:
+        gate_logits: `[T, ...]`.
+
+    Returns:
+        float32 `[T, ...]`, summing to 1 over T.
+    """
+    hazard = torch.sigmoid(gate_logits.float())
+    survival = torch.ones_like(hazard[0])
+    probabilities = []
+    for loop in range(len(hazard) - 1):
+        probabilities.append(hazard[loop] * survival)
+        survival = survival * (1.0 - hazard[loop])
+    return torch.stack([*probabilities, survival])

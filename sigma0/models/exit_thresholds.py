@@ -1,0 +1,155 @@
+"""The calibrated thresholds of a model, as its `generation_config.json` stores them, one for each exit rule.
+
+    "exit_thresholds": {"margin": {"theta": 0.9, "agreement": 0.99, "confidence": 0.95, "prompts": 2000, ...}, ...}
+
+`ExitConfig(mode="margin")` on that model stops at 0.9. A record is taken as a whole: it is used where the caller set
+no threshold, and set nothing else of the rule otherwise than the record has it. Else the library's defaults are used.
+`accel` has a record for each of its two forms; where the caller names neither, the one that stops earlier is used.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+from transformers.utils import logging
+
+from sigma0.config import RULE_DEFAULTS, AccelScale, ExitConfig, ExitMode, Stored
+
+logger = logging.get_logger(__name__)
+
+
+_MODES: dict[str, ExitMode] = {
+    "qexit": "qexit",
+    "margin": "margin",
+    "converge": "converge",
+    "accel": "accel",
+    "accel_steps": "accel",
+}
+_FIELDS = sorted({field for fields in RULE_DEFAULTS.values() for field in fields})
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class CalibratedThreshold:
+    """A threshold, and the promise that it keeps: see `sigma0.calibrate.agreement`.
+
+    Attributes:
+        agreement: Share of new tokens that keep full depth's argmax, at least, in (0, 1).
+        confidence: With which it is kept, in (0, 1).
+        prompts: Prompts that it was chosen on.
+        mean_depth: Of their new tokens.
+        q: Of `qexit`; as the next four None where the rule does not read it.
+        theta: Of `margin`.
+        eps: Of `converge` and `accel`.
+        patience: Of `accel`.
+        accel_scale: Of `accel`.
+    """
+
+    agreement: float = Field(gt=0, lt=1)
+    confidence: float = Field(gt=0, lt=1)
+    prompts: int = Field(ge=1)
+    mean_depth: float = Field(ge=1)
+    q: float | None = None
+    theta: float | None = None
+    eps: float | None = None
+    patience: int | None = None
+    accel_scale: AccelScale | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, as plain JSON values."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_") and value is not None}
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ExitThresholds(Stored):
+    """What a model was calibrated with, by exit rule; None where it was not.
+
+    Raises:
+        ValueError: For a record without a value for each field that its rule reads, or with one that it does not read.
+    """
+
+    stored_as = "exit_thresholds"
+
+    qexit: CalibratedThreshold | None = None
+    margin: CalibratedThreshold | None = None
+    converge: CalibratedThreshold | None = None
+    accel: CalibratedThreshold | None = None
+    accel_steps: CalibratedThreshold | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_rules(self) -> "ExitThresholds":
+        for name, record in self._records().items():
+            fields = RULE_DEFAULTS[_MODES[name]]
+            given = {field for field in _FIELDS if getattr(record, field) is not None}
+            if given != set(fields):
+                raise ValueError(f"{name} needs {', '.join(fields)}, got {', '.join(sorted(given)) or 'none of them'}")
+        return self
+
+    def _records(self) -> dict[str, CalibratedThreshold]:
+        found = {name: getattr(self, name) for name in _MODES}
+        return {name: record for name, record in found.items() if record is not None}
+
+    def configs(self) -> dict[str, ExitConfig]:
+        """The calibrated settings, by the rule's name: its mode, or `accel_steps`."""
+        configs = {}
+        for name, record in self._records().items():
+            mode = _MODES[name]
+            configs[name] = ExitConfig(mode=mode, **{field: getattr(record, field) for field in RULE_DEFAULTS[mode]})
+        return configs
+
+    def matching(self, config: ExitConfig) -> ExitConfig | None:
+        """The calibrated setting that has what `config` sets of its rule; None without one.
+
+        Args:
+            config: A setting without a threshold of its own.
+        """
+        fields = list(RULE_DEFAULTS[config.mode])
+        fits = [
+            (self._records()[name].mean_depth, name)
+            for name, known in self.configs().items()
+            if known.mode == config.mode
+            and all(getattr(config, field) in (None, getattr(known, field)) for field in fields)
+        ]
+        return self.configs()[min(fits)[1]] if fits else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The records that there are, as plain JSON values."""
+        return {name: record.to_dict() for name, record in self._records().items()}
+
+    def updated(self, records: Mapping[str, CalibratedThreshold]) -> "ExitThresholds":
+        """These with some of them anew, by name."""
+        return ExitThresholds(**{**self._records(), **records})
+
+
+def fill_in(config: ExitConfig, thresholds: ExitThresholds, model_name: str) -> ExitConfig:
+    """Fills what is not set of a rule from the model's calibration, else from the library's defaults.
+
+    The latter is said once for each model and setting.
+
+    Args:
+        config: As the caller gave it.
+        thresholds: What the model was calibrated with.
+        model_name: For the message.
+    """
+    unset = config.unset()
+    fields = list(RULE_DEFAULTS[config.mode])
+    calibrated = None if config.threshold is not None else thresholds.matching(config)
+    if calibrated is not None:
+        return config.filled({name: getattr(calibrated, name) for name in fields})
+    filled = config.filled()
+    if config.threshold is None:
+        _say_once(model_name, config, unset)
+    return filled
+
+
+def _say_once(model_name: str, config: ExitConfig, unset: list[str]) -> None:
+    """Says that a default is used; without the caller's numbers, since each text that was said is remembered."""
+    defaults = RULE_DEFAULTS[config.mode]
+    given = [name for name in defaults if name not in unset]
+    used = ", ".join(f"{name} {defaults[name]}" for name in unset)
+    logger.warning_once(
+        f"{model_name or 'this model'} stores no calibrated threshold for {config.mode}"
+        f"{' with its ' + ', '.join(given) + ' set' if given else ''}: the library's default is used ({used}), which "
+        f"may save nothing or change the text; `sigma0 calibrate {model_name or 'MODEL'} --exit {config.mode} "
+        "--prompts FILE` finds and stores one"
+    )

@@ -1,0 +1,427 @@
+"""The Hugging Face bridge: a generation mixin that loops each token as deep as its exit rule says."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
+
+from sigma0.config import ExitConfig
+from sigma0.decode.batch import Ints, PassCounts, SkippedTokens
+from sigma0.decode.finite import check_logits
+from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.ops import Backend, Operations, operations
+from sigma0.decode.parallel import agreement, processes_of
+from sigma0.decode.stats import RunRecord
+from sigma0.decode.step import Exits, Wave
+from sigma0.decode.token_loop import DirectLoop, Emission, TokenLoop, rows_are_independent
+from sigma0.decode.verify import VerifiedLoop
+from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
+from sigma0.models.limits import check_context, check_ids, check_memory
+from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.models.stored_settings import STORED, StoredSettings
+
+CONTINUOUS_BATCHING = (
+    "transformers' continuous batching keeps one K/V plane for all loops, which is wrong for a looped model; use "
+    "generate() on a padded batch"
+)
+
+
+class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
+    """Gives a looped model `generate` with native adaptive depth.
+
+    The model provides what `decode.attention.LoopedModel` asks for (`operations` comes from here), `num_loops` and
+    `num_block_layers`, and a `forward` that takes `exit_config`.
+
+    Attributes:
+        num_block_layers: L, layers in the shared block.
+        backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
+        direct_loop: What decodes; a benchmark may put its own in this place.
+        verified_loop: The same for `verify`.
+    """
+
+    num_block_layers: int
+    backend: Backend = "auto"
+    direct_loop: type[DirectLoop] = DirectLoop
+    verified_loop: type[VerifiedLoop] = VerifiedLoop
+
+    @property
+    def operations(self: Any) -> Operations:
+        """What runs a pass.
+
+        Raises:
+            ValueError: If `backend` is unknown or cannot run on the model's device.
+        """
+        return replace(operations(self.backend, self.device), agree=agreement(self))
+
+    def new_cache(self, capacity: int = 0) -> DepthCache:
+        """An empty cache for this model, with room for `capacity` tokens where that is known."""
+        return DepthCache(self.num_block_layers, self.num_loops, capacity)
+
+    @torch.no_grad()
+    def decode_step(
+        self: Any,
+        input_ids: Tensor,
+        positions: Ints,
+        cache: DepthCache,
+        exit_config: ExitConfig,
+    ) -> LoopedCausalLMOutput:
+        """One new token for every sequence, in lockstep: passes run until the deepest of them has stopped.
+
+        Gives no gradients: decoding is inference.
+
+        Args:
+            input_ids: `[B, 1]`.
+            positions: Position of the token in each sequence, `[B]`.
+            cache: Planes and frontier.
+            exit_config: When tokens stop.
+
+        Returns:
+            `logits` `[B, 1, V]` with `exit_depths`, `exit_met` and `exit_diverged` `[B, 1]`.
+
+        Raises:
+            ValueError: Under `verify`, which may take a token back and so needs a loop of its own.
+        """
+        if exit_config.after_exit == "verify":
+            raise ValueError(
+                "after_exit='verify' takes tokens back, which a forward of one token cannot: call generate or stream, "
+                "or use after_exit='finish'"
+            )
+        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", cache.record)
+        batch = input_ids.shape[0]
+        going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
+        alive, over, columns = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
+        if len(over):
+            ids = input_ids[:, 0].cpu().numpy()
+            cache.skip(SkippedTokens(ids[over], over, columns[over], positions[over]))
+        wave.enter(
+            input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
+        )
+        found = []
+        while wave.has_leaders:
+            exits = wave.advance()
+            if exits is not None:
+                found.append(exits)
+        logits, depths, met, diverged = _in_batch_order(found, batch)
+        check_logits(logits)
+        if cache.trace is not None:
+            cache.trace.append((depths, met, diverged))
+        if cache.record is not None:
+            cache.record.pending = logits
+        return LoopedCausalLMOutput(
+            logits=logits[:, None],
+            past_key_values=cache,
+            exit_depths=depths[:, None],
+            exit_met=met[:, None],
+            exit_diverged=diverged[:, None],
+        )
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Keeps `exit_config` out of the generation config's own bookkeeping, which would swallow it."""
+        if kwargs.get("assistant_early_exit") is not None:
+            raise ValueError(
+                "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
+            )
+        for name in ("fate_config", "door_policy"):
+            told = kwargs.get(name, getattr(generation_config, name, None))
+            if told is not None and STORED[name].parse(told) != getattr(self, name):
+                raise ValueError(
+                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(told)!r}"
+                    if isinstance(told, Mapping)
+                    else f"{name} belongs to the model, not to a call: set model.generation_config.{name}"
+                )
+            kwargs.pop(name, None)
+        asked = kwargs.pop("exit_config", None)
+        if asked is None:
+            asked = getattr(generation_config, "exit_config", None)
+        resolved = self.resolve_exit_config(asked)
+        told = kwargs.pop("output_statistics", None)
+        if told is None:
+            defaults = self.generation_config if generation_config is None else generation_config
+            told = getattr(defaults, "output_statistics", False)
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        model_kwargs["exit_config"] = resolved
+        prepared.output_statistics = bool(told)
+        return prepared, model_kwargs
+
+    def _prepare_model_inputs(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
+        """Refuses ids that the model does not know, ahead of everything that would stumble over them."""
+        inputs, name, model_kwargs = super()._prepare_model_inputs(*args, **kwargs)
+        if name == "input_ids":
+            check_ids(inputs, self.config.vocab_size)
+            # new tokens are int64, and so is the text with them
+            inputs = inputs.long()
+        return inputs, name, model_kwargs
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """A `DepthCache`, whatever `use_cache` says: skipping loops needs the planes."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r} has no planes for loops; leave it "
+                "out, and a DepthCache is used"
+            )
+        generation_config.use_cache = True
+        total = max_cache_length + 1
+        if total > getattr(self.config, "max_position_embeddings", total):
+            mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+            if mask is not None and mask.dim() == 2:
+                # pads have no position
+                check_context(self, int(mask.sum(-1).max()), total - mask.shape[1])
+            else:
+                width = total - 1 if positions is None else positions.shape[-1]
+                check_context(self, width, total - width)
+        cache = model_kwargs.get("past_key_values")
+        planes = model_kwargs["exit_config"].stops_at(self.num_loops) or self.num_loops
+        check_memory(self, total, batch_size, planes, getattr(cache, "bytes_allocated", 0))
+        if cache is None:
+            cache = self.new_cache(max_cache_length)
+            model_kwargs["past_key_values"] = cache
+        else:
+            check_cache(cache)
+            cache._is_user_defined = True
+            cache.reserve(max_cache_length)
+
+    def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Tells the cache that a prompt is read, so that one of a single token is not taken for decoding."""
+        model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
+        cache = model_kwargs.get("past_key_values")
+        if (others := processes_of(self)) is not None:
+            settings = vars(args[0] if args else kwargs["generation_config"])
+            plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | list)}
+            others.check_alike(input_ids.tolist(), model_kwargs.get("exit_config"), plain)
+        if cache is None:
+            return super()._prefill(input_ids, *args, **kwargs)
+        cache.reading_prompt = True
+        try:
+            return super()._prefill(input_ids, *args, **kwargs)
+        finally:
+            cache.reading_prompt = False
+
+    def _get_logits_processor(self: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        """Hands the exit settings to the one processor that runs the model itself."""
+        prepared = super()._get_logits_processor(*args, **kwargs)
+        for item in prepared:
+            if isinstance(item, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                item.model = partial(self, exit_config=kwargs["model_kwargs"]["exit_config"])
+        return prepared
+
+    def _get_candidate_generator(self, *, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
+        """Keeps our exit settings from the assistant, which has its own or none."""
+        others = {name: value for name, value in model_kwargs.items() if name != "exit_config"}
+        return super()._get_candidate_generator(model_kwargs=others, **kwargs)
+
+    def _sample(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> DepthGenerateOutput | Tensor:
+        """Greedy search and sampling: the wave decoder, or transformers' own lockstep loop where rows must agree."""
+        if generation_config.output_attentions or generation_config.output_hidden_states:
+            raise ValueError(
+                "generate gives no attentions or hidden states, since most loops are never run for all tokens at "
+                "once; call model(sequences, output_loop_states=True) on the result"
+            )
+        verified = model_kwargs["exit_config"].after_exit == "verify"
+        if verified and (synced_gpus or generation_config.is_assistant or (streamer and input_ids.shape[0] > 1)):
+            raise ValueError(
+                "after_exit='verify' cannot be used with synced_gpus, as an assistant, or with a streamer on a batch: "
+                "its sequences advance at their own pace; use after_exit='finish'"
+            )
+        alone = input_ids.shape[0] == 1 or verified
+        known = rows_are_independent(logits_processor, stopping_criteria)
+        if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
+            stepped: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+            return stepped
+        loop: TokenLoop
+        loop, first = self.open_token_loop(
+            input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+        )
+        emitted: list[list[Emission]] = [[] for _ in range(input_ids.shape[0])]
+        for emissions in loop.run(first):
+            for emission in emissions:
+                emitted[emission.sequence].append(emission)
+                if streamer is not None:
+                    streamer.put(torch.tensor([emission.token_id]))
+        if streamer is not None:
+            streamer.end()
+        if generation_config.return_dict_in_generate:
+            return wave_output(loop, emitted, model_kwargs["exit_config"].mode)
+        return loop.sequences
+
+    def open_token_loop(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> tuple[TokenLoop, Exits]:
+        """Runs the prompt through the model, for a caller that wants the new tokens as they come.
+
+        `model.generate(..., custom_generate=type(model).open_token_loop)` calls it with everything prepared.
+
+        Args:
+            input_ids: `[B, P]`, left-padded.
+            logits_processor: As transformers prepared them.
+            stopping_criteria: As transformers prepared them.
+            generation_config: As transformers prepared it.
+            **model_kwargs: `past_key_values`, `exit_config`, `position_ids` and what else the forward takes.
+
+        Returns:
+            The token loop behind the prompt, and the exits of its last tokens, which `TokenLoop.run` starts from.
+        """
+        cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
+        cache.counts = PassCounts()
+        verified = exit_config.after_exit == "verify"
+        with self._recording(input_ids, generation_config, cache) as record:
+            outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        batch = input_ids.shape[0]
+        first = Exits(
+            np.arange(batch),
+            outputs.exit_depths[:, -1].cpu().numpy(),
+            outputs.exit_met[:, -1].cpu().numpy(),
+            outputs.logits[:, -1],
+            outputs.exit_diverged[:, -1].cpu().numpy(),
+        )
+        positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
+        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", record)
+        loop = (self.verified_loop if verified else self.direct_loop)(
+            wave,
+            input_ids,
+            np.broadcast_to(positions, (batch,)),
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+        )
+        return loop, first
+
+    @contextmanager
+    def _recording(
+        self: Any, input_ids: Tensor, generation_config: GenerationConfig, cache: DepthCache
+    ) -> Iterator[RunRecord | None]:
+        """Lets forwards through the cache tell statistics, where they are asked for."""
+        record = None
+        if getattr(generation_config, "output_statistics", False):
+            new = max(1, generation_config.max_length - input_ids.shape[1])
+            record = RunRecord.empty(input_ids.shape[0], new, self.num_loops, self.device)
+        cache.record = record
+        try:
+            yield record
+        finally:
+            cache.record = None
+
+    def _sample_in_lockstep(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool,
+        streamer: Any,
+        **model_kwargs: Any,
+    ) -> DepthGenerateOutput | Tensor:
+        """Runs the stock loop over our `forward`: exact too, but each sequence waits for the deepest one."""
+        cache = model_kwargs["past_key_values"]
+        trace: list[tuple[Tensor, Tensor, Tensor]] = []
+        cache.counts, cache.trace = PassCounts(), trace
+        recorder = EndRecorder(stopping_criteria, cache, self.operations)
+        with self._recording(input_ids, generation_config, cache) as record:
+            try:
+                outputs = super()._sample(
+                    input_ids,
+                    logits_processor=logits_processor,
+                    stopping_criteria=recorder,
+                    generation_config=generation_config,
+                    synced_gpus=synced_gpus,
+                    streamer=streamer,
+                    **model_kwargs,
+                )
+            finally:
+                cache.trace = cache.ended = None
+        if not generation_config.return_dict_in_generate or generation_config.is_assistant:
+            plain: Tensor = outputs
+            return plain
+        return lockstep_output(outputs, trace, recorder, model_kwargs["exit_config"].mode, record)
+
+    def _beam_search(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
+        return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs, args))
+
+    def _assisted_decoding(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
+        if model_kwargs["past_key_values"].length:
+            raise ValueError("assisted generation needs an empty cache: leave past_key_values out")
+        return super()._assisted_decoding(
+            input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs, args)
+        )
+
+    def _at_full_depth(self, what: str, model_kwargs: dict[str, Any], settings: tuple[Any, ...]) -> dict[str, Any]:
+        """These step back over tokens already fed, which only full depth takes without a trace."""
+        if any(getattr(each, "output_statistics", False) for each in (*settings, *model_kwargs.values())):
+            raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
+        if processes_of(self) is not None:
+            raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
+        config: ExitConfig = model_kwargs["exit_config"]
+        if config.mode != "full" and not (config.mode == "qexit" and config.q == 1.0):
+            raise ValueError(
+                f"{what} works at full depth only, not with exit mode '{config.mode}': pass "
+                "exit_config=ExitConfig(mode='full')"
+            )
+        return {**model_kwargs, "exit_config": ExitConfig(mode="full")}
+
+    @property
+    def init_continuous_batching(self) -> Any:
+        """Absent: transformers' paged cache would share one plane over all loops and give wrong text in silence."""
+        raise AttributeError(CONTINUOUS_BATCHING)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused, see `init_continuous_batching`."""
+        raise ValueError(CONTINUOUS_BATCHING)
+
+
+def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits `[B, V]`, depths, met and diverged `[B]` of one step out of several passes; zeros behind an end."""
+    logits = found[0].logits.new_zeros((batch, found[0].logits.shape[1]))
+    depths = np.zeros(batch, dtype=np.int64)
+    met, diverged = np.zeros((2, batch), dtype=np.bool_)
+    for exits in found:
+        logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
+        depths[exits.sequences] = exits.depths
+        met[exits.sequences], diverged[exits.sequences] = exits.met, exits.diverged
+    told = [torch.from_numpy(each).to(logits.device) for each in (depths, met, diverged)]
+    return logits, told[0], told[1], told[2]
+
+
+def check_cache(cache: Any) -> None:
+    """Refuses caches without planes for loops.
+
+    Raises:
+        ValueError: If `cache` is no `DepthCache`.
+    """
+    if not isinstance(cache, DepthCache):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
+            "leave it out"
+        )

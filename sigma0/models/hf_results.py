@@ -1,0 +1,166 @@
+"""From what a decoder did to the output that transformers' users expect."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from sigma0.config import ExitMode
+from sigma0.decode.exits import exit_reason
+from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.ops import CollapseRule, Operations
+from sigma0.decode.stats import RunRecord
+from sigma0.decode.token_loop import Emission, TokenLoop
+from sigma0.decode.transfer import to_device
+from sigma0.decode.verify import VerifiedLoop
+from sigma0.models.outputs import DepthGenerateOutput
+
+
+class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that remember how long each sequence was when it ended, and tell the cache.
+
+    Args:
+        stopping_criteria: The criteria to ask.
+        cache: Told which sequences have ended, so that the pads they are fed cost no loops. Its record, if any, is told
+            of the tokens.
+        ops: What reads them.
+    """
+
+    def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache, ops: Operations) -> None:
+        super().__init__(stopping_criteria)
+        self._cache = cache
+        self._ops = ops
+        self._told = 0
+        self._lengths: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Asks the criteria for ids `[B, S]`; bool `[B]`."""
+        # in place, since the stock loop goes on with these very ids
+        input_ids[:, -1] = self._ops.agree(input_ids[:, -1])
+        self._read(input_ids[:, -1])
+        done: Tensor = self._ops.agree(super().__call__(input_ids, scores, **kwargs))
+        unknown = torch.zeros_like(done, dtype=torch.int64)
+        lengths = unknown if self._lengths is None else self._lengths
+        self._lengths = torch.where(done & (lengths == 0), input_ids.shape[1], lengths)
+        self._cache.ended = (self._lengths > 0).cpu().numpy()
+        return done
+
+    def _read(self, chosen: Tensor) -> None:
+        """Tells the record of the tokens `[B]` just chosen, but of sequences that had ended."""
+        record = self._cache.record
+        if record is None or record.pending is None:
+            return
+        ended = self._cache.ended
+        going = np.arange(len(chosen)) if ended is None else np.flatnonzero(~ended)
+        alive = to_device(going, record.device)
+        reading = self._ops.collapse(record.pending[alive], chosen[alive], record.collapse, alive, CollapseRule())
+        record.read(reading, alive, torch.full_like(alive, self._told), self._told)
+        record.pending = None
+        self._told += 1
+
+    def lengths(self, sequences: Tensor) -> Tensor:
+        """Ids of each sequence, its end counted in and pads left out, `[B]`."""
+        assert self._lengths is not None
+        return torch.where(self._lengths == 0, sequences.shape[1], self._lengths)
+
+
+def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) -> DepthGenerateOutput:
+    """The rectangular form of a finished token loop.
+
+    Args:
+        loop: The token loop.
+        emitted: The new tokens of each sequence.
+        mode: The exit rule, for the reasons.
+    """
+    sequences = loop.sequences
+    new = max(len(emissions) for emissions in emitted)
+    depths = torch.zeros((len(emitted), new), dtype=torch.int64, device=sequences.device)
+    for row, emissions in zip(depths, emitted, strict=True):
+        row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
+    verified: dict[str, Any] = {}
+    if isinstance(loop, VerifiedLoop):
+        accepted = torch.zeros_like(depths, dtype=torch.bool)
+        for flags, stood in zip(accepted, loop.accepted, strict=True):
+            flags[: len(stood)] = torch.tensor(stood)
+        verified = {"accepted": accepted, "tail_passes": loop.tail_passes}
+    return DepthGenerateOutput(
+        sequences=sequences,
+        scores=_stacked(loop.scores),
+        logits=_stacked(loop.raw_logits),
+        past_key_values=loop.wave.cache,
+        exit_depths=depths,
+        exit_reasons=[
+            [exit_reason(mode, emission.met, emission.diverged) for emission in emissions] for emissions in emitted
+        ],
+        **_statistics(loop.record, new),
+        **_counts(loop.wave.cache),
+        **verified,
+    )
+
+
+def lockstep_output(
+    outputs: Any,
+    trace: list[tuple[Tensor, Tensor, Tensor]],
+    recorder: EndRecorder,
+    mode: ExitMode,
+    record: RunRecord | None,
+) -> DepthGenerateOutput:
+    """Adds depths to what the stock loop returned.
+
+    Args:
+        outputs: A `GenerateDecoderOnlyOutput`.
+        trace: Depth, met and diverged `[B]` of each step.
+        recorder: When each sequence ended.
+        mode: The exit rule, for the reasons.
+        record: Statistics of the new tokens, where they were asked for.
+    """
+    new = len(trace)
+    ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
+    alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
+    depths, met, diverged = (torch.stack(list(rows), dim=1) for rows in zip(*trace, strict=True))
+    return DepthGenerateOutput(
+        sequences=outputs.sequences,
+        scores=outputs.scores,
+        logits=outputs.logits,
+        past_key_values=outputs.past_key_values,
+        exit_depths=depths * alive,
+        exit_reasons=[
+            [exit_reason(mode, *flags) for flags in zip(row[:end], broken[:end], strict=True)]
+            for row, broken, end in zip(met.tolist(), diverged.tolist(), ends.tolist(), strict=True)
+        ],
+        **_statistics(record, new),
+        **_counts(outputs.past_key_values),
+    )
+
+
+def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
+    """A record's figures of the first `new` tokens under the names of `DepthGenerateOutput`."""
+    if record is None:
+        return {}
+    return {
+        "loop_statistics": record.loops[:, :new],
+        "loop_fates": record.fates[:, :new],
+        "readings": record.readings[:, :new],
+    }
+
+
+def _counts(cache: DepthCache) -> dict[str, Any]:
+    """The counts of a cache under the names of `DepthGenerateOutput`."""
+    counts = cache.counts
+    return {
+        "loop_passes": counts.passes,
+        "loop_rows": counts.rows,
+        "prompt_rows": counts.prompt_rows,
+        "head_rows": counts.head_rows,
+    }
+
+
+def _stacked(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
+    """Per-sequence scores as one `[B, V]` for each step, zeros where a sequence had ended."""
+    if rows is None:
+        return None
+    blank = torch.zeros_like(rows[0][0])
+    steps = max(len(row) for row in rows)
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in range(steps))

@@ -1,0 +1,214 @@
+"""Loading a looped model and its tokenizer by shipped name, folder or hub id."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.distributed import DistributedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from sigma0.config import explain
+from sigma0.decode.finite import check_weights
+from sigma0.decode.ops import Backend, operations
+from sigma0.decode.parallel import join_processes
+from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.stored import check_dtypes, read_headers
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def shipped_models() -> tuple[str, ...]:
+    """Names of the models inside this package."""
+    return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
+
+
+def resolve_model(name: str) -> str:
+    """The folder or hub id that `name` stands for.
+
+    Args:
+        name: A shipped name, a folder, or a hub id such as `ByteDance/Ouro-1.4B`.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if name in shipped_models():
+        return str(CHECKPOINTS / name)
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"the folder {name!r} holds no config.json, so it is no checkpoint")
+        if not (path / "tokenizer.json").is_file():
+            raise ValueError(f"the folder {name!r} holds no tokenizer.json; save the checkpoint's tokenizer there")
+        return str(path)
+    if name.count("/") == 1 and not path.is_absolute() and not name.startswith("."):
+        return name
+    raise ValueError(
+        f"no such model: {name!r}; give a shipped name ({', '.join(shipped_models())}), a folder, or a hub id such as "
+        "ByteDance/Ouro-1.4B"
+    )
+
+
+def checkpoint_folder(name: str) -> Path:
+    """The folder that a loaded model's files lie in: its own, or the hub cache's."""
+    source = resolve_model(name)
+    return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device to run on; `auto` is CUDA where there is one.
+
+    Raises:
+        ValueError: For a device that torch does not know or that is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return resolved
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder or hub id, just as its `tokenizer.json` says.
+
+    Not through `AutoTokenizer`, which replaces the stored pre-tokenizer by that of a named class.
+
+    Raises:
+        ValueError: If `tokenizer.json` cannot be read.
+    """
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    except OSError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for a malformed file
+        raise ValueError(f"{source!r} has no usable tokenizer.json: {str(error).strip().splitlines()[0]}") from error
+
+
+def load(
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    backend: Backend = "auto",
+    tensor_parallel: bool = False,
+    check: bool = True,
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
+
+    Args:
+        name: A shipped name, a folder, or a hub id.
+        device: Where to put it; `auto` is CUDA where there is one.
+        dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
+        backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
+        tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
+            the same calls (`sigma0.decode.parallel`).
+        check: Refuse weights that are NaN or infinite: one pass over them, a small part of the time of reading them.
+
+    Returns:
+        The model in eval mode and a left-padding tokenizer.
+
+    Raises:
+        ValueError: If there is no such model, it is not looped, its tensors do not fit or are no numbers, or device,
+            dtype or backend is bad.
+    """
+    return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
+
+
+def load_causal(
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    backend: Backend = "auto",
+    check: bool = True,
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
+    return _load(name, device, dtype, backend, looped_only=False, check=check)
+
+
+def _load(
+    name: str,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    backend: Backend,
+    looped_only: bool,
+    tensor_parallel: bool = False,
+    check: bool = True,
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    source, target = resolve_model(name), resolve_device(device)
+    operations(backend, target)
+    spread = DistributedConfig(tp_size=join_processes(target)) if tensor_parallel else None
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if model_class is None:
+            raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
+        looped = issubclass(model_class, DepthGenerationMixin)
+        if looped_only and not looped:
+            raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            distributed_config=spread,
+            # ours look for themselves, once the weights are where they belong
+            **({"check_weights": False} if looped else {}),
+        )
+        tokenizer = load_tokenizer(source)
+    except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
+        in_config = isinstance(error, StrictDataclassError)
+        told = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
+        where = " (in its config.json)" if in_config else ""
+        raise ValueError(f"{name!r} could not be loaded: {told}{where}") from error
+    tokenizer.padding_side = "left"
+    model = model.to(target).eval()
+    if looped:
+        model.backend = backend
+        _check_tokenizer(name, tokenizer, model.config.vocab_size)
+        _check_settings(model)
+        if not Path(source).is_dir():
+            # of a folder they were looked at before anything was built
+            check_dtypes(read_headers(checkpoint_folder(name)))
+    if check:
+        check_weights(model)
+    return model, tokenizer
+
+
+def _check_settings(model: Any) -> None:
+    """Refuses a `generation_config.json` whose settings of ours no generation could use.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    try:
+        model.resolve_exit_config(None).stops_at(model.num_loops)
+        _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
+    except ValueError as error:
+        told = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"generation_config.json: {told}") from error
+
+
+def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:
+    """Refuses a tokenizer that writes ids for which the model has no embedding.
+
+    Raises:
+        ValueError: Naming both sizes.
+    """
+    most = max(tokenizer.get_vocab().values(), default=-1)
+    if most >= vocabulary:
+        raise ValueError(
+            f"the tokenizer of {name!r} has ids up to {most}, but its config.json has vocab_size = {vocabulary}: use "
+            "the tokenizer.json that belongs to these weights"
+        )

@@ -1,0 +1,1 @@
+"""An agent that edits a repository and escalates when it is stuck."""

@@ -1,0 +1,130 @@
+"""A control group (cgroup v2) for each run, where one can be made: the kernel itself then holds a sandbox to its sum.
+
+It charges the pages of processes and files, pipes, sockets, page tables and the kernel's records alike, and ends the
+whole group where they go over. It can be made where an ancestor of this process's own group hands its memory and pids
+controllers down and may be written to: as root beside systemd, or inside `systemd-run --user --scope`. Elsewhere the
+sum that is counted from outside (`sigma0.reason.sandbox.accounting`) is the only one; it is kept in both cases.
+"""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+_CONTROLLERS = {"memory", "pids"}
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """One that was made for a run.
+
+    Attributes:
+        folder: Its folder.
+    """
+
+    folder: Path
+
+    def take(self, processes: Iterable[int]) -> None:
+        """Moves processes into it; what they start from then on is born in it.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        for process in processes:
+            try:
+                (self.folder / "cgroup.procs").write_text(str(process))
+            except ProcessLookupError:
+                # it ended meanwhile
+                continue
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the kernel ended processes of it for want of memory."""
+        events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
+        return int(events.get("oom_kill", "0")) > 0
+
+    def remove(self) -> None:
+        """Removes it; all that was in it has ended."""
+        os.rmdir(self.folder)
+
+
+def make_group(memory_bytes: int, processes: int) -> ControlGroup | None:
+    """A new group with limits, to be removed by whoever asked; None where none can be made.
+
+    Args:
+        memory_bytes: Of everything in it together; none of it goes to swap.
+        processes: And threads, at most.
+
+    Raises:
+        OSError: If the kernel refuses what it granted before.
+    """
+    parent = usable_parent()
+    return None if parent is None else _made_in(parent, memory_bytes, processes)
+
+
+@lru_cache(maxsize=1)
+def usable_parent() -> Path | None:
+    """The nearest group in which one can be made, tried with a process; None where there is none."""
+    for parent in _ancestors():
+        try:
+            if _is_usable(parent):
+                return parent
+        except OSError:
+            # one of another owner, or one that hands no controllers down: the next may do
+            continue
+    return None
+
+
+def _is_usable(parent: Path) -> bool:
+    handed_down = (parent / "cgroup.subtree_control").read_text().split()
+    if not _CONTROLLERS.issubset(handed_down):
+        return False
+    group = _made_in(parent, 2**26, 8)
+    try:
+        # waits for the end of its input
+        with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+            group.take([waiting.pid])
+    finally:
+        group.remove()
+    return True
+
+
+def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
+    group = ControlGroup(parent / f"sigma0-{os.getpid()}-{secrets.token_hex(4)}")
+    group.folder.mkdir()
+    limits = {"memory.max": memory_bytes, "memory.oom.group": 1, "pids.max": processes}
+    # not there where swap is not counted
+    if (group.folder / "memory.swap.max").exists():
+        limits["memory.swap.max"] = 0
+    try:
+        for name, value in limits.items():
+            (group.folder / name).write_text(str(value))
+    except OSError:
+        group.remove()
+        raise
+    return group
+
+
+def _ancestors() -> Iterator[Path]:
+    """The folder of this process's own group, and those above it that are mounted."""
+    try:
+        own = next(line[3:] for line in _OWN_GROUPS.read_text().splitlines() if line.startswith("0::"))
+        mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
+    except (OSError, StopIteration):
+        return
+    for words in mounts:
+        if words[words.index("-") + 1] != "cgroup2":
+            continue
+        top = Path(words[4])
+        try:
+            folder = top / Path(own).relative_to(words[3])
+        except ValueError:
+            # mounted from a group that this process is not below
+            continue
+        yield folder
+        yield from (each for each in folder.parents if each.is_relative_to(top))

@@ -1,0 +1,1 @@
+"""Whether the claims of a text are anchored in its context."""

@@ -1,0 +1,203 @@
+"""Is what a text claims anchored in its context? Claim by claim, by looking things up.
+
+A claim is a sentence with a number, a date, a name, a quotation, an identifier or a link, or else a plain statement;
+questions and judgements of taste are none, and of a guess ("I think", "might") only the clauses that do not share it.
+A claim is anchored where everything in it that can be looked up is found in the context (the prompt, supplied sources,
+executed results):
+
+    link, identifier, quotation   verbatim, but for case and spaces in a quotation, scheme and host's case in a link
+    name                          its words in a row, or what its initials stand for
+    number, date                  equal within its rounding, of the same unit or the same thing, in a place that speaks
+                                  of the claim's names, or of some of its words where it has none
+    every claim                   half of its other words stand somewhere in the context, of a plain statement three
+                                  quarters; and the place that says nearly the same does not deny it, or the reverse
+
+A place is a sentence of the context that asks nothing, or two in a row where the second names nobody. A text that is
+nothing but a number, a date, a quotation or a link, as a result is, speaks for any claim. This is a lexical check: it
+sees what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may
+be asked on top.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sigma0.signals.grounding.claims import (
+    Checkable,
+    Kind,
+    assertions,
+    checkable,
+    common_words,
+    content_words,
+    is_negated,
+    is_opinion,
+    is_question,
+    is_statement,
+    sentences,
+)
+from sigma0.signals.grounding.evidence import Evidence, Place
+from sigma0.signals.grounding.words import stem
+
+ENOUGH_WORDS, HALF, MOST_WORDS = 0.3, 0.5, 0.75
+# Words that only present a number, as in "the result is 42".
+_PRESENTING = frozenset(stem(word) for word in ("answer", "result", "output", "value", "total", "sum", "number"))
+
+
+class SupportModel(Protocol):
+    """A model that tells whether evidence supports a claim, as NLI and span models do."""
+
+    def support(self, claim: str, evidence: str) -> float:
+        """How far `evidence` supports `claim`, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A checkable sentence.
+
+    Attributes:
+        text: The sentence, or the clause of it that is told as certain.
+        anchored: Whether the context bears it out.
+        evidence: The place in the context that is nearest to it; where none shares a word, a result that stands alone,
+            or None.
+        kind: The hardest thing in it.
+    """
+
+    text: str
+    anchored: bool
+    evidence: str | None
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """The claims of a text.
+
+    Attributes:
+        score: Share of the claims that are anchored; None where nothing was checkable.
+        claims: In the order of the text.
+    """
+
+    score: float | None
+    claims: tuple[Claim, ...]
+
+    @property
+    def unanchored(self) -> tuple[Claim, ...]:
+        """The claims without an anchor."""
+        return tuple(claim for claim in self.claims if not claim.anchored)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def check(
+    text: str, context: str | Sequence[str], *, tolerance: float = 0.05, model: SupportModel | None = None
+) -> Grounding:
+    """Looks every claim of a text up in its context.
+
+    Args:
+        text: What was generated.
+        context: The prompt, sources, results: one text or several.
+        tolerance: Relative difference allowed where a number is said to be rough.
+        model: Asked about each claim that the words bear out, with the nearest place; 0.5 and more is support.
+
+    Raises:
+        ValueError: For a tolerance outside [0, 1).
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance lies in [0, 1), got {tolerance}")
+    texts = [context] if isinstance(context, str) else list(context)
+    common = common_words(" ".join([*texts, text]))
+    stated = _stated(text, common)
+    if not stated:
+        return Grounding(None, ())
+    evidence = Evidence(texts, common)
+    claims = [_looked_up(part, found, kind, evidence, tolerance, model) for part, found, kind in stated]
+    score = sum(claim.anchored for claim in claims) / len(claims)
+    return Grounding(score, tuple(claims))
+
+
+def _stated(text: str, common: frozenset[str]) -> list[tuple[str, Checkable, Kind]]:
+    """What can be checked of a text, and of what kind it is."""
+    stated = []
+    for sentence in sentences(text):
+        for part in [] if is_question(sentence) else assertions(sentence):
+            found = checkable(part, common)
+            kind = _kind(part, found)
+            if kind is not None:
+                stated.append((part, found, kind))
+    return stated
+
+
+def _kind(sentence: str, found: Checkable) -> Kind | None:
+    """What makes a sentence a claim; None where it is none."""
+    kind = found.kind
+    if kind in (None, "entity") and is_opinion(sentence, found.names):
+        return None
+    return "statement" if kind is None and is_statement(sentence) else kind
+
+
+def _looked_up(
+    sentence: str, found: Checkable, kind: Kind, evidence: Evidence, tolerance: float, model: SupportModel | None
+) -> Claim:
+    words = set(content_words(sentence))
+    shared = evidence.shared(words)
+    nearest = _nearest(found, shared, evidence)
+    anchored = (
+        all(map(evidence.has_link, found.links))
+        and all(map(evidence.has_code, found.code))
+        and all(map(evidence.has_quote, found.quotes))
+        and all(evidence.naming(name).any() for name in found.names)
+        and _quantities_stand(found, len(words), shared, evidence, tolerance)
+        and _words_stand(found, words, kind, evidence)
+        and not (nearest is not None and _denies(nearest, sentence, words))
+    )
+    if anchored and model is not None:
+        anchored = nearest is not None and model.support(sentence, nearest.text) >= 0.5
+    return Claim(sentence, anchored, None if nearest is None else nearest.text, kind)
+
+
+def _nearest(found: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Place | None:
+    """The place with the most shared words and names, the shorter of two; else one that speaks for any claim."""
+    likeness = shared.copy()
+    for name in found.names:
+        likeness += evidence.naming(name)
+    if likeness.any():
+        likeness = np.where(likeness > 0, likeness - 0.001 * evidence.lengths, -np.inf)
+        return evidence.places[int(likeness.argmax())]
+    return evidence.places[int(evidence.lone.argmax())] if evidence.lone.any() else None
+
+
+def _words_stand(found: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
+    """Whether enough of the words beside the names stand anywhere in the context."""
+    others = words - {each for name in found.names for each in content_words(name)}
+    if kind != "statement" and evidence.lone.any():
+        others -= _PRESENTING
+    share = MOST_WORDS if kind == "statement" else HALF
+    return len(others & evidence.stems) >= share * len(others)
+
+
+def _quantities_stand(
+    found: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
+) -> bool:
+    """Whether every number and date stands in a place that speaks of the same thing."""
+    if not found.numbers and not found.dates:
+        return True
+    if found.names:
+        near = np.logical_and.reduce([evidence.naming(name) for name in found.names])
+    elif words:
+        near = shared >= max(ENOUGH_WORDS * words, 1)
+    else:
+        near = evidence.wordless
+    return all(evidence.has_number(number, near, tolerance) for number in found.numbers) and all(
+        evidence.has_date(date, near | evidence.lone) for date in found.dates
+    )
+
+
+def _denies(place: Place, sentence: str, words: set[str]) -> bool:
+    """Whether a place that says nearly the same has the opposite sign."""
+    same = bool(words) and len(words & place.stems) >= MOST_WORDS * len(words)
+    return same and place.negated != is_negated(sentence)

@@ -1,0 +1,228 @@
+"""One verdict for a token, a draft or a whole answer, and the door it opens.
+
+    converge  converged, stable, no collapse in sight, and grounded where that is asked for: accept at the cheapest rung
+    escalate  whatever does not meet that in full: think on, or hand up
+    abort     the same with no budget left: an honest answer of low confidence
+
+Unknown is never taken for good: a field that is None declines to converge where the policy needs it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
+
+from sigma0.config import Stored
+from sigma0.decode.exits import Reason
+from sigma0.decode.ops import Fate
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Door = Literal["converge", "escalate", "abort"]
+# What a reason says of having converged; of `fixed`, and where there was no loop, nothing is known.
+CONVERGED: dict[str, bool] = {
+    "threshold_met": True,
+    "fixed_point": True,
+    "accel_fixed_point": True,
+    "confident": True,
+    "max_depth": False,
+    "collapse": False,
+    "divergence": False,
+}
+ALARMS: frozenset[str] = frozenset({"max_depth", "collapse", "divergence", "ungrounded"})
+_MILDNESS: tuple[Fate, ...] = ("contract", "spiral", "diverge")
+
+
+class ReasonVerdict(BaseModel):
+    """What is known of a unit of generation; the same shape for a token, a draft and an answer.
+
+    Every combination of fields can be built. `model_dump_json` and `model_validate_json` go through JSON;
+    `model_json_schema()` is the schema published as `verdict.schema.json` beside this file.
+
+    Attributes:
+        converged: Whether its exit rule was met by itself; None where that says nothing.
+        depth: Mean exit depth in loops.
+        proximity: How near the text is to running in circles, in [0, 1].
+        grounded: Share of checkable claims with an anchor; None where nothing was checkable or checked.
+        stable: Fate of the loop; None where it is not known.
+        reason: Why it stopped; None where there was no loop.
+    """
+
+    # strict: what the schema refuses, such as "yes" for true, is no verdict
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    converged: bool | None
+    depth: float = Field(ge=0)
+    proximity: float = Field(ge=0, le=1)
+    grounded: float | None = Field(ge=0, le=1)
+    stable: Fate | None
+    reason: Reason | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class DoorPolicy(Stored):
+    """What the converge door asks for.
+
+    Attributes:
+        tau_c: Proximity that must not be reached.
+        tau_g: Groundedness that must be passed.
+        require_grounding: Whether unknown groundedness declines.
+        patience: Fates of the last loops of which the mildest is a token's.
+        spiral_share: More spiralling tokens than this, of those with a fate, make a draft or answer spiral.
+        saturated_share: More saturated tokens than this make it saturated.
+    """
+
+    stored_as: ClassVar[str] = "door_policy"
+
+    tau_c: Share = 0.5
+    tau_g: Share = 0.5
+    require_grounding: bool = False
+    patience: Annotated[int, Field(ge=1)] = 2
+    spiral_share: Share = 0.25
+    saturated_share: Share = 0.1
+
+
+def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:
+    """The door that a verdict opens.
+
+    Args:
+        verdict: What is known.
+        policy: What the converge door asks for.
+        budget_left: Whether anything dearer may still be tried.
+    """
+    if not objections(verdict, policy or DoorPolicy()):
+        return "converge"
+    return "escalate" if budget_left else "abort"
+
+
+def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
+    """Why the converge door stays shut, in words; empty where it opens."""
+    found = []
+    if verdict.reason in ALARMS:
+        found.append(f"its reason is {verdict.reason}")
+    elif verdict.converged is not True:
+        found.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
+    if verdict.stable != "contract":
+        found.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
+    if not verdict.proximity < policy.tau_c:
+        found.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
+    if verdict.grounded is None:
+        if policy.require_grounding:
+            found.append("its groundedness is not known")
+    elif not verdict.grounded > policy.tau_g:
+        found.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
+    return found
+
+
+def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> str:
+    """The door and why, in one sentence."""
+    policy = policy or DoorPolicy()
+    opened = door(verdict, policy, budget_left)
+    told = objections(verdict, policy)
+    if not told:
+        return f"converge: {verdict.reason}, contracting, read at {verdict.depth:.2f} loops on average."
+    return f"{opened}: {'; '.join(told)}."
+
+
+def mildest(fates: Sequence[Fate | None], patience: int) -> Fate | None:
+    """A token's fate: the mildest of those of its last `patience` loops; None unless there are as many.
+
+    Args:
+        fates: Fate of each loop that was run, oldest first.
+        patience: How many count; `patience_for` a model that has fewer loops.
+    """
+    last = [fate for fate in fates if fate is not None][-patience:]
+    return None if len(last) < patience else min(last, key=_MILDNESS.index)
+
+
+def patience_for(policy: DoorPolicy, total_loops: int) -> int:
+    """The policy's patience, or as many loops as can have a fate where T is small: the first two have none."""
+    return min(policy.patience, max(1, total_loops - 2))
+
+
+def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> ReasonVerdict:
+    """A token's verdict; its groundedness is not known."""
+    return ReasonVerdict(
+        converged=None if reason is None else CONVERGED.get(reason),
+        depth=depth,
+        proximity=proximity,
+        grounded=None,
+        stable=fate,
+        reason=reason,
+    )
+
+
+def aggregate(
+    verdicts: Sequence[ReasonVerdict], policy: DoorPolicy | None = None, grounded: float | None = None
+) -> ReasonVerdict:
+    """The verdict of a draft or an answer, out of those of its tokens (or of an answer, out of its drafts).
+
+    * `diverge` if any token diverges; else `spiral` if more than `spiral_share` of the tokens with a fate spiral; else
+      `contract`; None only if no token has a fate.
+    * The proximity is the greatest of its parts', the depth their mean.
+    * The groundedness is that of the whole; where it is not given, the least of its parts' that is known.
+    * The reason is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
+      `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if the groundedness is
+      known and not over `tau_g`; else the commonest of the other tokens' reasons.
+
+    Args:
+        verdicts: In the order of the text, at least one.
+        policy: Shares and thresholds.
+        grounded: Groundedness of the whole; None where it was not looked up as a whole.
+
+    Raises:
+        ValueError: For no verdicts.
+    """
+    policy = policy or DoorPolicy()
+    if not verdicts:
+        raise ValueError("an answer without tokens has no verdict")
+    proximity = max(verdict.proximity for verdict in verdicts)
+    if grounded is None:
+        grounded = min((verdict.grounded for verdict in verdicts if verdict.grounded is not None), default=None)
+    reason = _reason(verdicts, policy, proximity, grounded)
+    return ReasonVerdict(
+        converged=None if reason is None else _converged(verdicts, reason),
+        depth=sum(verdict.depth for verdict in verdicts) / len(verdicts),
+        proximity=proximity,
+        grounded=grounded,
+        stable=_stable(verdicts, policy),
+        reason=reason,
+    )
+
+
+def _stable(verdicts: Sequence[ReasonVerdict], policy: DoorPolicy) -> Fate | None:
+    fates = [verdict.stable for verdict in verdicts if verdict.stable is not None]
+    if not fates:
+        return None
+    if "diverge" in fates:
+        return "diverge"
+    return "spiral" if fates.count("spiral") > policy.spiral_share * len(fates) else "contract"
+
+
+def _reason(
+    verdicts: Sequence[ReasonVerdict], policy: DoorPolicy, proximity: float, grounded: float | None
+) -> Reason | None:
+    reasons = [verdict.reason for verdict in verdicts]
+    if "divergence" in reasons:
+        return "divergence"
+    if proximity >= policy.tau_c or "collapse" in reasons:
+        return "collapse"
+    if reasons.count("max_depth") > policy.saturated_share * len(reasons):
+        return "max_depth"
+    if (grounded is not None and grounded <= policy.tau_g) or (grounded is None and "ungrounded" in reasons):
+        return "ungrounded"
+    known: list[Reason] = [reason for reason in reasons if reason and reason not in ("max_depth", "ungrounded")]
+    return Counter(known).most_common(1)[0][0] if known else None
+
+
+def _converged(verdicts: Sequence[ReasonVerdict], reason: Reason) -> bool | None:
+    """By the reason; where that is silent on it (`ungrounded`), by the tokens."""
+    if reason != "ungrounded":
+        return CONVERGED.get(reason)
+    known = [verdict.converged for verdict in verdicts if verdict.converged is not None]
+    return None if not known else sum(known) * 2 > len(known)

@@ -1,0 +1,98 @@
+"""The bench of ended circles: its figures of a setting are what that setting does, and the README quotes its rows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sigma0
+from sigma0.bench.collapse.measure import TAUS, WAYS, costs, ended_at, grid, rows, series
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.decode.repetition import CollapseStop, Repetition
+
+ROOT = Path(__file__).parents[3]
+README = " ".join((ROOT / "README.md").read_text().split())
+REPORT = json.loads((ROOT / "bench/results/collapse.json").read_text())
+
+
+@pytest.mark.parametrize("tau", TAUS)
+@pytest.mark.parametrize("running", [1, 16])
+def test_a_setting_ends_a_text_where_the_library_does(tau, running):
+    rng, rule, ended = np.random.default_rng(3), CollapseStop(tau, running), 0
+    for period in (1, 4, 20, 90, 400):
+        ids = [*range(1000, 1020), *np.resize(rng.permutation(500)[:period], 150).tolist()]
+        text, expected = Repetition(), None
+        for number, token_id in enumerate(ids):
+            text.append(token_id)
+            if expected is None and rule.ends(text):
+                expected = number + 1
+        assert ended_at(series("x", ids), tau, running, rule.every) == expected
+        ended += expected is not None
+    assert 0 < ended < 5
+
+
+def test_rows_count_texts_of_a_kind_and_how_late_loops_end():
+    circle, plain = [1, 2, 3] * 60, list(range(180))
+    texts = [series("calm", plain), series("calm", plain), series("loops", circle, 40), series("loops", plain, 40)]
+    calm, loops = rows(texts, 0.9, 16)
+    assert (calm.kind, calm.texts, calm.ended, calm.late) == ("calm", 2, 0, None)
+    end = ended_at(texts[2], 0.9, 16, CollapseStop().every)
+    assert (loops.texts, loops.ended, loops.late) == (2, 1, end - 40)
+    assert {(each.tau, each.kind) for each in grid(texts)} == {
+        (tau, kind) for tau in TAUS for kind in ("calm", "loops")
+    }
+
+
+def test_every_way_is_timed_beside_the_plainest_one():
+    model, tokenizer = sigma0.load("pocket", device="cpu", dtype="float32")
+    told = costs(model, tokenizer, list(micro_world(2, "test", 0)), 4, 3, lambda: None)
+    assert [each.way for each in told] == list(WAYS) and all(each.ms > 0 for each in told)
+    assert told[0].ratio.value == 1.0 and told[0].ratio.interval == (1.0, 1.0)
+
+
+def percent(value):
+    return f"{100 * (value - 1):.1f} %"
+
+
+def test_the_readme_quotes_the_costs_of_both_models():
+    told = {
+        name: next(row["ratio"] for row in found["costs"] if row["way"] == "both")
+        for name, found in REPORT["models"].items()
+    }
+    small, large = ((percent(each["value"]), *map(percent, each["interval"])) for each in told.values())
+    assert list(told) == ["pocket", "pocket-large"]
+    quoted = (
+        f"{small[0]} (95 % interval {small[1]} to {small[2]}) more CPU time a token on `pocket` and {large[0]} "
+        f"({large[1]} to {large[2]}) on `pocket-large`"
+    )
+    assert quoted in README
+    assert all(each["interval"][1] <= 1.1 for each in told.values())
+
+
+def test_the_readme_quotes_what_is_cut_and_what_is_ended():
+    kinds = {row["kind"]: row for row in REPORT["texts"]}
+    share = {kind: f"{row['ended']} of {row['texts']}" for kind, row in kinds.items()}
+    assert f"{share['prose']} of prose, {share['code']} of code and {share['lists']} of lists" in README
+    loops = [share[f"{kind} loops"] for kind in ("exact", "changed", "drifted")]
+    assert f"it ended {loops[0]} exact ones, {loops[1]} with a fault in each period and {loops[2]} that drift" in README
+    answers = {found["answers"] for found in REPORT["models"].values()}
+    assert {found["cut"] for found in REPORT["models"].values()} == {0} and kinds["stories"]["ended"] == 0
+    assert f"Of {answers.pop()} ordinary answers none was cut" in README and not answers
+    assert f"any of {kinds['stories']['texts']} stories" in README
+
+
+def test_the_shipped_setting_is_the_one_that_was_measured():
+    shipped = CollapseStop()
+    assert (REPORT["tau"], REPORT["running"], REPORT["every"]) == (shipped.tau, shipped.running, shipped.every)
+    assert f"at least {shipped.tau} behind {shipped.running} tokens running" in README
+
+
+def test_the_grid_says_why():
+    """As `bench/proximity/README.md` has it."""
+    cut = {(row["kind"], row["tau"], row["running"]): row["ended"] for row in REPORT["grid"]}
+    runs = sorted({running for _, _, running in cut})
+    assert not any(cut["stories", 0.9, running] for running in runs)
+    assert all(cut["stories", 0.8, running] for running in runs)
+    assert cut["code", 0.9, 16] < cut["code", 0.9, 12]
+    assert 0.98 * cut["drifted loops", 0.9, 12] < cut["drifted loops", 0.9, 16] < cut["drifted loops", 0.9, 12]

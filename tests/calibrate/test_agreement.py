@@ -1,0 +1,259 @@
+"""Calibration on a small random model, and the command on the shipped one."""
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.calibrate.agreement import GRIDS, calibrate, calibrate_rules, continue_in_full, prompts_needed
+from sigma0.calibrate.forced_grid import read_grids
+from sigma0.calibrate.ltt import p_value
+from sigma0.calibrate.teacher_forcing import read_forced
+from sigma0.cli import app
+from sigma0.config import ExitConfig
+from sigma0.models.load import checkpoint_folder
+from tests.reference import tiny_model
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(torch.randint(8, 61, (3 + k % 5,), generator=generator).tolist()) for k in range(60)]
+
+
+@pytest.fixture(scope="module")
+def model(prompts):
+    """A random model that ends some texts early: its EOS is a token it likes."""
+    found = tiny_model(seed=1, total_ut_steps=4)
+    new = [token for text in continue_in_full(found, prompts, 6) for token in text.ids[-text.new + 2 :]]
+    found.generation_config.eos_token_id = max(sorted(set(new)), key=new.count)
+    return found
+
+
+def alone(model, prompt, new, config):
+    return model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=new,
+        do_sample=False,
+        exit_config=config,
+        return_dict_in_generate=True,
+    )
+
+
+def test_continuations_equal_those_of_one_prompt_alone(model, prompts):
+    texts = continue_in_full(model, prompts, 6)
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected = alone(model, prompt, 6, ExitConfig(mode="full")).sequences[0].tolist()
+        assert list(text.ids) == expected and text.new == len(expected) - len(prompt)
+    assert len({text.new for text in texts}) > 1, "no sequence ended early: the lengths were not tested"
+
+
+def _order():
+    order = list(range(60))
+    Random(0).shuffle(order)
+    return order
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
+    found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
+    assert found.prompts == 48
+    kept = [row for row in found.tested if row.passed]
+    assert kept == list(found.tested[: len(kept)]) and len(found.tested) - len(kept) <= 1
+    assert kept, "the test wants a choice"
+    for row in found.tested:
+        assert row.passed == (row.p_value <= 0.1)
+        assert row.p_value == pytest.approx(p_value(1 - row.agreement, 48, 0.4))
+    texts = continue_in_full(model, [prompts[k] for k in _order()[12:]], 6)
+    for row in (found.tested[0], found.tested[len(kept) // 2], found.tested[-1]):
+        config = next(each for each in GRIDS[mode] if row.threshold == each.threshold)
+        agreed, depths = [], []
+        for text in texts:
+            with torch.no_grad():
+                output = model(torch.tensor([text.ids]), exit_config=config, output_loop_states=True)
+            full = output.loop_logits[-1, 0].argmax(-1)
+            new = slice(len(text.ids) - text.new - 1, -1)
+            agreed.append((output.logits[0].argmax(-1) == full)[new].float().mean().item())
+            depths += output.exit_depths[0, new].tolist()
+        assert row.agreement == pytest.approx(np.mean(agreed)) and row.mean_depth == pytest.approx(np.mean(depths))
+    threshold = kept[-1].threshold
+    assert found.chosen is not None and found.chosen.threshold == threshold
+    # The check once more, with the forward's own exits and the stock loop's free runs.
+    order = _order()
+    shares, passes, most, same = [], 0, 0, []
+    for number in order[:12]:
+        run = alone(model, prompts[number], 6, ExitConfig(mode="full"))
+        with torch.no_grad():
+            output = model(run.sequences, exit_config=found.chosen, output_loop_states=True)
+        full = output.loop_logits[-1, 0].argmax(-1)
+        agreed = (output.logits[0].argmax(-1) == full)[len(prompts[number]) - 1 : -1]
+        shares.append(agreed.float().mean().item())
+        early = alone(model, prompts[number], 6, found.chosen)
+        same.append(early.sequences.tolist() == run.sequences.tolist())
+        passes += early.loop_passes
+        most += 4 * (early.sequences.shape[1] - len(prompts[number]) - 1)
+    assert found.check is not None and found.check.prompts == 12
+    assert found.check.agreement.value == pytest.approx(np.mean(shares))
+    assert found.check.same.value == pytest.approx(np.mean(same))
+    assert found.check.passes_saved.value == pytest.approx(1 - passes / most)
+
+
+def test_too_few_prompts_promise_nothing(model, prompts):
+    with pytest.raises(ValueError, match=r"60 prompts cannot promise agreement >= 0\.99 .* 374 without one error"):
+        calibrate(model, prompts, agreement=0.99, max_new_tokens=4)
+    with pytest.raises(ValueError, match="4 prompts cannot promise"):
+        calibrate(model, prompts[:4], agreement=0.5)
+    with pytest.raises(ValueError, match="exit rule 'fixed' has no threshold"):
+        calibrate(model, prompts, "fixed")
+    with pytest.raises(ValueError, match=r"agreement 0\.0 is not between"):
+        calibrate(model, prompts, agreement=0.0)
+
+
+def test_the_prompts_needed_leave_enough_for_the_fit():
+    fewest, half = prompts_needed(0.99, 0.95)
+    assert fewest - round(0.2 * fewest) == 299 and (fewest - 1) - round(0.2 * (fewest - 1)) < 299
+    assert half > 4 * fewest
+    with pytest.raises(ValueError, match="confidence nan"):
+        prompts_needed(0.9, float("nan"))
+
+
+def test_a_prompt_given_twice_is_refused(model, prompts):
+    with pytest.raises(ValueError, match="prompts 3 and 61 are the same"):
+        calibrate(model, [*prompts, prompts[2]], agreement=0.6, confidence=0.9)
+
+
+def test_grids_run_from_patient_to_eager_in_small_steps():
+    for mode, grid in GRIDS.items():
+        if mode in ("qexit", "margin"):
+            values = np.array([config.threshold for config in grid])
+            place = np.log(values / (1 - values))
+            assert place[0] > 10 and place[-1] < -2 and (np.diff(place) > -0.2).all() and (np.diff(place) < 0).all()
+        else:
+            place = np.log([config.threshold for config in grid])
+            assert place[0] < np.log(0.01) and place[-1] >= 0
+            assert (np.diff(place) < 0.025).all() and (np.diff(place) > 0).all()
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_exits_of_a_whole_grid_are_those_of_each_setting(model, prompts, mode):
+    texts = continue_in_full(model, prompts[:12], 6)
+    rules = [model.exit_rule(config) for config in GRIDS[mode]]
+    readings = read_grids(model, {mode: rules}, texts)
+    one_by_one = read_forced(model, {str(place): rule for place, rule in enumerate(rules)}, texts)
+    new = one_by_one.is_new
+    assert readings.text.tolist() == one_by_one.text[new].tolist()
+    assert readings.same.tolist() == one_by_one.same[:, new].tolist()
+    expected = np.stack([depths[new] for depths in one_by_one.exits.values()])
+    assert readings.exits[mode].tolist() == expected.tolist()
+    assert len({depths.tobytes() for depths in expected}) > 3, "the grid hardly parts these tokens"
+
+
+def test_all_rules_at_once_share_the_error_that_is_allowed(model, prompts):
+    found = calibrate_rules(model, prompts, agreement=0.5, confidence=0.9, max_new_tokens=6)
+    assert [rule.mode for rule in found] == list(GRIDS)
+    for rule in found:
+        assert all(row.passed == (row.p_value <= 0.1 / len(GRIDS)) for row in rule.tested)
+        assert rule.confidence == 0.9 and rule.needed == prompts_needed(0.5, 1 - 0.1 / len(GRIDS))
+    margin = calibrate(model, prompts, "margin", agreement=0.5, confidence=1 - 0.1 / len(GRIDS), max_new_tokens=6)
+    alone = next(rule for rule in found if rule.mode == "margin")
+    assert (alone.tested, alone.chosen, alone.check) == (margin.tested, margin.chosen, margin.check)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    from sigma0.bench.pocket.prompts import json_line, micro_world
+
+    path = tmp_path_factory.mktemp("prompts") / "questions.jsonl"
+    path.write_text("\n".join(json_line(prompt) for prompt in micro_world(60, "calibration", 5)))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
+
+
+def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    asked = ("--agreement", "0.93", "--exit", "margin", "--prompts", questions, "--dtype", "float32")
+    result = run("pocket", *asked, "--out", folder)
+    assert result.exit_code == 0, result.output
+    assert "promise" in result.stdout and "passes_saved" in result.stdout
+    model, _ = sigma0.load(str(folder), device="cpu")
+    stored = model.resolve_exit_config(None)
+    assert stored.mode == "margin" and f"theta = {stored.theta:g}" in result.stdout
+    assert model.generation_config.eos_token_id is not None
+    # In a folder of one's own the file is rewritten in place, and the weights are left alone.
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    again = run(folder, "--agreement", "0.7", *asked[2:], "--json")
+    assert again.exit_code == 0, again.output
+    chosen = json.loads(again.stdout)["chosen"]
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.resolve_exit_config(None).to_dict() == chosen
+    assert chosen["theta"] < stored.theta
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert (folder / "model.safetensors").read_bytes() == (
+        checkpoint_folder("pocket") / "model.safetensors"
+    ).read_bytes()
+
+
+def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")
+    result = run("pocket", *asked, "--max-new-tokens", "12", "--out", folder, "--json")
+    assert result.exit_code == 0, result.output
+    found = {rule["mode"]: rule for rule in json.loads(result.stdout)}
+    assert list(found) == list(GRIDS)
+    model, _ = sigma0.load(str(folder), device="cpu")
+    known = model.exit_thresholds.configs()
+    assert {name.replace("_", "-") for name in known} == {mode for mode, rule in found.items() if rule["chosen"]}
+    depths = {}
+    for mode, rule in found.items():
+        if rule["chosen"]:
+            record = getattr(model.exit_thresholds, mode.replace("-", "_"))
+            assert known[mode.replace("-", "_")].to_dict() == rule["chosen"]
+            assert (record.agreement, record.confidence, record.prompts) == (0.85, 0.95, rule["prompts"])
+            depths[mode] = [row["mean_depth"] for row in rule["tested"] if row["passed"]][-1]
+    assert model.resolve_exit_config(None).to_dict() == found[min(depths, key=depths.get)]["chosen"]
+    # One rule anew leaves the records of the others as they are.
+    again = run(folder, *("--agreement", "0.8", "--exit", "converge"), *asked[4:], "--max-new-tokens", "12")
+    assert again.exit_code == 0, again.output
+    model, _ = sigma0.load(str(folder), device="cpu")
+    assert model.exit_thresholds.converge.agreement == 0.8
+    assert model.exit_thresholds.margin.agreement == 0.85
+    assert model.resolve_exit_config(None).mode == "converge"
+
+
+def test_the_command_says_when_nothing_qualifies(questions, tmp_path):
+    folder = tmp_path / "calibrated"
+    wrong = ("--prompts", questions, "--agreement", "0.9", "--exit", "converge", "--max-new-tokens", "8")
+    with pytest.MonkeyPatch.context() as patch:
+        # One setting, which stops every token at its second loop.
+        patch.setitem(GRIDS, "converge", (ExitConfig(mode="converge", eps=100.0),))
+        result = run("pocket", *wrong, "--out", folder)
+    assert result.exit_code == 1, result.output
+    assert (
+        "no threshold of converge keeps agreement >= 0.9" in result.stdout
+        and "prompts without one error" in result.stdout
+    )
+    assert list(folder.iterdir()) == []
+    few = run("pocket", "--prompts", questions, "--agreement", "0.99")
+    assert few.exit_code == 2 and "60 prompts cannot promise" in few.output
+
+
+def test_the_command_names_bad_input(questions, tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "note").write_text("x")
+    for arguments, message in (
+        (("pocket", "--prompts", tmp_path / "none.txt"), "none.txt"),
+        (("pocket", "--prompts", questions, "--exit", "fixed"), "'fixed' has no threshold"),
+        (("pocket", "--prompts", questions, "--out", full), "not a new or empty folder"),
+        (("nowhere", "--prompts", questions), "no such model"),
+        (("pocket", "--prompts", questions, "--agreement", "1"), "agreement 1.0"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and message in result.output, result.output

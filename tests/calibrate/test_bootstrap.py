@@ -1,0 +1,138 @@
+"""Intervals against published figures, normal theory, and worlds whose truth is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio, saved_share, share
+
+
+def test_shares_have_the_published_exact_intervals():
+    # Newcombe (1998), Statistics in Medicine 17, table I, method 5
+    for part, whole, low, high in ((81, 263, 0.2527, 0.3676), (15, 148, 0.0578, 0.1617), (0, 20, 0, 0.1684),
+                                   (1, 29, 0.0009, 0.1776)):  # fmt: skip
+        assert share(part, whole).interval == pytest.approx((low, high), abs=5e-5)
+    assert share(10, 10).interval == (pytest.approx(0.025 ** (1 / 10)), 1.0)
+    for part, whole in ((3, 2), (-1, 3), (0, 0)):
+        with pytest.raises(ValueError, match=f"{part} of {whole} is no share"):
+            share(part, whole)
+
+
+def test_60_of_60_prompts_may_be_94():
+    """However many tokens they have: those of one prompt may all go together."""
+    for tokens in (1, 30):
+        found = clustered_share(np.full(60, tokens), np.full(60, tokens))
+        assert found.value == 1.0
+        assert found.interval == (pytest.approx(0.9404, abs=5e-5), 1.0)
+    nothing = clustered_share(np.zeros(60), np.full(60, 30))
+    assert nothing.interval == (0.0, pytest.approx(0.0596, abs=5e-5))
+
+
+def test_clusters_of_equal_items_are_worth_one_item_each():
+    """Half of the clusters wholly in, half wholly out: as many items as clusters, for the freedom of their variance."""
+    alone = share(50, 100).interval
+    together = clustered_share([0, 20] * 50, [20] * 100).interval
+    assert together == pytest.approx(alone, abs=0.01)
+    apart = clustered_share([9, 11] * 50, [20] * 100).interval
+    assert apart == pytest.approx(share(1000, 2000).interval, abs=0.001), "never more than there are items"
+
+
+def _worlds():
+    """Clusters of tokens whose share is known: alone, together by a beta law, and rare prompts that go wrong."""
+    rng = np.random.default_rng(5)
+
+    def beta(value, together):
+        rest = (1 - together) / together
+        return value, lambda sizes: rng.binomial(sizes, rng.beta(value * rest, (1 - value) * rest, len(sizes)))
+
+    def bad(often, kept):
+        wrong = 1 - often * (1 - kept)
+        return wrong, lambda sizes: np.where(rng.random(len(sizes)) < often, rng.binomial(sizes, kept), sizes)
+
+    worlds = {f"alone {value}": (value, lambda sizes, p=value: rng.binomial(sizes, p)) for value in (0.99, 0.998)}
+    worlds |= {f"together {each}": beta(*each) for each in ((0.99, 0.05), (0.99, 0.3), (0.998, 0.5))}
+    worlds |= {f"bad prompts {each}": bad(*each) for each in ((0.02, 0.5), (0.05, 0.5), (0.03, 0.1), (0.01, 0.9))}
+    return rng, worlds
+
+
+@pytest.mark.parametrize("prompts", [60, 200])
+@pytest.mark.parametrize("estimate", [clustered_share, lambda part, whole: saved_share(whole - part, whole)])
+def test_intervals_near_1_hold_the_truth_as_often_as_they_say(prompts, estimate):
+    rng, worlds = _worlds()
+    for name, (truth, draw) in worlds.items():
+        held = []
+        for _ in range(400):
+            sizes = rng.integers(4, 14, prompts)
+            low, high = estimate(draw(sizes), sizes).interval
+            held.append(low <= truth <= high)
+        assert np.mean(held) >= 0.94, name
+
+
+def test_a_share_of_answers_near_1_holds_the_truth():
+    rng = np.random.default_rng(6)
+    for truth in (0.95, 0.98, 0.995, 0.999):
+        intervals = [share(int(right), 60).interval for right in rng.binomial(60, truth, 1000)]
+        assert np.mean([low <= truth <= high for low, high in intervals]) >= 0.94
+
+
+def test_the_interval_of_a_mean_is_that_of_normal_theory():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 900)
+    found = ratio(values, np.ones(900))
+    half = 1.96 * values.std() / 30
+    assert found.value == pytest.approx(values.mean())
+    assert found.interval == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01 * half)
+
+
+def test_a_ratio_is_that_of_units_drawn_anew():
+    """Numerator and denominator of a unit go together, as they do in the slow form."""
+    rng = np.random.default_rng(2)
+    below = rng.integers(1, 30, 200)
+    above = below * rng.random(200)
+    fast = ratio(above, below)
+    slow = bootstrap(lambda drawn: float(above[drawn].sum() / below[drawn].sum()), 200, resamples=4000)
+    assert fast.value == slow.value
+    assert fast.interval == pytest.approx(slow.interval, abs=0.005)
+
+
+def test_a_ratio_holds_the_truth_as_often_as_it_says():
+    """Passes for each token of few prompts, whose lengths and depths go together."""
+    rng = np.random.default_rng(7)
+    held = []
+    for _ in range(1000):
+        tokens = rng.integers(4, 14, 60)
+        low, high = ratio(rng.poisson(tokens * rng.gamma(9, 0.2, 60)), tokens).interval
+        held.append(low <= 1.8 <= high)
+    assert np.mean(held) >= 0.94
+
+
+def test_what_costs_more_than_full_depth_saves_less_than_nothing():
+    found = saved_share([9, 8, 11], [10, 10, 10])
+    assert found.value == pytest.approx(0.0667, abs=1e-4) and found.interval[0] < 0
+    assert saved_share([3, 6], [6, 12]).interval == (0.5, 0.5), "what a fixed depth saves is known"
+    assert saved_share([6] * 60, [6] * 60).interval == (0.0, pytest.approx(0.0596, abs=5e-5))
+    assert ratio([0.001, 0.0, 0.02], [1, 1, 1]).interval[0] == 0.0, "sums of what is never below 0"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_a_share_stays_between_0_and_1(pairs):
+    above = [min(pair) for pair in pairs]
+    below = [max(pair) for pair in pairs]
+    found = clustered_share(above, below)
+    if sum(below) == 0:
+        assert found is None
+    else:
+        assert found.value == sum(above) / sum(below)
+        assert 0 <= found.interval[0] <= found.value <= found.interval[1] <= 1
+        assert found.interval[0] < found.interval[1], "no interval is without width"
+
+
+def test_no_units_are_refused():
+    for estimate in (ratio, clustered_share, saved_share):
+        with pytest.raises(ValueError, match="0 units"):
+            estimate([], [])
+    with pytest.raises(ValueError, match="no share"):
+        clustered_share([2], [1])
+    with pytest.raises(ValueError, match="0 units"):
+        bootstrap(lambda drawn: 0.0, 0)
+    assert bootstrap(lambda drawn: None, 3) is None

@@ -1,0 +1,95 @@
+"""The fastest threshold under verify, against runs taken one by one."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.calibrate.latency import calibrate_latency, coarse_grid, latency_runs
+from sigma0.cli import app
+from tests.reference import settled_model, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return settled_model(seed=2, total_ut_steps=5, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(torch.randint(8, 61, (2 + k % 3,), generator=generator).tolist()) for k in range(10)]
+
+
+@pytest.mark.parametrize("mode", ["qexit", "margin"])
+def test_the_choice_has_the_fewest_passes(model, prompts, mode):
+    seen = []
+    found = calibrate_latency(model, prompts, mode, max_new_tokens=7, on_run=seen.append)
+    assert seen[-1] == latency_runs(10, mode) == len(seen) and seen == sorted(seen)
+    assert len(found.tested) == len(coarse_grid(mode)) and (found.prompts, found.checked_prompts) == (8, 2)
+    values = [row.passes_per_token.value for row in found.tested]
+    chosen = found.tested[values.index(min(values))]
+    assert getattr(found.chosen, "q" if mode == "qexit" else "theta") == chosen.threshold
+    assert found.chosen.after_exit == "verify" and len(set(values)) > 1
+    order = list(range(10))
+    Random(0).shuffle(order)
+    apart = [
+        model.generate(
+            torch.tensor([prompts[number]]), max_new_tokens=7, do_sample=False, exit_config=found.chosen,
+            return_dict_in_generate=True,
+        ).loop_passes
+        for number in order[:2]
+    ]  # fmt: skip
+    assert found.check.passes_per_token.value == pytest.approx(sum(apart) / (2 * 6)) != chosen.passes_per_token.value
+    passes = tails = stood = 0
+    for number in order[2:]:
+        run = model.generate(
+            torch.tensor([prompts[number]]),
+            max_new_tokens=7,
+            do_sample=False,
+            exit_config=found.chosen,
+            return_dict_in_generate=True,
+        )
+        passes, tails = passes + run.loop_passes, tails + run.tail_passes
+        stood += int(run.accepted[0, 1:].sum())
+    assert chosen.passes_per_token.value == pytest.approx(passes / (8 * 6))
+    assert chosen.tail_passes_per_token.value == pytest.approx(tails / (8 * 6))
+    assert chosen.accepted.value == pytest.approx(stood / (8 * 6))
+    assert chosen.passes_saved.value == pytest.approx(1 - passes / (8 * 6 * 5))
+
+
+def test_bad_values_are_named(model, prompts):
+    with pytest.raises(ValueError, match="'fixed' has no threshold"):
+        calibrate_latency(model, prompts, "fixed")
+    with pytest.raises(ValueError, match="4 prompts: at least 5"):
+        calibrate_latency(model, prompts[:4])
+    with pytest.raises(ValueError, match="1 new tokens"):
+        calibrate_latency(model, prompts, max_new_tokens=1)
+    ending = tiny_model(seed=2, total_ut_steps=3)
+    ending.generation_config.eos_token_id = list(range(61))
+    with pytest.raises(ValueError, match="ends with its first token"):
+        calibrate_latency(ending, prompts)
+
+
+def test_the_command_stores_a_verified_setting(tmp_path):
+    from sigma0.bench.pocket.prompts import json_line, micro_world
+
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(json_line(prompt) for prompt in micro_world(6, "calibration", 5)))
+    asked = ["calibrate", "pocket", "--prompts", str(questions), "--objective", "latency", "--exit", "margin"]
+    result = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "fast")])
+    assert result.exit_code == 0, result.output
+    model, tokenizer = sigma0.load(str(tmp_path / "fast"), device="cpu", dtype="float32")
+    stored = model.resolve_exit_config(None)
+    assert stored.after_exit == "verify" and f"theta = {stored.theta:g}" in result.stdout
+    prompt = "Mary went to the park. Where is Mary?"
+    full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"})
+    assert sigma0.generate(model, tokenizer, prompt).text == full.text
+    again = CliRunner().invoke(app, [*asked, "--json"])
+    found = json.loads(again.stdout)
+    assert found["chosen"] == replace(stored).to_dict() and "not stored" in again.stderr
+    assert CliRunner().invoke(app, [*asked[:5], "speed"]).exit_code == 2

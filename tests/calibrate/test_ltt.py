@@ -1,0 +1,99 @@
+"""The promise of a threshold: p-values against their definition, and the promised rate over many splits."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.calibrate.ltt import p_value, passing, units_needed
+
+
+def direct(mean_loss, units, risk):
+    """The definition, with the binomial summed term by term."""
+    if mean_loss >= risk:
+        return 1.0
+    count = math.ceil(round(units * mean_loss, 9))
+    tail = sum(math.comb(units, k) * risk**k * (1 - risk) ** (units - k) for k in range(count + 1))
+    entropy = (1 - mean_loss) * math.log((1 - mean_loss) / (1 - risk))
+    entropy += mean_loss * math.log(mean_loss / risk) if mean_loss else 0.0
+    return min(1.0, math.exp(-units * entropy), math.e * tail)
+
+
+@given(st.floats(0, 1), st.integers(1, 400), st.floats(0.001, 0.999))
+def test_p_value_is_its_definition(mean_loss, units, risk):
+    found = p_value(mean_loss, units, risk)
+    assert found == pytest.approx(direct(mean_loss, units, risk), rel=1e-6, abs=1e-12)
+    assert 0 <= found <= 1
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=6), st.integers(50, 300))
+def test_p_value_grows_with_the_loss(counts, units):
+    values = [p_value(count / units, units, 0.1) for count in sorted(counts)]
+    assert values == sorted(values)
+
+
+def test_without_one_error_the_p_value_is_the_chance_of_luck():
+    assert p_value(0.0, 299, 0.01) == pytest.approx(0.99**299)
+    assert units_needed(0.01, 0.95) == 299
+    assert p_value(0.0, 298, 0.01) > 0.05
+    # 0.0500 and a little: the level itself has no slack
+    assert p_value(0.0, 298, 0.01) < 0.0502
+    assert passing(np.zeros((298, 1)), 0.01, 0.95) == 0 and passing(np.zeros((299, 1)), 0.01, 0.95) == 1
+    half = units_needed(0.01, 0.95, 0.5)
+    assert 1500 < half < 2200
+    assert p_value(0.005, half, 0.01) <= 0.05 < p_value(0.005, half - 1, 0.01)
+
+
+def test_tests_stop_at_the_first_setting_that_fails():
+    good, bad = np.zeros((400, 1)), np.ones((400, 1))
+    assert passing(np.hstack([good, good, good]), 0.01, 0.95) == 3
+    # A later setting may look good again: the order was fixed, so it has no say.
+    assert passing(np.hstack([good, bad, good]), 0.01, 0.95) == 1
+    assert passing(np.hstack([bad, good]), 0.01, 0.95) == 0
+    assert passing(np.zeros((100, 2)), 0.01, 0.95) == 0, "a hundred units cannot promise one per cent"
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+def test_the_promise_holds_over_many_splits(confidence):
+    """Thresholds of rising true risk; how often the chosen one breaks the promise, over 1,500 samples."""
+    rng = np.random.default_rng(0)
+    risk, units, samples = 0.05, 300, 1500
+    # Loss of a unit: a share of its tokens, so neither binary nor small alone; the true risks straddle the allowed one.
+    true = np.array([0.01, 0.02, 0.03, 0.04, 0.048, 0.052, 0.06, 0.08])
+    broken = chose = 0
+    for _ in range(samples):
+        trouble = rng.random((units, 1))
+        size = rng.choice([0.2, 0.5, 1.0], (units, 1))
+        losses = np.where(trouble < true / np.mean([0.2, 0.5, 1.0]), size, 0.0)
+        kept = passing(losses, risk, confidence)
+        chose += kept > 0
+        broken += kept > 0 and true[kept - 1] > risk
+    assert broken / samples <= 1 - confidence
+    assert chose > 0.5 * samples, "a rule that never chooses keeps every promise"
+
+
+def test_a_rule_without_the_correction_breaks_the_promise():
+    """The same samples, choosing by the mean alone: the test above can fail."""
+    rng = np.random.default_rng(0)
+    true = np.array([0.01, 0.03, 0.052, 0.06])
+    broken = 0
+    for _ in range(500):
+        losses = (rng.random((300, 1)) < true).astype(float)
+        good = np.flatnonzero(losses.mean(0) <= 0.05)
+        broken += len(good) > 0 and true[good[-1]] > 0.05
+    assert broken / 500 > 0.2
+
+
+def test_bad_values_are_named():
+    with pytest.raises(ValueError, match=r"mean loss 1\.5"):
+        p_value(1.5, 10, 0.1)
+    with pytest.raises(ValueError, match="0 units"):
+        p_value(0.5, 0, 0.1)
+    with pytest.raises(ValueError, match=r"risk 1\.0"):
+        p_value(0.5, 10, 1.0)
+    with pytest.raises(ValueError, match="confidence 0"):
+        passing([[0.0]], 0.1, 0)
+    with pytest.raises(ValueError, match="share 1"):
+        units_needed(0.1, 0.9, 1)

@@ -1,0 +1,200 @@
+"""`sigma0 solve` from the command line, over the shipped models, our own server and the files that it leaves."""
+
+import io
+import json
+import shutil
+import sys
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sigma0.cli import app
+from sigma0.commands.solve_models import as_ladder, open_chats
+from sigma0.commands.solve_progress import SolveProgress
+from sigma0.reason.messages import Completion
+from sigma0.reason.progressive.policies import PRESETS, ProgressiveConfig
+from sigma0.reason.trail import Call, Decision, Heading, Outcome, Trail, read_lines
+from tests.serve.conftest import served
+
+STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
+SMALL = ["--max-tokens", "8", "--config", "FAST_TEST"]
+
+
+def run(*arguments, **settings):
+    return CliRunner().invoke(app, ["solve", *arguments], **settings)
+
+
+def test_a_progressive_run_leaves_memory_and_trail(tmp_path):
+    memory, trail = tmp_path / "memory.json", tmp_path / "trail.jsonl"
+    found = run(STORY, *SMALL, "--memory", str(memory), "--trail", str(trail))
+    lines = read_lines(trail)
+    assert isinstance(lines[0], Heading) and (lines[0].strategy, lines[0].models) == ("progressive", ("pocket",))
+    assert ProgressiveConfig.from_dict(lines[0].settings["policy"]) == PRESETS["FAST_TEST"]
+    assert isinstance(lines[-1], Outcome) and found.exit_code == (0 if lines[-1].solved else 1)
+    assert lines[-1].why in " ".join(found.stdout.split())
+    assert json.loads(memory.read_text())["solution"] == lines[-1].answer
+    again = run(STORY, *SMALL, "--memory", str(memory))
+    assert again.exit_code == 2 and "add --resume" in again.stderr
+    # a finished run that is resumed asks nothing more
+    resumed = run(STORY, "--memory", str(memory), "--resume", "--trail", str(trail), "--json")
+    assert resumed.exit_code == found.exit_code
+    assert json.loads(resumed.stdout)["solution"] == lines[-1].answer
+    more = read_lines(trail)[len(lines) :]
+    assert [type(line) for line in more] == [Heading, Outcome] and more[0].resumed
+    shown = CliRunner().invoke(app, ["trail", str(trail)])
+    assert shown.exit_code == 0 and "verify 0" in shown.stdout
+    told = json.loads(CliRunner().invoke(app, ["trail", str(trail), "--json"]).stdout)
+    assert told["outcome"]["answer"] == lines[-1].answer and told["lines"]["heading"] == 2
+
+
+def test_limits_stop_a_run_which_goes_on_later(tmp_path):
+    memory = tmp_path / "memory.json"
+    short = run(STORY, *SMALL, "--memory", str(memory), "--max-calls", "4", "--json")
+    assert short.exit_code == 1 and "limit of 4 calls" in json.loads(short.stdout)["why"]
+    whole = json.loads(run(STORY, *SMALL, "--json").stdout)
+    resumed = json.loads(run(STORY, *SMALL, "--memory", str(memory), "--resume", "--json").stdout)
+    for told in (whole, resumed):
+        del told["usage"]["seconds"]
+    assert (resumed["solution"], resumed["status"]) == (whole["solution"], whole["status"])
+    other = run(STORY, "--config", "A", "--memory", str(memory), "--resume")
+    assert other.exit_code == 2 and "not the policy of the memory file" in " ".join(other.stderr.split())
+
+
+def test_the_problem_comes_from_standard_input_and_the_policy_from_the_environment():
+    found = run(
+        "-",
+        "--max-tokens",
+        "8",
+        "--max-calls",
+        "3",
+        "--json",
+        input=f"{STORY}\n",
+        env={"SIGMA0_PROGRESSIVE_CONFIG": "B"},
+    )
+    told = json.loads(found.stdout)
+    assert told["strategy"] == "progressive" and told["status"]["policy"] == "success_based"
+
+
+def test_an_endpoint_and_a_ladder_answer(pocket, tmp_path):
+    with served(pocket) as server:
+        trail = tmp_path / "trail.jsonl"
+        url = f"{server.url}/v1"
+        found = run(STORY, *SMALL, "--base-url", url, "--max-calls", "5", "--trail", str(trail))
+        assert found.exit_code in (0, 1), found.stderr
+        calls = [line for line in read_lines(trail) if isinstance(line, Call)]
+        assert len(calls) == 5 and all(call.answer["verdict"] is not None for call in calls)
+        mixed = run(STORY, *SMALL, "--ladder", f"pocket,pocket@{url}", "--max-calls", "3", "--json")
+        # two rungs of one name
+        assert mixed.exit_code == 2 and "name of its own" in mixed.stderr
+        gone = run(STORY, "--base-url", "http://127.0.0.1:9/v1", "--memory", str(tmp_path / "m.json"))
+        assert gone.exit_code == 2 and "no connection" in gone.stderr and "--resume goes on" in gone.stderr
+    tokens = run(STORY, *SMALL, "--ladder", "pocket,pocket-large", "--max-calls", "3", "--json")
+    assert json.loads(tokens.stdout)["usage"]["bytes_read"] > 0
+
+
+def test_a_lemma_run_draws_its_graph(tmp_path):
+    graph, trail, config = tmp_path / "plan.mmd", tmp_path / "trail.jsonl", tmp_path / "settings.json"
+    config.write_text('{"repairs": 0, "restructures": 0}')
+    options = ["--config", str(config), "--max-tokens", "16", "--graph", str(graph), "--trail", str(trail)]
+    found = run(STORY, "--strategy", "lemma", *options)
+    # these models know no plans and no Python: they give up, and say so
+    assert found.exit_code == 1 and "x FINAL: failed" in found.stdout, found.output
+    assert "best guess, which nothing vouches for" in found.stdout and "NOT solved" in found.stdout
+    assert graph.read_text().startswith("graph TD") and "FINAL" in graph.read_text()
+    lines = read_lines(trail)
+    assert lines[0].settings["max_tokens"] == 16 and lines[0].settings["repairs"] == 0
+    assert isinstance(lines[-1], Outcome) and not lines[-1].solved
+    config.write_text('{"repair": 0}')
+    bad = run(STORY, "--strategy", "lemma", "--config", str(config))
+    assert bad.exit_code == 2 and "repair" in bad.stderr
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_an_agents_run_leaves_a_patch_and_the_folder_as_it_was(tmp_path):
+    repo, patch, config = tmp_path / "repo", tmp_path / "fix.patch", tmp_path / "settings.json"
+    repo.mkdir()
+    (repo / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (repo / "test_sums.py").write_text("from sums import add\n\n\ndef test_add():\n    assert add(2, 2) == 4\n")
+    tiers = {"tier1": 1, "tier2": 2, "tier3": 3, "check_interval": 1, "max_steps": 3}
+    config.write_text(json.dumps({"escalation": tiers, "context_chars": 8000}))
+    options = ["--repo", str(repo), "--patch", str(patch), "--config", str(config), "--max-tokens", "16"]
+    found = run("Mend add.", "--strategy", "agent", *options, "--json")
+    told = json.loads(found.stdout)
+    assert found.exit_code == 1 and (told["solved"], told["steps"], told["patch"]) == (False, 3, ""), found.output
+    assert told["report"]["failed"] == ["test_sums.py::test_add"] and patch.read_text() == ""
+    assert sorted(path.name for path in repo.iterdir()) == ["sums.py", "test_sums.py"]
+
+
+def test_ladders_hand_up_tokens_where_they_can():
+    chat, samples = as_ladder(open_chats("pocket", "pocket,pocket-large", None, "cpu", "float32"))
+    assert (chat.unit, samples) == ("token", True)
+    chat, samples = as_ladder(open_chats("pocket", "pocket,x@http://127.0.0.1:9/v1", None, "cpu", "float32"))
+    assert (chat.unit, samples, chat.name) == ("answer", False, "pocket,x")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["", "--strategy", "progressive"], "the problem is empty"),
+        (["x", "--strategy", "magic"], "no such strategy: 'magic'; there are progressive, lemma, agent"),
+        (["x", "--resume"], "--resume needs --memory"),
+        (["x", "--repo", "."], "--repo has no meaning with --strategy progressive, only with agent"),
+        (["x", "--strategy", "lemma", "--memory", "m.json"], "--memory has no meaning with --strategy lemma"),
+        (["x", "--strategy", "lemma", "--graph", "plan.png"], "ends neither in .svg nor in .mmd"),
+        (["x", "--strategy", "agent"], "--strategy agent needs --repo FOLDER, got none"),
+        (["x", "--config", "FASTEST"], "no such progressive config: 'FASTEST'"),
+        (["x", "--strategy", "lemma", "--config", "no.json"], "--config 'no.json' cannot be read"),
+        (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1"),
+        (["x", "--trail", "/no/where/trail.jsonl"], "there is no such folder"),
+        (["x", "--ladder", "pocket", "--base-url", "http://x/v1"], "exclude each other"),
+        (["x", "--ladder", " , "], "--ladder names no rung"),
+        (["x", "--model", "no-such"], "no such model: 'no-such'"),
+        (["x", "--max-seconds", "0"], "limit seconds must be above 0"),
+        (["x", "--memory", "none.json", "--resume"], "cannot be read"),
+        (["x", "--trail", "."], "'.' is a folder: name a file"),
+        (["x", "--strategy", "agent", "--repo", ".", "--patch", "/tmp"], "'/tmp' is a folder: name a file"),
+        (["x\udcff"], "the problem is no UTF-8 text"),
+        (["x", "--config", "deep.json"], "'deep.json' cannot be read"),
+        (["x", "--strategy", "lemma", "--config", "deep.json"], "'deep.json' cannot be read"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 50_000)
+    found = run(*options)
+    assert found.exit_code == 2 and message in " ".join(found.stderr.split()), found.stderr
+
+
+def test_progress_shows_level_streak_and_gates():
+    progress = SolveProgress("progressive", hidden=True)
+    with progress:
+        progress(Call("solve", "pocket", "low", 1, Completion("x").to_dict()))
+        state = {"verification_level": "medium", "consecutive_passes": 2, "iteration": 4, "waits_for": ["iteration 12"]}
+        progress(Decision("upgrade", "the verification found no fault", state))
+    screen = Console(file=io.StringIO(), width=140)
+    screen.print(progress.render())
+    text = screen.file.getvalue()
+    assert "1 questions" in text and "iteration 5, 2 passes in a row, waits for iteration 12" in text
+    assert "upgrade" in text and "found no fault" in text
+
+
+def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = run("x", "--strategy", "lemma", "--model", "no-such", "--graph", str(tmp_path / "plan.svg"))
+    assert found.exit_code == 2 and "matplotlib" in found.stderr and "no-such" not in found.stderr
+
+
+def test_trails_of_strangers_steer_no_terminal(tmp_path):
+    path = tmp_path / "trail.jsonl"
+    trail = Trail(path)
+    trail.add(Heading("lemma", "\x1b[31mp", ("[red]m[/",), {}, {}))
+    trail.add(Call("solve", "m", "low", 1, {"odd": 1}))
+    trail.add(Decision("\x1b[31mx", "\x1b]0;title\x07", {}))
+    with path.open("a") as file:
+        file.write('{"kind": "decision", "what": "x", "why": "\\ud800", "state": {}}\n')
+    shown = CliRunner().invoke(app, ["trail", str(path)])
+    assert shown.exit_code == 0 and "[red]m[/" in shown.stdout and "\x1b" not in shown.stdout
+    deep = tmp_path / "deep"
+    deep.write_text("[" * 50_000)
+    assert CliRunner().invoke(app, ["trail", str(deep)]).exit_code == 2

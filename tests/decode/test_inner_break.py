@@ -1,0 +1,165 @@
+"""SIGMA0_INNER_BREAK: a loop that diverges on two loops running stops its token."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sigma0 import ExitConfig
+from sigma0.config import Switches
+from tests.reference import tiny_model
+
+IDS = torch.tensor([[5, 9, 2, 7], [4, 3, 11, 8]])
+
+
+def run(model, config, **kwargs):
+    return model.generate(
+        IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, do_sample=False, exit_config=config,
+        return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+
+
+class Growing(nn.Module):
+    """A layer that does nothing to the K/V and scales what comes in."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.inner = layer
+
+    def forward(self, hidden_states, **kwargs):
+        self.inner(hidden_states, **kwargs)
+        return 1.3 * hidden_states + 1.0
+
+
+def linear_model(total_loops=8):
+    """A double whose block is linear with radius 1.3 and which has no norm behind its loops."""
+    model = tiny_model(3, total_ut_steps=total_loops, num_hidden_layers=1)
+    model.model.layers[0] = Growing(model.model.layers[0])
+    model.model.norm = nn.Identity()
+    return model
+
+
+def wild_model():
+    """An Ouro whose post-norm gains are five times as large."""
+    model = tiny_model(3, total_ut_steps=8)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.mul_(5)
+            layer.post_attention_layernorm_2.weight.mul_(5)
+    return model
+
+
+@pytest.mark.parametrize("config", [ExitConfig(q=1.0), ExitConfig(mode="full"), ExitConfig(mode="converge", eps=1e-6)])
+def test_a_growing_map_is_broken_at_its_second_divergence(monkeypatch, config):
+    model = linear_model()
+    assert run(model, config).exit_depths.eq(8).all()
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(model, config, output_statistics=True)
+    # the first two loops have no fate, so the fourth is the second that can diverge
+    assert out.exit_depths.eq(4).all()
+    assert out.exit_reasons == [["divergence"] * 6] * 2
+    assert (out.loop_fates[:, :, 2:4] == 3).all()
+    assert out.loop_passes == 4 * 5
+
+
+def test_at_the_last_loop_there_is_nothing_left_to_break(monkeypatch):
+    """The second divergence is at loop T: those tokens ran out of loops, whether read from the prompt or later."""
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(linear_model(total_loops=4), ExitConfig(q=1.0), output_statistics=True)
+    assert (out.loop_fates[:, :, 2:] == 3).all() and out.exit_depths.eq(4).all()
+    assert out.exit_reasons == [["max_depth"] * 6] * 2
+
+
+def test_savings_are_counted_and_the_margin_rule_breaks_too(monkeypatch):
+    model = linear_model()
+    config = ExitConfig(mode="margin", theta=1.0, after_exit="drop")
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(model, config)
+    assert out.exit_depths.eq(4).all() and out.loop_rows == 4 * 5 * 2
+
+
+def test_large_gains_are_broken_somewhere_and_never_later_than_without(monkeypatch):
+    """Under `finish` the break reads tokens early, and what it reads is what a run of all loops has there."""
+    model = wild_model()
+    plain = run(model, ExitConfig(q=1.0), output_statistics=True)
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(model, ExitConfig(q=1.0), output_statistics=True)
+    broken = [reason for row in out.exit_reasons for reason in row].count("divergence")
+    diverged = (plain.loop_fates[:, 0] == 3).int()
+    assert broken == int((out.exit_depths < 8).sum())
+    # at the last loop nothing is left to break
+    twice = (diverged[:, 1:-1] + diverged[:, :-2]).eq(2).any(-1)
+    assert (out.exit_depths[:, 0] < 8).tolist() == twice.tolist()
+
+
+def test_verify_writes_full_depths_text_whatever_breaks(monkeypatch):
+    model = linear_model()
+    full = run(model, ExitConfig(mode="full"))
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(model, ExitConfig(q=1.0, after_exit="verify"))
+    assert torch.equal(out.sequences, full.sequences)
+
+
+def test_nothing_breaks_where_nothing_diverges(monkeypatch):
+    model = tiny_model(5, total_ut_steps=5)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.fill_(0.05)
+            layer.post_attention_layernorm_2.weight.fill_(0.05)
+    plain = run(copy.deepcopy(model), ExitConfig(q=0.7))
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    out = run(model, ExitConfig(q=0.7))
+    assert torch.equal(out.sequences, plain.sequences) and torch.equal(out.exit_depths, plain.exit_depths)
+
+
+def test_the_stock_loop_breaks_too(monkeypatch):
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    model = linear_model()
+    wave = run(model, ExitConfig(q=1.0))
+    stock = run(model, ExitConfig(q=1.0), logits_processor=[lambda ids, scores: scores])
+    assert torch.equal(wave.sequences, stock.sequences) and wave.exit_reasons == stock.exit_reasons
+
+
+def test_switches(monkeypatch):
+    assert Switches().model_dump() == {"verdict": True, "inner_break": False, "ladder": False, "routing": False}
+    monkeypatch.setenv("SIGMA0_VERDICT", "0")
+    monkeypatch.setenv("SIGMA0_LADDER", "1")
+    assert Switches().model_dump() == {"verdict": False, "inner_break": False, "ladder": True, "routing": False}
+    monkeypatch.setenv("SIGMA0_ROUTING", "perhaps")
+    with pytest.raises(ValueError, match="routing"):
+        Switches()
+
+
+def test_verify_reads_its_prompt_at_full_depth_whatever_breaks(monkeypatch):
+    model = wild_model()
+    model.generation_config.fate_config = {"growth": 0.0}
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 60, (1, 5), generator=generator) for _ in range(12)]
+
+    def write(prompt, **config):
+        out = model.generate(prompt, max_new_tokens=3, do_sample=False, exit_config=config)
+        return out[0, 5:].tolist()
+
+    full = [write(prompt, mode="full") for prompt in prompts]
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    assert [write(prompt, mode="full") for prompt in prompts] != full, "nothing broke: that was not tested"
+    assert [write(prompt, q=0.9, after_exit="verify") for prompt in prompts] == full
+
+
+def test_a_lead_ahead_of_min_loops_hides_no_divergence(monkeypatch):
+    """What decodes token by token and what runs all loops at once agree on where a loop breaks."""
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    model = wild_model()
+    model.generation_config.fate_config = {"growth": 0.0}
+    generator, broken = torch.Generator().manual_seed(1), 0
+    for _ in range(12):
+        prompt = torch.randint(3, 60, (1, 5), generator=generator)
+        config = ExitConfig(mode="margin", theta=0.02, min_loops=6)
+        out = model.generate(
+            prompt, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True
+        )
+        told = model(out.sequences[:, :-1], exit_config=config)
+        assert told.exit_depths[0, 4:].tolist() == out.exit_depths[0].tolist()
+        broken += sum(reason == "divergence" for reason in out.exit_reasons[0])
+    assert broken, "nothing broke: that was not tested"

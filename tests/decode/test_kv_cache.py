@@ -1,0 +1,338 @@
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0 import DepthCache, ExitConfig
+from sigma0.decode.batch import SkippedTokens
+from sigma0.decode.dropped import remember_exits
+from sigma0.decode.ops import PlaneGroup, plane_attention
+from tests.reference import tiny_model
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+
+
+def filled(model, ids=IDS, config=None, **kwargs):
+    cache = model.new_cache(**kwargs)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, exit_config=config)
+    return cache
+
+
+def snapshot(cache):
+    return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+
+
+def test_planes_are_indexed_by_loop_then_layer(tiny):
+    cache = filled(tiny)
+    assert len(cache) == 6
+    for loop in range(3):
+        for layer in range(2):
+            assert torch.equal(cache.layers[loop * 2 + layer].keys, cache.planes[layer].keys[loop, :, :, :4])
+
+
+def test_growth_doubles_and_keeps_what_is_there(tiny):
+    cache = filled(tiny)
+    before, capacities = snapshot(cache), []
+    with torch.no_grad():
+        for token in range(20):
+            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
+            capacities.append(cache.planes[0].keys.shape[3])
+    assert sorted(set(capacities)) == [8, 16, 32]
+    assert cache.get_seq_length() == 24
+    for layer, (keys, values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys[:, :, :4], keys)
+        assert torch.equal(layer.values[:, :, :4], values)
+
+
+def test_known_capacity_is_allocated_once(tiny):
+    cache = filled(tiny, capacity=9)
+    storage = cache.planes[0].keys.data_ptr()
+    with torch.no_grad():
+        for token in range(5):
+            tiny(torch.full((2, 1), token + 1), past_key_values=cache)
+    assert cache.planes[0].keys.shape[3] == 9
+    assert cache.planes[0].keys.data_ptr() == storage
+
+
+def test_fixed_keeps_no_deeper_planes(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    assert cache.planes[0].keys.shape[0] == 2
+
+
+@pytest.mark.parametrize("config", [{"mode": "full"}, {"q": 0.5}, {"mode": "fixed", "depth": 1}])
+def test_a_fixed_cache_is_not_continued_at_another_depth(tiny, config):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    with pytest.raises(ValueError, match="filled 2 loops deep"), torch.no_grad():
+        tiny(IDS[:, :1], past_key_values=cache, exit_config=config)
+    with pytest.raises(ValueError, match="filled 2 loops deep"), torch.no_grad():
+        tiny(IDS, past_key_values=cache, exit_config=config)
+
+
+def test_fixed_at_full_depth_may_continue_as_full(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 3})
+    with torch.no_grad():
+        assert tiny(IDS[:, :1], past_key_values=cache, exit_config={"mode": "full"}).logits.shape == (2, 1, 61)
+
+
+def test_crop_takes_columns_and_their_waiting_tokens():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    before = snapshot(cache)
+    with torch.no_grad():
+        for token in (3, 4):
+            model(torch.full((2, 1), token), past_key_values=cache, exit_config=config)
+    assert sorted(set(cache.frontier.columns.tolist())) == [4, 5]
+    cache.crop(-1)
+    assert (cache.length, set(cache.frontier.columns.tolist())) == (5, {4})
+    cache.crop(-1)
+    assert (cache.length, cache.frontier) == (4, None)
+    for layer, (keys, _) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+    with torch.no_grad():
+        again = model(torch.full((2, 1), 3), past_key_values=cache, exit_config=config).logits
+        fresh = model(torch.full((2, 1), 3), past_key_values=filled(model), exit_config=config).logits
+    torch.testing.assert_close(again, fresh)
+
+
+@pytest.mark.parametrize("wrong", [1, -5])
+def test_crop_beyond_the_cache_is_refused(tiny, wrong):
+    with pytest.raises(ValueError, match=f"-4 to 0, got {wrong}"):
+        filled(tiny).crop(wrong)
+
+
+def test_batch_operations(tiny):
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    cache = tiny.new_cache()
+    with torch.no_grad():
+        tiny(IDS, attention_mask=mask, past_key_values=cache)
+    before = snapshot(cache)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([3, 0, 1, 2]))
+    cache.batch_select_indices(torch.tensor([0, 1]))
+    for layer, (keys, _) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys[[1, 0]])
+    assert cache.seen(4).tolist() == [[True] * 4, [False, True, True, True]]
+
+
+def test_reordering_waiting_tokens_is_refused():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=config)
+    with pytest.raises(ValueError, match="wait for their deeper loops"):
+        cache.reorder_cache(torch.tensor([1, 0]))
+
+
+def test_reset_forgets_everything(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    cache.reset()
+    assert (cache.length, cache.depth, cache.planes[0].keys) == (0, None, None)
+    with torch.no_grad():
+        tiny(IDS, past_key_values=cache, exit_config={"mode": "full"})
+    assert cache.length == 4
+
+
+def test_a_cache_goes_with_its_last_reference(tiny):
+    """No cycle: on a GPU several gigabytes would wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        cache = filled(tiny)
+        watcher = weakref.ref(cache)
+        del cache
+        assert watcher() is None
+    finally:
+        gc.enable()
+
+
+def test_copies_are_independent(tiny):
+    cache = filled(tiny)
+    for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        before = snapshot(cache)
+        with torch.no_grad():
+            tiny(IDS, past_key_values=twin)
+        assert (cache.length, twin.length) == (4, 8)
+        assert all(torch.equal(layer.keys, keys) for layer, (keys, _) in zip(cache.layers, before, strict=True))
+
+
+def test_another_number_of_sequences_is_refused(tiny):
+    for ids in (IDS[:1, :1], IDS[:1], IDS[:, :1].repeat(2, 1)):
+        with pytest.raises(ValueError, match="holds 2 sequences and cannot be continued with"), torch.no_grad():
+            tiny(ids, past_key_values=filled(tiny))
+    with pytest.raises(ValueError, match="holds 1 sequences and cannot be continued with 3"):
+        tiny.generate(IDS[:1], past_key_values=filled(tiny, IDS[:1, :2]), num_return_sequences=3, do_sample=True)
+
+
+def test_an_emptied_cache_is_as_new(tiny):
+    cache = filled(tiny, config={"mode": "fixed", "depth": 2})
+    cache.crop(-4)
+    with torch.no_grad():
+        tiny(IDS[:1], past_key_values=cache, exit_config={"mode": "full"})
+    assert (cache.length, cache.depth, cache.planes[0].keys.shape[:2]) == (4, 3, (3, 1))
+
+
+def test_caches_made_under_inference_mode_can_be_continued(tiny):
+    settings = {"max_new_tokens": 3, "do_sample": False, "exit_config": {"q": 0.5}, "return_dict_in_generate": True}
+    with torch.inference_mode():
+        first = tiny.generate(IDS, **settings)
+    whole = first.sequences.clone()
+    second = tiny.generate(whole, past_key_values=first.past_key_values, **settings)
+    assert torch.equal(second.sequences, tiny.generate(whole, **settings).sequences)
+
+
+def test_waiting_tokens_are_named_by_the_model_without_a_head():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=config)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=config)
+        with pytest.raises(ValueError, match="wait for their deeper loops"):
+            model.model(IDS, past_key_values=cache)
+
+
+def test_drop_copies_the_exit_plane_down():
+    model = tiny_model(seed=0, total_ut_steps=5)
+    config = ExitConfig(q=0.4, after_exit="drop")
+    outputs = model.generate(IDS, max_new_tokens=6, do_sample=False, exit_config=config, return_dict_in_generate=True)
+    cache, depths = outputs.past_key_values, outputs.exit_depths
+    assert (depths[:, 1:] < 5).any()
+    for row in range(2):
+        for index in range(1, 6):
+            column, depth = 3 + index, int(depths[row, index])
+            for planes in cache.planes:
+                for loop in range(depth, 5):
+                    assert torch.equal(planes.keys[loop, row, :, column], planes.keys[depth - 1, row, :, column])
+                    assert torch.equal(planes.values[loop, row, :, column], planes.values[depth - 1, row, :, column])
+
+
+def test_drop_after_finish_completes_what_waits():
+    """A cache left by `finish` keeps its exact planes when the next token is decoded with `drop`."""
+    model = tiny_model(seed=0, total_ut_steps=5)
+    finish = ExitConfig(mode="margin", theta=0.01)
+    cache = filled(model, config=finish)
+    with torch.no_grad():
+        model(IDS[:, :1], past_key_values=cache, exit_config=finish)
+        assert cache.frontier is not None
+        model(IDS[:, 1:2], past_key_values=cache, exit_config=ExitConfig(mode="margin", theta=0.01, after_exit="drop"))
+        whole = filled(model, torch.cat([IDS, IDS[:, :1]], 1))
+    for ours, exact in zip(cache.layers, whole.layers, strict=True):
+        torch.testing.assert_close(ours.keys[:, :, :5], exact.keys, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 4),
+    kv_heads=st.sampled_from([1, 3]),
+    repeats=st.sampled_from([1, 2]),
+    loops=st.integers(1, 4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loops, dtype):
+    """Any subset of sequences at any loops with ragged columns, against float64 softmax for each row."""
+    generator = torch.Generator().manual_seed(seed)
+    capacity, head_dim = 7, 5
+    shape = (loops, batch, kv_heads, capacity, head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (2e-2, 2e-2)
+    rng = np.random.default_rng(seed)
+    groups, rows = [], []
+    for loop in reversed(range(loops)):
+        sequences = np.sort(rng.choice(batch, size=rng.integers(1, batch + 1), replace=False))
+        columns = rng.integers(0, capacity, size=len(sequences))
+        length = int(columns.max()) + 1
+        mask = torch.arange(length) <= torch.from_numpy(columns)[:, None]
+        everyone = len(sequences) == batch
+        groups.append(
+            PlaneGroup(
+                loop,
+                len(rows),
+                len(rows) + len(sequences),
+                None if everyone else torch.from_numpy(sequences),
+                length,
+                None if bool(mask.all()) else mask[:, None, None],
+            )
+        )
+        rows += [(loop, int(sequence), int(column)) for sequence, column in zip(sequences, columns, strict=True)]
+    query = torch.randn(len(rows), kv_heads * repeats, head_dim, generator=generator).to(dtype)
+    attended = plane_attention(query, keys, values, tuple(groups), 0.3)
+    for index, (loop, sequence, column) in enumerate(rows):
+        for head in range(kv_heads * repeats):
+            plane = slice(None, column + 1)
+            seen = keys[loop, sequence, head // repeats, plane].double()
+            weights = (seen @ query[index, head].double() * 0.3).softmax(0)
+            expected = weights @ values[loop, sequence, head // repeats, plane].double()
+            torch.testing.assert_close(attended[index, head].double(), expected, rtol=rtol, atol=atol)
+
+
+def test_caches_are_made_for_the_model(tiny):
+    cache = tiny.new_cache(capacity=3)
+    assert isinstance(cache, DepthCache)
+    assert (len(cache.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
+
+
+def test_trajectories_that_were_not_kept_begin_anew():
+    """Under `converge` a loop's differences are kept, under `qexit` not: there is nothing to go on from."""
+    model = tiny_model(seed=0, total_ut_steps=8)
+    eager, watching = ExitConfig(q=1e-6), ExitConfig(mode="converge", eps=0.9, min_loops=3)
+    cache = filled(model, config=eager)
+
+    def loops_remembered(step, config):
+        before = 0 if cache.frontier is None else len(cache.frontier)
+        passes = cache.counts.passes
+        with torch.no_grad():
+            model(torch.full((2, 1), 7 + step), past_key_values=cache, exit_config=config)
+        rows = cache.frontier.columns < cache.length - 1
+        assert before and rows.any()
+        return cache.slots.state.counts[cache.frontier.slots[rows], 0].tolist(), cache.counts.passes - passes
+
+    with torch.no_grad():
+        model(torch.full((2, 1), 7), past_key_values=cache, exit_config=eager)
+    remembered, passes = loops_remembered(1, watching)
+    assert passes == 3 and set(remembered) == {3}, "what an earlier run did not keep was taken for kept"
+    remembered, passes = loops_remembered(2, watching)
+    assert max(remembered) == 3 + passes, "what was kept is gone"
+
+
+def test_crop_forgets_where_dropped_tokens_stopped():
+    """A column that is written again has every plane, whatever the token before it had."""
+    model = tiny_model(seed=0, total_ut_steps=5)
+    cache = filled(model)
+    with torch.no_grad():
+        for token in (3, 4, 5):
+            model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
+    sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
+    remember_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
+    cache.crop(-2)
+    assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
+    assert cache.exits[:, 5:].eq(4).all()
+    cache.crop(-1)
+    assert cache.exits.eq(4).all()
+
+
+def test_crop_forgets_a_token_that_was_never_run():
+    """Right at the crop, and not one further: what comes after reads as if it had never been there."""
+    model = tiny_model(seed=0, total_ut_steps=4)
+    for removed, left in ((-2, [4]), (-3, [])):
+        cache, fresh = filled(model), filled(model)
+        with torch.no_grad():
+            for token in (3, 4, 5):
+                model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
+        columns = np.array([4, 5, 6])
+        cache.skip(SkippedTokens(np.array([3, 4, 5]), np.zeros(3, dtype=np.int64), columns, columns))
+        cache.crop(removed)
+        assert ([] if cache.skipped is None else cache.skipped.columns.tolist()) == left
+        with torch.no_grad():
+            if left:
+                model(torch.full((2, 1), 3), past_key_values=fresh, exit_config=ExitConfig(mode="full"))
+            again = model(IDS, past_key_values=cache).logits
+            torch.testing.assert_close(again, model(IDS, past_key_values=fresh).logits)

@@ -1,0 +1,161 @@
+"""Under `verify` drawn texts follow the law of full depth, however often their tokens are drawn anew on the way."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sigma0 import ExitConfig
+from sigma0.decode.verify import VerifiedLoop
+from tests.reference import tiny_model
+
+FULL = ExitConfig(mode="full")
+FIRST = ExitConfig(mode="fixed", depth=1, after_exit="verify")
+TEMPERATURE, PROMPT, EOS = 0.3, (1, 4, 2), 3
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Loops that disagree: about two proposals in five are drawn anew before loop T."""
+    model = tiny_model(
+        seed=5, vocab_size=6, total_ut_steps=4, num_hidden_layers=1, hidden_size=16, intermediate_size=16
+    )
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.fill_(1.5)
+            layer.post_attention_layernorm_2.weight.fill_(1.5)
+    return model
+
+
+def run(model, ids, config, **kwargs):
+    return model.generate(
+        ids,
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        exit_config=config,
+        return_dict_in_generate=True,
+        **{"attention_mask": torch.ones_like(ids), "eos_token_id": None, "max_new_tokens": 3} | kwargs,
+    )
+
+
+def joint_law(model, config, draws, eos=None, company=False):
+    """How often each text of three tokens is drawn behind the prompt."""
+    torch.manual_seed(0)
+    ids, mask = torch.tensor([PROMPT]).expand(500, -1), torch.ones(500, len(PROMPT), dtype=torch.int64)
+    if company:  # every other row is a longer prompt, and the rows that count are padded
+        ids, mask = torch.tensor([[0, 0, *PROMPT], [3, 3, 1, 5, 2]]), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+        ids, mask = ids.repeat(250, 1), mask.repeat(250, 1)
+    counts = Counter()
+    while counts.total() < draws:
+        found = run(model, ids, config, attention_mask=mask, eos_token_id=eos)
+        texts = found.sequences[:: 2 if company else 1, ids.shape[1] :].tolist()
+        counts.update(tuple(cut(text, eos)) for text in texts)
+    return counts
+
+
+def cut(text, eos):
+    return text[: text.index(eos) + 1] if eos in text else text
+
+
+def exact_law(model, eos=None):
+    """Probability of every text, from full depth in float64."""
+    law = Counter()
+    for text in np.ndindex(*(model.config.vocab_size,) * 3):
+        ids = torch.tensor([[*PROMPT, *text]])
+        with torch.no_grad():
+            logits = model(ids, exit_config=FULL).logits[0, len(PROMPT) - 1 : -1].double() / TEMPERATURE
+        chances = torch.softmax(logits, -1)
+        kept = cut(list(text), eos)
+        # Texts that share a beginning up to its end add up to the chance of that beginning.
+        law[tuple(kept)] += float(torch.stack([chances[place, token] for place, token in enumerate(text)]).prod())
+    return law
+
+
+def chi_square(counts, law):
+    """Statistic in standard deviations from its mean, cells that expect fewer than 5 together."""
+    draws = counts.total()
+    rare = [text for text, share in law.items() if share * draws < 5]
+    cells = [(counts[text], share * draws) for text, share in law.items() if share * draws >= 5]
+    if rare:
+        cells.append((sum(counts[text] for text in rare), sum(law[text] for text in rare) * draws))
+    statistic = sum((seen - expected) ** 2 / max(expected, 1e-9) for seen, expected in cells)
+    freedom = len(cells) - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "config, eos, company",
+    [
+        (FIRST, None, False),
+        (replace(FIRST, redraft=False), None, False),
+        (ExitConfig(q=0.6, after_exit="verify"), EOS, False),
+        (ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True),
+    ],
+    ids=["fixed", "one draft", "qexit with an end", "margin in company"],
+)
+def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company):
+    law = exact_law(small, eos)
+    assert sum(law.values()) == pytest.approx(1.0)
+    assert abs(chi_square(joint_law(small, config, 20_000, eos, company), law)) < 4
+
+
+def accepts_all(right, self, sequence, place, depth, proposal, row, scores):
+    return proposal.token_id, True
+
+
+def draws_from_p(right, self, sequence, place, depth, proposal, row, scores):
+    token_id, stood = right(self, sequence, place, depth, proposal, row, scores)
+    return (token_id if stood else int(torch.softmax(scores, -1).multinomial(1))), stood
+
+
+def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores):
+    self.__dict__.setdefault("kept", {})
+    if proposal.depth == 1:
+        self.kept[sequence, place] = (
+            self.kept.get((sequence, place), proposal.chances) if depth > 2 else proposal.chances
+        )
+    return right(self, sequence, place, depth, replace(proposal, chances=self.kept[sequence, place]), row, scores)
+
+
+@pytest.mark.parametrize(
+    "wrong, config",
+    [
+        (accepts_all, replace(FIRST, redraft=False)),
+        (draws_from_p, replace(FIRST, redraft=False)),
+        (keeps_the_first_q, FIRST),
+    ],
+)
+def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):
+    right = VerifiedLoop._judge
+    monkeypatch.setattr(VerifiedLoop, "_judge", lambda self, *args: wrong(right, self, *args))
+    assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
+
+
+def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
+    right, kept, redrawn = VerifiedLoop._open, {}, []
+
+    def opens(self, sequence, place, proposal):
+        if proposal.depth == 1:
+            kept[sequence, place] = proposal.chances
+        else:
+            redrawn.append(place)
+        right(self, sequence, place, replace(proposal, chances=kept[sequence, place]))
+
+    monkeypatch.setattr(VerifiedLoop, "_open", opens)
+    assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8
+    assert len(redrawn) > 0.3 * 8_000  # two tokens of each text are proposed
+
+
+def test_draws_do_not_depend_on_the_company(small):
+    config = ExitConfig(q=0.6, after_exit="verify")
+    texts = []
+    for company in ([[1, 2, 3]], [[1, 2, 3], [5, 4, 0]], [[1, 2, 3], [0, 0, 1], [2, 2, 2]]):
+        torch.manual_seed(3)
+        found = run(small, torch.tensor(company), config, max_new_tokens=10)
+        texts.append(found.sequences[0].tolist())
+    # The first sequence's generator is seeded from as many draws as there are sequences, the first of them its own.
+    assert texts[0] == texts[1] == texts[2]

@@ -1,0 +1,148 @@
+"""Calibrated thresholds of a model: what is taken where the caller sets none, and what is said where there is none."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+import sigma0
+from sigma0.config import RULE_DEFAULTS, ExitConfig, explain
+from sigma0.decode.exits import ExitRule
+from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
+from sigma0.models.load import CHECKPOINTS, shipped_models
+from tests.reference import tiny_model
+
+PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
+STORED = {
+    "margin": {**PROMISE, "theta": 0.97},
+    "converge": {**PROMISE, "eps": 0.4},
+    "accel": {**PROMISE, "eps": 0.3, "patience": 1, "accel_scale": "states"},
+    "accel_steps": {**PROMISE, "mean_depth": 2.0, "eps": 0.58, "patience": 1, "accel_scale": "steps"},
+}
+
+
+@pytest.fixture
+def model(request):
+    made = tiny_model(seed=1, total_ut_steps=4)
+    made.config.name_or_path = f"folder/of-{request.node.name}"
+    return made
+
+
+@pytest.fixture
+def calibrated(model):
+    model.generation_config.exit_thresholds = STORED
+    return model
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [
+        ({"mode": "converge"}, {"eps": 0.4}),
+        ({"mode": "margin", "after_exit": "drop"}, {"theta": 0.97, "after_exit": "drop"}),
+        ({"mode": "accel"}, {"eps": 0.58, "patience": 1, "accel_scale": "steps"}),
+        ({"mode": "accel", "accel_scale": "states"}, {"eps": 0.3, "patience": 1}),
+        ({"mode": "accel", "patience": 1}, {"eps": 0.58, "accel_scale": "steps"}),
+        # what the record was not calibrated with is not its own
+        ({"mode": "accel", "patience": 3}, {"eps": 0.05, "patience": 3, "accel_scale": "states"}),
+        # an explicit value wins, and the rest is the library's, as ever
+        ({"mode": "converge", "eps": 0.2}, {"eps": 0.2}),
+        ({"mode": "accel", "eps": 0.2}, {"eps": 0.2, "patience": 2, "accel_scale": "states"}),
+        ({"mode": "qexit", "q": 0.7}, {"q": 0.7}),
+        ({"mode": "qexit"}, {"q": 0.5}),
+        ({"mode": "full"}, {}),
+    ],
+)
+def test_what_is_not_set_is_the_models(calibrated, asked, used):
+    expected = ExitConfig(**{**asked, **used})
+    assert calibrated.resolve_exit_config(asked) == expected
+    assert calibrated.resolve_exit_config(ExitConfig(**asked)) == expected
+    assert calibrated.resolve_exit_config(expected) == expected
+    assert calibrated.exit_rule(ExitConfig(**asked)).config == expected
+
+
+def test_decoding_stops_at_the_stored_threshold(calibrated):
+    ids = torch.tensor([[9, 11, 13]])
+    kept = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "eos_token_id": None}
+    runs = {}
+    for name, theta in (("eager", 1e-9), ("patient", 1.0)):
+        stored = {"margin": {**PROMISE, "theta": theta}}
+        calibrated.generation_config.exit_thresholds = stored
+        by_name = calibrated.generate(ids, exit_config={"mode": "margin"}, **kept)
+        by_value = calibrated.generate(ids, exit_config={"mode": "margin", "theta": theta}, **kept)
+        assert by_name.exit_depths.tolist() == by_value.exit_depths.tolist()
+        runs[name] = by_name.exit_depths.tolist()
+    assert runs["eager"] != runs["patient"]
+
+
+def test_a_model_without_one_says_so_once_for_each_rule(model, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            model.exit_rule(ExitConfig(mode="converge"))
+            model.resolve_exit_config({"mode": "margin"})
+            model.resolve_exit_config({"mode": "qexit", "q": 0.4})
+            model.resolve_exit_config(None)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    name = model.config.name_or_path
+    assert f"sigma0 calibrate {name} --exit converge" in said[0] and "eps 0.05" in said[0]
+    assert f"sigma0 calibrate {name} --exit margin" in said[1] and "theta 0.9" in said[1]
+
+
+def test_a_rule_without_a_model_has_the_librarys():
+    for mode, fields in RULE_DEFAULTS.items():
+        rule = ExitRule(ExitConfig(mode=mode), 4)
+        assert rule.config == ExitConfig(mode=mode, **fields) and rule.threshold == next(iter(fields.values()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"margin": PROMISE}, "margin needs theta, got none of them"),
+        ({"margin": {**PROMISE, "theta": 0.9, "q": 0.5}}, "margin needs theta, got q, theta"),
+        ({"accel": {**PROMISE, "eps": 0.3}}, "accel needs eps, patience, accel_scale, got eps"),
+        ({"fixed": PROMISE}, "fixed: Unexpected"),
+        ({"margin": {**PROMISE, "agreement": 1.5, "theta": 0.9}}, "margin.agreement"),
+    ],
+)
+def test_bad_records_are_named(wrong, message):
+    with pytest.raises(ValidationError) as caught:
+        ExitThresholds.parse(wrong)
+    assert message in explain(caught.value)
+
+
+def test_records_survive_saving_and_loading(calibrated, tmp_path):
+    calibrated.save_pretrained(tmp_path)
+    again = type(calibrated).from_pretrained(tmp_path)
+    assert again.exit_thresholds == ExitThresholds.parse(STORED)
+    assert again.exit_thresholds.to_dict() == STORED
+    new = CalibratedThreshold(**PROMISE, q=0.3)
+    both = again.exit_thresholds.updated({"qexit": new})
+    assert both.qexit == new and both.margin == again.exit_thresholds.margin
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
+    stored = json.loads((CHECKPOINTS / name / "generation_config.json").read_text())
+    assert set(stored["exit_thresholds"]) == {"qexit", "margin", "converge", "accel", "accel_steps"}
+    model, _ = sigma0.load(name, device="cpu", dtype="float32")
+    with caplog.at_level(logging.WARNING):
+        for mode in RULE_DEFAULTS:
+            found = model.resolve_exit_config({"mode": mode})
+            assert found in model.exit_thresholds.configs().values()
+    assert not caplog.records
+    own = model.resolve_exit_config(None)
+    assert own.mode == "margin" and own == replace(model.resolve_exit_config({"mode": "margin"}))
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_shipped_thresholds_fire(name):
+    """Every rule stops tokens of an easy answer before the last loop, and writes full depth's text."""
+    model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
+    prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
+    full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
+    for mode in RULE_DEFAULTS:
+        found = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
+        assert found.text == full and found.passes_saved > 0, mode

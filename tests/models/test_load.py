@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sigma0
+from sigma0.models.load import load_causal, resolve_device, resolve_model
+
+
+def test_shipped_models_load_by_name(pocket):
+    model, tokenizer = pocket
+    assert "pocket" in sigma0.shipped_models()
+    assert not model.training
+    assert model.lm_head.weight.dtype is torch.float32
+    assert tokenizer.padding_side == "left"
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("name", sigma0.shipped_models())
+def test_the_shipped_models_share_their_tokenizer(name, pocket):
+    model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
+    # The files, since a loaded tokenizer also remembers how it padded last.
+    files = [Path(resolve_model(each)) / "tokenizer.json" for each in (name, "pocket")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert tokenizer.chat_template == pocket[1].chat_template
+    assert model.num_loops >= pocket[0].num_loops
+
+
+def test_dtype_and_folder(pocket, tmp_path):
+    model, tokenizer = pocket
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, tokens = sigma0.load(str(tmp_path), device="cpu", dtype=torch.bfloat16)
+    assert again.lm_head.weight.dtype is torch.bfloat16
+    assert tokens("Mary 123").input_ids == tokenizer("Mary 123").input_ids
+
+
+@pytest.mark.parametrize("name", ["nothing", "./nowhere", "/no/such/folder", "a/b/c", ""])
+def test_unknown_names_list_the_choices(name):
+    with pytest.raises(ValueError, match=r"no such model: .*pocket.*ByteDance/Ouro-1.4B"):
+        resolve_model(name)
+
+
+def test_hub_ids_are_told_apart_from_folders():
+    assert resolve_model("ByteDance/Ouro-1.4B") == "ByteDance/Ouro-1.4B"
+
+
+def test_an_unreachable_hub_id_is_one_clear_error():
+    with pytest.raises(ValueError, match=r"'nobody/no-such-model' could not be loaded: .+"):
+        sigma0.load("nobody/no-such-model")
+
+
+def test_folders_that_are_no_checkpoints(tmp_path, tiny):
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        sigma0.load(str(tmp_path))
+    tiny.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        sigma0.load(str(tmp_path))
+
+
+def test_models_without_loops_are_refused(tmp_path, pocket):
+    shape = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path)
+    pocket[1].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a 'llama' model, which has no loops to skip"):
+        sigma0.load(str(tmp_path))
+    model, tokenizer = load_causal(str(tmp_path), dtype="float32")
+    assert type(model) is LlamaForCausalLM and not model.training and tokenizer.padding_side == "left"
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="could not be loaded"):
+        load_causal(str(tmp_path))
+
+
+def test_a_bad_config_is_one_clear_error(tmp_path, pocket):
+    for part in pocket:
+        part.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_ut_steps": 0}))
+    with pytest.raises(ValueError, match="total_ut_steps must be at least 1, got 0"):
+        sigma0.load(str(tmp_path))
+
+
+def test_devices_and_dtypes():
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="device 'gpu' cannot be used"):
+        resolve_device("gpu")
+    with pytest.raises(ValueError, match="dtype must be one of auto, float32"):
+        sigma0.load("pocket", dtype="int8")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device 'cuda' cannot be used"):
+            resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    "backend, message", [("triton", "needs a CUDA device, got cpu"), ("cuda", "no such backend: 'cuda'")]
+)
+def test_a_backend_that_cannot_run_is_refused(backend, message):
+    with pytest.raises(ValueError, match=message):
+        sigma0.load("pocket", device="cpu", backend=backend)
+
+
+def test_the_backend_is_kept():
+    model, _ = sigma0.load("pocket", device="cpu", backend="torch")
+    assert (model.backend, model.operations.backend) == ("torch", "torch")

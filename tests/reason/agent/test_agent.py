@@ -1,0 +1,441 @@
+"""The loop end to end with scripted models: who is asked what, what is done about it, and what comes out."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sigma0.reason.agent.agent import AgentSettings, RepoAgent
+from sigma0.reason.agent.escalation import ThreeTierEscalation
+from sigma0.reason.agent.workspace import Workspace
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk, Limits
+from sigma0.reason.sandbox.sandbox import SandboxUnavailable
+from sigma0.reason.trail import Call, Run, Trail
+from tests.reason.agent.repositories import (
+    BREAK,
+    FINISH,
+    FIX,
+    FIXED,
+    HALF_FIX,
+    RUN,
+    PlainRunner,
+    ReadingRunner,
+    contents,
+    planted,
+    pytest_output,
+    result,
+    said,
+)
+
+LIST = {"action": "list"}
+READ = {"action": "read", "path": "numbers_kit/ranges.py"}
+USELESS = {"action": "edit", "path": "notes.txt", "old": "", "new": "The bug is elsewhere."}
+TASK = "Repair clamp."
+
+
+@pytest.fixture
+def source(tmp_path):
+    return planted(tmp_path / "source")
+
+
+@pytest.fixture
+def trail():
+    return Trail()
+
+
+class Stubborn:
+    """Does `useless` again and again, until a measure was taken; then what is good for it."""
+
+    def __init__(self, trail, measure, useless, good):
+        self.trail, self.measure, self.useless, self.good = trail, measure, useless, iter(good)
+        self.turns = 0
+
+    def __call__(self, messages, **_):
+        if "Write the plan" in messages[-1]["content"]:
+            return "1. Look."
+        if self.measure in decided(self.trail):
+            return said(next(self.good))
+        self.turns += 1
+        return said(self.useless[(self.turns - 1) % len(self.useless)])
+
+
+def decided(trail):
+    return [decision.what for decision in trail.decisions]
+
+
+def measures(trail):
+    wanted = ("replan", "warn", "reset", "lower")
+    return [(line.what, line.state.get("tier")) for line in trail.decisions if line.what in wanted]
+
+
+def solve(source, trail, *models, runner=None, limits=None, **changes):
+    settings = AgentSettings.from_dict(changes)
+    return RepoAgent(models, runner or ReadingRunner(), Desk(trail, limits), settings).solve(TASK, source)
+
+
+def scripted(*actions, plans=("1. Look.",)):
+    return ScriptedChat([*plans, *(action if isinstance(action, str) else said(action) for action in actions)])
+
+
+def applied(patch, source, tmp_path, command):
+    pristine = tmp_path / command[0]
+    shutil.copytree(source, pristine)
+    subprocess.run(command, input=patch.encode(), cwd=pristine, check=True, capture_output=True)
+    return pristine
+
+
+def test_a_bug_is_fixed_in_a_few_steps(source, trail):
+    before = contents(source)
+    model = scripted(READ, FIX, RUN, FINISH)
+    found = solve(source, trail, model)
+    assert found.solved and found.steps == 4 and found.tier_reached == 0 and found.failed is None
+    assert found.usage.calls == 5
+    assert found.report.ok and len(found.report.passed) == 3
+    assert "+    return max(low, min(value, high))" in found.patch
+    assert contents(source) == before
+    assert [line.purpose for line in trail.lines if isinstance(line, Call)] == ["plan 1"] + [
+        f"step {number}" for number in range(1, 5)
+    ]
+    assert [line.purpose for line in trail.lines if isinstance(line, Run)] == ["tests 1", "tests 2"]
+    assert json.loads(json.dumps(found.to_dict()))["solved"] is True
+
+
+def test_tier_1_forces_a_new_plan_and_another_strategy(source, trail):
+    model = ScriptedChat(Stubborn(trail, "replan", [READ], [FIX, FINISH]))
+    found = solve(source, trail, model)
+    assert found.solved and found.tier_reached == 1 and found.steps == 17
+    assert measures(trail)[0] == ("replan", 1)
+    first, second = model.asked[15], model.asked[17]
+    assert "(trace)" in first["messages"][1]["content"]
+    assert "(rewrite)" in second["messages"][1]["content"]
+    assert (first["effort"], second["effort"]) == ("low", "medium")
+    assert len(first["messages"]) > 20 and len(second["messages"]) == 2
+    assert "def test_double" in second["messages"][1]["content"]
+    assert "Tried without success: trace." in second["messages"][1]["content"]
+
+
+def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
+    cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
+    strong = ScriptedChat([said(LIST), said(READ), said(FIX), said(FINISH)], name="strong")
+    found = solve(source, trail, cheap, strong)
+    assert found.solved and found.tier_reached == 2 and found.steps == 34
+    assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1)]
+    assert len(strong.asked) == 4
+    assert "LAST WARNING" in strong.asked[0]["messages"][-1]["content"]
+    for asked, tool in ((strong.asked[1], "list"), (strong.asked[2], "read")):
+        assert f"{tool} is not allowed" in asked["messages"][-1]["content"]
+
+
+def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail):
+    start_over = {"action": "start_over"}
+    model = ScriptedChat(Stubborn(trail, "warn", [USELESS], [start_over, FIX, FINISH]))
+    found = solve(source, trail, model)
+    assert found.solved and found.tier_reached == 2 and "The bug is elsewhere." not in found.patch
+    warned = [line.what for line in trail.decisions][[line.what for line in trail.decisions].index("warn") :]
+    assert "start_over" in warned and "refused" not in warned
+    (question,) = (asked for asked in model.asked if asked["messages"][-1]["content"].startswith("All edits are taken"))
+    assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
+
+
+def test_with_one_model_effort_is_raised_instead(source, trail):
+    model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
+    assert solve(source, trail, model).tier_reached == 2
+    assert model.asked[31]["effort"] == "medium"
+    assert model.asked[32]["effort"] == "high"
+
+
+def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source, trail, tmp_path, monkeypatch):
+    at_reset = []
+    reset = Workspace.reset
+
+    def watched(workspace):
+        before = contents(workspace.folder)
+        reset(workspace)
+        at_reset.append((before, contents(workspace.folder)))
+
+    monkeypatch.setattr(Workspace, "reset", watched)
+    # breaks another file, and then makes one useless edit for ever
+    model = ScriptedChat(Stubborn(trail, "reset", [BREAK, *[USELESS] * 100], [READ, FIX, FINISH]))
+    runner = PlainRunner()
+    found = solve(source, trail, model, runner=runner)
+    (before, after) = at_reset[0]
+    assert before != after == contents(source)
+    assert found.solved and found.tier_reached == 3
+    assert [what for what, _ in measures(trail)] == ["replan", "warn", "reset"]
+    strategies = [line.state["name"] for line in trail.decisions if line.what == "strategy"]
+    assert len(strategies) == len(set(strategies)) == 3
+    (lost,) = (line.state["lost_patch"] for line in trail.decisions if line.what == "reset")
+    assert "notes.txt" in lost and "scale.py" in lost
+    assert "notes.txt" not in found.patch and "scale.py" not in found.patch
+    assert [len(asked["messages"]) for asked in model.asked[-3:]] == [2, 4, 6]
+    for command in (["git", "apply", "-"], ["patch", "-p1"]):
+        if shutil.which(command[0]) is not None:
+            pristine = applied(found.patch, source, tmp_path, command)
+            assert contents(pristine)["numbers_kit/ranges.py"] == FIXED.encode()
+            assert PlainRunner().run_command(AgentSettings().full_command, pristine).ok
+
+
+def test_after_a_reset_the_steps_left_go_to_the_next_model(source, trail):
+    cheap = ScriptedChat(Stubborn(trail, "never", [READ], []), name="cheap")
+    middle = ScriptedChat(Stubborn(trail, "reset", [RUN], [FIX, FINISH]), name="middle")
+    found = solve(source, trail, cheap, middle, ScriptedChat([], name="dear"))
+    assert found.solved and found.tier_reached == 3 and found.steps == 47
+
+
+def test_a_case_never_solved_ends_with_its_patch_and_says_why(source, trail):
+    found = solve(source, trail, ScriptedChat(Stubborn(trail, "never", [USELESS, RUN], [])))
+    assert not found.solved and found.failed is None
+    assert found.steps == 60 and found.tier_reached == 3
+    assert "60 steps" in found.why
+    assert "+The bug is elsewhere." in found.patch
+    assert trail.decisions[-1].what == "unsolved"
+
+
+@pytest.mark.parametrize("actions", [[LIST], [RUN], [FINISH], [{"action": "start_over"}], [READ, LIST], ["what?"]])
+def test_endless_repetition_ends(source, trail, actions):
+    model = ScriptedChat(Stubborn(trail, "never", actions, []))
+    runner = ReadingRunner()
+    found = solve(source, trail, model, runner=runner, escalation={"max_steps": 50})
+    assert (found.solved, found.steps, found.patch) == (False, 50, "")
+    assert runner.runs <= 51
+    assert "this very result" in model.asked[10]["messages"][-1]["content"]
+
+
+def test_progress_lowers_the_tier_and_gives_the_tools_back(source, trail):
+    model = ScriptedChat(Stubborn(trail, "warn", [READ], [HALF_FIX, RUN, LIST, FIX, FINISH]))
+    found = solve(source, trail, model)
+    assert found.solved and found.tier_reached == 2
+    assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1), ("lower", 0)]
+    after_list = model.asked[-2]["messages"][-1]["content"]
+    assert "README.md" in after_list and "LAST WARNING" not in after_list
+
+
+def test_tests_that_pass_at_a_check_end_the_work(source, trail):
+    found = solve(source, trail, scripted(READ, READ, READ, READ, FIX))
+    assert found.solved and found.steps == 5 and found.failed is None
+
+
+def test_finishing_without_passing_tests_is_refused_and_told(source, trail):
+    model = scripted(FINISH, FIX, FINISH)
+    found = solve(source, trail, model)
+    assert found.solved and found.steps == 3
+    assert "Not all tests pass" in model.asked[2]["messages"][-1]["content"]
+
+
+def test_tests_that_passed_before_the_last_edit_do_not_count(source, trail):
+    spoil = {**FIX, "old": FIX["new"], "new": FIX["old"]}
+    found = solve(source, trail, scripted(FIX, RUN, spoil, FINISH), escalation={"max_steps": 4})
+    assert not found.solved
+    assert not found.report.ok
+
+
+def test_a_last_edit_is_tested_by_the_loop_itself(source, trail):
+    found = solve(source, trail, scripted(READ, FIX), escalation={"max_steps": 2})
+    assert found.solved and found.steps == 2
+
+
+@pytest.mark.parametrize(
+    "reply, fault",
+    [
+        ("I would read the file first.", "not one JSON object"),
+        (said(READ) + said(FIX), "not one JSON object"),
+        (said({"action": "delete", "path": "a"}), "no action"),
+        (said({**READ, "path": "../secret"}), "no path inside"),
+        (said({**READ, "path": "/etc/passwd"}), "no path inside"),
+        (said({"action": "edit", "path": "tests/test_numbers.py", "old": "== 5", "new": "== 9"}), "read-only"),
+        (said({"action": "edit", "path": "tests/conftest.py", "old": "", "new": "x"}), "read-only"),
+        (said({**FIX, "old": "nowhere"}), "does not stand"),
+        ("", "not one JSON object"),
+    ],
+)
+def test_a_bad_reply_takes_a_step_and_is_told_what_is_wrong(source, trail, reply, fault):
+    model = scripted(reply, FIX, FINISH)
+    found = solve(source, trail, model)
+    assert found.solved and found.steps == 3
+    assert fault in model.asked[2]["messages"][-1]["content"]
+    assert "refused" in decided(trail)
+
+
+def test_a_reading_through_a_link_is_refused(source, trail, tmp_path):
+    (tmp_path / "secret").write_text("hidden text")
+    (source / "link").symlink_to(tmp_path / "secret")
+    model = scripted({**READ, "path": "link"}, FIX, FINISH)
+    assert solve(source, trail, model).solved
+    assert all("hidden text" not in str(asked["messages"]) for asked in model.asked)
+
+
+def test_a_limit_ends_the_run_with_the_patch_so_far(source, trail):
+    found = solve(source, trail, scripted(USELESS, RUN), limits=Limits(calls=3))
+    assert not found.solved and found.failed is None
+    assert found.steps == 2 and "limit of 3 calls" in found.why
+    assert "notes.txt" in found.patch
+
+
+def test_a_solution_that_a_limit_cut_off_counts_once_it_is_tested(source, trail):
+    assert solve(source, trail, scripted(FIX), limits=Limits(calls=2)).solved
+
+
+def test_a_limit_before_the_first_step_leaves_an_empty_patch(source, trail):
+    found = solve(source, trail, scripted(FIX), limits=Limits(calls=1))
+    assert (found.solved, found.steps, found.patch) == (False, 0, "")
+
+
+def test_a_model_that_fails_is_told_beside_the_patch_so_far(source, trail):
+    found = solve(source, trail, scripted(USELESS))
+    assert not found.solved and found.steps == 1
+    assert "no reply" in found.failed and "no answer" in found.why
+    assert "notes.txt" in found.patch
+    assert any(isinstance(line, Call) and line.failed for line in trail.lines)
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_without_a_sandbox_nothing_is_run_and_the_patch_is_kept(source, trail, run):
+    class Unavailable(ReadingRunner):
+        def run_command(self, *arguments, **named):
+            if self.runs + 1 == run:
+                raise SandboxUnavailable("bubblewrap is missing")
+            return super().run_command(*arguments, **named)
+
+    runner = Unavailable()
+    found = solve(source, trail, scripted(FIX, RUN), runner=runner)
+    assert not found.solved and runner.runs == run - 1
+    assert found.failed == "bubblewrap is missing" and "bubblewrap is missing" in found.why
+    assert bool(found.patch) == (run == 2)
+    assert found.usage.calls == (3 if run == 2 else 0)
+
+
+def test_an_edit_that_could_not_be_tested_is_not_solved_by_the_run_before_it(source, trail):
+    class Unavailable(ReadingRunner):
+        def run_command(self, *arguments, **named):
+            if self.runs == 2:
+                raise SandboxUnavailable("bubblewrap is gone")
+            return super().run_command(*arguments, **named)
+
+    found = solve(source, trail, scripted(FIX, RUN, USELESS, FINISH), runner=Unavailable())
+    assert not found.solved and found.report.ok
+    assert found.failed == "bubblewrap is gone"
+
+
+def test_tests_that_pass_from_the_start_prove_nothing(source, trail):
+    (source / "numbers_kit/ranges.py").write_text(FIXED)
+    model = scripted()
+    found = solve(source, trail, model)
+    assert not found.solved and "before any edit" in found.why and not model.asked
+
+
+def reports_in_turn(*outputs):
+    class Scripted(ReadingRunner):
+        def run_command(self, *arguments, **named):
+            self.runs += 1
+            return outputs[min(self.runs, len(outputs)) - 1]
+
+    return Scripted()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [result(pytest_output({"test_a": True})), result("", 0), result("no tests ran", 0)],
+    ids=["one is gone", "the process ended early", "none ran"],
+)
+def test_a_solution_that_makes_tests_vanish_is_none(source, trail, after):
+    runner = reports_in_turn(result(pytest_output({"test_a": True, "test_b": False}), 1), after)
+    model = scripted(FIX, FINISH, RUN)
+    found = solve(source, trail, model, runner=runner, escalation={"max_steps": 3})
+    assert not found.solved
+    assert "MISSING tests/test_numbers.py::test_b" in model.asked[3]["messages"][-1]["content"]
+
+
+def test_code_that_ends_the_process_is_no_solution_even_where_no_test_was_known(source, trail):
+    runner = reports_in_turn(result("", None, timed_out=True), result("", 0))
+    assert not solve(source, trail, scripted(FIX, FINISH), runner=runner, escalation={"max_steps": 2}).solved
+
+
+def test_another_tool_counts_by_its_exit_code(source, trail):
+    runner = reports_in_turn(result("1 of 7 failed in 0.3 s", 1), result("7 of 7 in 0.2 s", 0))
+    found = solve(source, trail, scripted(FIX, FINISH), runner=runner, test_command=["make", "test"])
+    assert found.solved
+
+
+def test_another_tool_that_fails_alike_is_stuck(source, trail):
+    runner = reports_in_turn(*[result(f"1 of 7 failed in {n}.3 s", 1) for n in range(99)])
+    model = ScriptedChat(Stubborn(trail, "never", [HALF_FIX, {"action": "start_over"}], []))
+    found = solve(source, trail, model, runner=runner, test_command=["make", "test"])
+    assert found.tier_reached == 3 and not found.solved
+
+
+@pytest.mark.parametrize("shown", [{**READ, "path": "long.txt"}, "x" * 50_000, LIST])
+def test_questions_stay_within_their_limit(source, trail, shown):
+    (source / "numbers_kit/long.py").write_text("word " * 20_000)
+    (source / "long.txt").write_text("word " * 20_000)
+    stubborn = Stubborn(trail, "never", [shown, {**shown, "path": "y" * 900} if shown == LIST else shown, FINISH], [])
+    model = ScriptedChat(lambda **asked: "9. Look.\n" * 900 if "Write the plan" in str(asked) else stubborn(**asked))
+    settings = AgentSettings(context_chars=8000)
+    RepoAgent([model], ReadingRunner(), Desk(trail), settings).solve("x" * 1600, source)
+    for asked in model.asked:
+        assert sum(len(message["content"]) for message in asked["messages"]) <= 8000
+        roles = [message["role"] for message in asked["messages"]]
+        assert roles == ["system", *(["user", "assistant"] * len(roles))[: len(roles) - 1]]
+        assert roles[-1] == "user"
+    steps = [asked["messages"] for asked in model.asked if "Step " in asked["messages"][-1]["content"]]
+    assert len(steps) == 60
+    assert all(len(messages) > 2 for messages in steps[1:15])
+    assert "earlier steps are left out" in steps[12][1]["content"]
+
+
+def test_a_repeated_run_asks_the_same_questions(source):
+    told = []
+    for _ in range(2):
+        trail = Trail()
+        solve(source, trail, ScriptedChat(Stubborn(trail, "reset", [BREAK, USELESS, RUN], [FIX, FINISH])))
+        told.append(trail.lines)
+    assert told[0] == told[1]
+    purposes = [line.purpose for line in told[0] if isinstance(line, Call)]
+    assert len(set(purposes)) == len(purposes)
+
+
+ANY_ACTION = st.sampled_from([LIST, READ, RUN, FIX, HALF_FIX, BREAK, USELESS, FINISH, {"action": "start_over"}, "?"])
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=st.lists(ANY_ACTION, min_size=1, max_size=30), tier1=st.integers(1, 4), every=st.integers(1, 3))
+def test_whatever_is_done_it_ends_and_what_is_solved_passes(actions, tier1, every, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    source, trail = planted(folder / "source"), Trail()
+    escalation = ThreeTierEscalation(tier1, tier1 + 2, tier1 + 4, every, max_steps=30, patience=1)
+    found = solve(source, trail, ScriptedChat(Stubborn(trail, "never", actions, [])), escalation=escalation)
+    assert found.steps <= 30
+    tiers = [0, *(tier for _, tier in measures(trail))]
+    for (what, tier), last in zip(measures(trail), tiers, strict=False):
+        assert tier == (last % 3) + 1 if what != "lower" else tier == last % 3 - 1
+    if found.patch:
+        source = applied(found.patch, source, folder, ["git", "apply", "-"])
+    assert found.solved == ReadingRunner().run_command([], source).ok
+    assert found.solved == (decided(trail)[-1] == "solved")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"unknown": 1}, {"escalation": {"tier9": 1}}, {"workspace": {"files": 1}}, {"test_command": []}),
+        *({"test_timeout_s": 0}, {"test_memory_mb": 0}, {"max_tokens": 0}, {"temperature": -1}, {"context_chars": 10}),
+    ],
+)
+def test_bad_settings_are_refused_by_name(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        AgentSettings.from_dict(bad)
+
+
+def test_settings_survive_a_round_trip():
+    chosen = AgentSettings(test_command=("make", "test"), escalation=ThreeTierEscalation(max_steps=9), temperature=0.5)
+    assert AgentSettings.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+
+
+def test_a_task_too_long_and_an_agent_without_a_model_are_refused(source, trail):
+    with pytest.raises(ValueError, match="characters"):
+        RepoAgent([scripted()], ReadingRunner(), Desk(trail)).solve("x" * 5000, source)
+    with pytest.raises(ValueError, match="at least one model"):
+        RepoAgent([], ReadingRunner(), Desk(trail))

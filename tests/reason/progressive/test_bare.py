@@ -1,0 +1,69 @@
+"""A model that follows no instructions is asked the bare question, and nothing else."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.cli import app
+from sigma0.commands.solve_models import follows_instructions
+from sigma0.models.load import CHECKPOINTS
+from sigma0.models.ouro_config import OuroConfig
+from sigma0.reason import Desk, ProgressiveReasoningManager, ScriptedChat, Trail, VerifyLoop
+from sigma0.reason.messages import Completion
+from sigma0.reason.progressive.bare import BareQuestion
+from sigma0.reason.trail import Call, read_lines
+
+PROBLEM = "Mary went to the park. The hat is with Mary. Where is the hat?"
+
+
+def run(replies):
+    chat = ScriptedChat(replies)
+    manager = ProgressiveReasoningManager("FAST_TEST")
+    return VerifyLoop(BareQuestion(PROBLEM), Desk(Trail()), chat, manager=manager).run(), chat
+
+
+def test_an_answer_that_comes_again_passes():
+    report, chat = run(lambda **_: " In the  park. ")
+    assert report.solved and report.solution == "In the  park."
+    assert {asked["messages"][0]["content"] for asked in chat.asked} == {PROBLEM}
+    assert {len(asked["messages"]) for asked in chat.asked} == {1}
+    assert {asked["effort"] for asked in chat.asked} == {"low", "medium", "high"}
+    assert len({asked["seed"] for asked in chat.asked}) == len(chat.asked), "each time with a seed of its own"
+
+
+def test_answers_that_differ_pass_nothing():
+    answers = iter(range(1000))
+    report, _ = run(lambda **_: f"Number {next(answers)}.")
+    assert not report.solved and "limit" in report.why
+
+
+def test_what_was_cut_off_passes_nothing_and_corrects_nothing():
+    report, chat = run(lambda **_: Completion("In the", finish_reason="length"))
+    assert not report.solved and report.solution == "In the"
+    assert report.status["iteration"] == len(chat.asked) - 1, "one question a verification, none to correct"
+
+
+@pytest.mark.parametrize("name", ["pocket", "pocket-large"])
+def test_the_shipped_checkpoints_say_so_themselves(name):
+    assert json.loads((CHECKPOINTS / name / "config.json").read_text())["sigma0_prompts"] == "bare"
+    assert OuroConfig().sigma0_prompts == "instructions"
+    with pytest.raises(Exception, match="sigma0_prompts must be instructions or bare, got 'loud'"):
+        OuroConfig(sigma0_prompts="loud")
+
+
+def test_other_models_are_given_instructions():
+    assert follows_instructions([ScriptedChat(["x"])])
+
+
+def test_the_readme_s_question_is_answered_right(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    line = next(line for line in readme.splitlines() if line.startswith('sigma0 solve "Mary went'))
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert result.exit_code == 0 and result.stdout.startswith("The hat is in the park.\n"), result.stdout
+    asked = [each for each in read_lines(tmp_path / "trail.jsonl") if isinstance(each, Call)]
+    assert asked[0].answer["text"].strip() == "The hat is in the park."
+    assert CliRunner().invoke(app, ["trail", "trail.jsonl"]).exit_code == 0

@@ -1,0 +1,223 @@
+"""The manager beside rules stated anew, over every policy and random histories."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.policies import LEVELS, PRESETS, ProgressiveConfig, Stage, named_config
+
+HISTORIES = st.lists(st.booleans(), max_size=70)
+NAMES = sorted(PRESETS)
+
+
+def run(config, passes):
+    manager = ProgressiveReasoningManager(config)
+    return manager, [manager.update_after_verification(passed) for passed in passes]
+
+
+def until_finished(config, passes):
+    """What happens if a loop stops where the manager says so; after `passes` everything fails."""
+    manager = ProgressiveReasoningManager(config)
+    told = []
+    for passed in [*passes, *[False] * 100]:
+        if manager.get_status()["finished"]:
+            break
+        told.append(manager.update_after_verification(passed))
+    return manager, told
+
+
+def test_an_update_tells_these_keys_and_no_others():
+    _, told = run("FAST_TEST", [True])
+    assert told == [
+        {
+            "iteration": 0,
+            "verification_level": "low",
+            "passed": True,
+            "consecutive_passes": 1,
+            "level_upgraded": False,
+            "success": False,
+        }
+    ]
+
+
+def test_the_default_rises_by_schedule_and_gate():
+    manager, told = run("HYBRID_DEFAULT", [True] * 18)
+    levels = ["low", *(each["verification_level"] for each in told)]
+    assert levels == ["low"] * 6 + ["medium"] * 7 + ["high"] * 6
+    assert [each["iteration"] for each in told if each["level_upgraded"]] == [5, 12]
+    assert [each["success"] for each in told] == [False] * 17 + [True]
+    assert manager.get_status()["finished"] and manager.get_status()["limit"] is None
+
+
+def test_before_iteration_5_no_passes_open_the_hybrid_gate():
+    manager, told = run("HYBRID_DEFAULT", [True] * 5)
+    assert told[-1]["iteration"] == 4 and told[-1]["consecutive_passes"] == 5
+    assert not any(each["level_upgraded"] for each in told) and told[-1]["verification_level"] == "low"
+    assert manager.get_status()["waits_for"] == ["iteration 5"]
+
+
+def test_at_iteration_5_the_hybrid_gate_opens_for_two_passes_in_a_row():
+    manager, told = run("HYBRID_DEFAULT", [False] * 4 + [True] * 2)
+    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, True)
+    assert manager.get_reasoning_effort("verification") == "medium"
+    assert manager.get_reasoning_effort("generation") == "low"
+
+
+def test_at_iteration_5_the_hybrid_gate_stays_shut_without_two_passes_in_a_row():
+    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True])
+    assert (told[-1]["iteration"], told[-1]["level_upgraded"]) == (5, False)
+    assert manager.get_status()["waits_for"] == ["1 more passes in a row"]
+
+
+def test_after_iteration_5_the_hybrid_gate_is_judged_at_each_iteration():
+    manager, told = run("HYBRID_DEFAULT", [True] * 4 + [False, True, True])
+    assert [each["level_upgraded"] for each in told[5:]] == [False, True]
+    # iteration 12 is the next that judges, though all pass before it
+    told = [manager.update_after_verification(True) for _ in range(6)]
+    assert [each["iteration"] for each in told if each["level_upgraded"]] == [12]
+
+
+def test_a_shut_gate_holds_the_level_whatever_the_schedule_says():
+    manager, told = run("HYBRID_DEFAULT", [True, False] * 7)
+    assert {each["verification_level"] for each in told} == {"low"}
+    assert manager.get_status()["waits_for"] == ["2 more passes in a row"]
+    assert manager.update_after_verification(True)["verification_level"] == "low"
+    assert manager.update_after_verification(True)["verification_level"] == "medium"
+    # three verifications at the level, and then only
+    told = [manager.update_after_verification(True) for _ in range(3)]
+    assert [each["verification_level"] for each in told] == ["medium", "medium", "high"]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("A", "low low low low low medium medium medium medium medium high"),
+        ("B", "low low low medium medium medium high high high high high"),
+        ("C", "low low low medium medium medium medium medium high high high"),
+        ("D", "low low medium medium medium high high high high high high"),
+        ("E", "low low low low low low medium medium medium medium medium"),
+    ],
+)
+def test_each_policy_when_everything_passes(name, expected):
+    manager = ProgressiveReasoningManager(name)
+    levels = []
+    for _ in range(11):
+        levels.append(manager.get_reasoning_effort("verification"))
+        manager.update_after_verification(True)
+    assert levels == expected.split()
+
+
+def test_the_iteration_schedule_does_not_ask_for_passes_but_success_does():
+    manager, told = run("A", [False] * 9 + [True] * 5)
+    assert told[9]["verification_level"] == "high" and told[9]["level_upgraded"]
+    assert not told[-1]["success"] and manager.update_after_verification(True)["success"]
+
+
+def test_two_tracks_rise_each_by_its_own_schedule():
+    manager = ProgressiveReasoningManager("C")
+    tracks = []
+    for _ in range(27):
+        tracks.append(tuple(manager.get_reasoning_effort(task) for task in ("generation", "verification")))
+        manager.update_after_verification(False)
+    assert tracks[2] == ("low", "low") and tracks[3] == ("low", "medium") and tracks[8] == ("low", "high")
+    assert tracks[14] == ("low", "high") and tracks[15] == ("medium", "high") and tracks[25] == ("high", "high")
+
+
+def test_a_stage_that_takes_too_long_ends_the_run():
+    manager, told = until_finished("D", [True, False] * 5)
+    assert manager.get_status()["limit"] == "stage_iterations" and len(told) == 10
+    # two stages of one level: the streak starts again, and no level is said to rise
+    manager, told = run("D", [True] * 13)
+    assert [each["consecutive_passes"] for each in told] == [1, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert [each["iteration"] for each in told if each["level_upgraded"]] == [1, 4] and told[-1]["success"]
+
+
+@pytest.mark.parametrize("task", ["", "verify", "Generation", None])
+def test_an_unknown_task_type_is_refused(task):
+    with pytest.raises(ValueError, match="no such task type"):
+        ProgressiveReasoningManager("A").get_reasoning_effort(task)
+
+
+@given(st.sampled_from(NAMES), HISTORIES)
+def test_levels_move_only_through_gates(name, passes):
+    """Never down, never over one, and only where the stage's own gates are open, counted here by hand."""
+    config = PRESETS[name]
+    manager = ProgressiveReasoningManager(config)
+    stage = streak = at_stage = 0
+    for index, passed in enumerate(passes):
+        told = manager.update_after_verification(passed)
+        streak, at_stage = (streak + 1 if passed else 0), at_stage + 1
+        here = config.stages[stage]
+        last = stage + 1 == len(config.stages)
+        open_gates = streak >= here.passes and at_stage >= here.at_least and (last or index + 1 >= here.until)
+        if open_gates and not last:
+            stage, streak, at_stage = stage + 1, 0, 0
+        assert told["verification_level"] == config.stages[stage].level == manager.get_reasoning_effort("verification")
+        assert told["consecutive_passes"] == streak
+        assert told["level_upgraded"] == (config.stages[stage].level != here.level)
+        assert told["success"] == (last and open_gates) == manager.get_status()["success"]
+
+
+@given(st.sampled_from(NAMES), HISTORIES)
+def test_limits_always_end_a_run(name, passes):
+    manager, told = until_finished(name, passes)
+    status = manager.get_status()
+    assert status["finished"] and len(told) <= PRESETS[name].max_iterations
+    assert status["success"] != (status["limit"] is not None)
+    # and the manager itself refuses nothing
+    assert manager.update_after_verification(True)["iteration"] == len(told)
+
+
+@given(st.sampled_from(NAMES), HISTORIES, HISTORIES, st.one_of(st.none(), st.integers(1, 4)), st.booleans())
+def test_the_state_survives_a_round_trip_at_any_point(name, before, after, lower_after, skip):
+    config = ProgressiveConfig.from_dict({**PRESETS[name].to_dict(), "lower_after": lower_after, "skip": skip})
+    manager, _ = run(config, before)
+    again = ProgressiveReasoningManager.from_dict(json.loads(json.dumps(manager.to_dict())))
+    assert again.get_status() == manager.get_status()
+    for passed in after:
+        assert again.update_after_verification(passed) == manager.update_after_verification(passed)
+    assert again.to_dict() == manager.to_dict()
+
+
+@given(HISTORIES)
+def test_a_level_falls_only_where_the_policy_lets_it(passes):
+    config = ProgressiveConfig.from_dict({**PRESETS["SUCCESS_BASED"].to_dict(), "lower_after": 2})
+    manager, level = ProgressiveReasoningManager(config), 0
+    failures = 0
+    for passed in passes:
+        found = LEVELS.index(manager.update_after_verification(passed)["verification_level"])
+        failures = 0 if passed else failures + 1
+        assert found >= level or (level - found == 1 and failures and failures % 2 == 0)
+        level = found
+
+
+def test_a_level_is_left_out_only_where_the_policy_says_so():
+    stages = [Stage("low", 1, until=2), Stage("medium", 1, until=4), Stage("high", 1)]
+    late = [False] * 6 + [True]
+    for skip, expected in ((False, "medium"), (True, "high")):
+        manager, told = run(ProgressiveConfig("late", tuple(stages), skip=skip), late)
+        assert told[-1]["verification_level"] == expected
+        assert [each["to_level"] for each in manager.get_status()["transitions"]] == [expected]
+
+
+def test_a_bad_state_is_refused_by_name():
+    state = ProgressiveReasoningManager("A").to_dict()
+    for change, named in (
+        ({"state": {**state["state"], "stage": 9}}, "stage 9"),
+        ({"state": {**state["state"], "streak": -1}}, "streak"),
+        ({"state": {**state["state"], "level": "low"}}, "level"),
+        ({"config": {**state["config"], "speed": 1}}, "speed"),
+        ({"more": 1}, "more"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            ProgressiveReasoningManager.from_dict({**state, **change})
+
+
+def test_recent_history_is_bounded_and_transitions_are_kept():
+    manager, told = run("A", [False] * 200)
+    status = manager.get_status()
+    assert status["recent"] == told[-20:] and len(status["transitions"]) == 2
+    assert status["limit"] == "max_iterations" and named_config("a").max_iterations == 30

@@ -1,0 +1,267 @@
+"""The loop end to end with scripted models: alone, over levels, crashed and resumed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.reason.chat import ChatFailed, Completion, ScriptedChat
+from sigma0.reason.desk import Desk, Limits
+from sigma0.reason.messages import Usage
+from sigma0.reason.progressive.critique import Critique
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.memory import read_memory
+from sigma0.reason.progressive.verify_loop import VerifyLoop
+from sigma0.reason.trail import Call, Outcome, Trail, read_lines
+
+PROBLEM = "How many legs have two cats?"
+
+
+def is_label(messages):
+    return "one word" in messages[-1]["content"]
+
+
+def is_verification(messages):
+    return "Proposed solution" in messages[-1]["content"]
+
+
+class Fake:
+    """Solutions are numbered; a verification passes if its seed says so. Crashes before its `crash`th question."""
+
+    def __init__(self, passes=lambda seed, effort: True, crash=None):
+        self.passes = passes
+        self.crash = crash
+        self.number = 0
+
+    def __call__(self, messages, effort, seed, **_):
+        self.number += 1
+        if self.number == self.crash:
+            raise ChatFailed("the line is cut")
+        if is_label(messages):
+            return "PASS" if "no fault" in messages[-2]["content"] else "fail."
+        if is_verification(messages):
+            good = self.passes(seed, effort)
+            return "There is no fault." if good else f"I looked closely. BUG REPORT:\nwrong at {seed % 97}"
+        return Completion(f"solution {seed % 1000}", Usage(1, 10, 5))
+
+
+def loop(chat, memory=None, config="FAST_TEST", limits=None, seed=3, **settings):
+    desk = Desk(Trail(), limits, seed)
+    manager = ProgressiveReasoningManager(config)
+    return VerifyLoop(Critique(PROBLEM), desk, chat, manager=manager, memory=memory, problem=PROBLEM, **settings)
+
+
+def test_a_solution_that_stands_is_verified_at_every_level():
+    chat = ScriptedChat(Fake())
+    found = loop(chat)
+    report = found.run()
+    assert report.solved and report.why == "3 verifications in a row passed at effort high"
+    efforts = [asked["effort"] for asked in chat.asked if is_verification(asked["messages"])]
+    assert efforts == ["low"] * 3 + ["medium"] * 2 + ["high"] * 3
+    assert chat.asked[0]["effort"] == "low" and PROBLEM in chat.asked[0]["messages"][0]["content"]
+    assert [line.what for line in found.desk.trail.decisions] == [
+        "pass",
+        "pass",
+        "upgrade",
+        "pass",
+        "upgrade",
+        *["pass"] * 3,
+    ]
+    assert isinstance(found.desk.trail.lines[-1], Outcome) and found.desk.trail.lines[-1].solved
+    assert report.usage.calls == len(chat.asked) == 1 + 2 * 8
+    assert [each["to_level"] for each in report.status["transitions"]] == ["medium", "high"]
+
+
+def test_each_verification_has_a_seed_of_its_own_and_a_run_is_repeatable():
+    first, second = (ScriptedChat(Fake(lambda seed, effort: seed % 3 > 0)) for _ in range(2))
+    reports = [loop(chat).run() for chat in (first, second)]
+    assert reports[0] == reports[1] and first.asked == second.asked
+    seeds = [asked["seed"] for asked in first.asked if is_verification(asked["messages"])]
+    assert len(set(seeds)) == len(seeds) > 3
+    other = ScriptedChat(Fake(lambda seed, effort: seed % 3 > 0))
+    loop(other, seed=4).run()
+    assert [asked["seed"] for asked in other.asked] != [asked["seed"] for asked in first.asked]
+
+
+def test_a_fault_is_corrected_from_the_report_alone():
+    verdicts = iter([False, *[True] * 20])
+    chat = ScriptedChat(Fake(lambda seed, effort: next(verdicts)))
+    report = loop(chat).run()
+    (correction,) = [asked for asked in chat.asked if "The faults:" in asked["messages"][0]["content"]]
+    text = correction["messages"][0]["content"]
+    assert "wrong at" in text and "I looked closely" not in text and PROBLEM in text
+    assert correction["effort"] == "low" and len(correction["messages"]) == 1
+    assert report.solved and report.solution == f"solution {correction['seed'] % 1000}"
+
+
+@pytest.mark.parametrize(
+    "label", ["It is a PASS", "PASS or FAIL", "pass, I think", "", "PASSED", "The answer is: PASS", "FAIL PASS"]
+)
+def test_a_text_that_only_holds_a_label_passes_nothing(label):
+    def said(messages, **_):
+        return label if is_label(messages) else "There is no fault."
+
+    chat = ScriptedChat(said)
+    report = loop(chat).run()
+    assert not report.solved and report.status["limit"] == "max_errors"
+    assert all(not each["passed"] for each in report.status["recent"])
+    # each label is asked for twice, and without a report there is nothing to correct by
+    assert report.usage.calls == 1 + 3 * report.status["iteration"]
+
+
+@pytest.mark.parametrize("label", ["PASS", "pass", " Pass.\n"])
+def test_a_label_may_differ_in_case_and_a_full_stop(label):
+    assert loop(ScriptedChat(lambda messages, **_: label if is_label(messages) else "No fault.")).run().solved
+
+
+def test_a_verification_that_is_cut_off_passes_nothing():
+    def said(messages, **_):
+        return Completion("There is no", finish_reason="length") if is_verification(messages) else "PASS"
+
+    found = loop(ScriptedChat(said))
+    report = found.run()
+    assert not report.solved and (report.status["iteration"], report.status["limit"]) == (8, "max_errors")
+    assert all("cut off" in decision.why for decision in found.desk.trail.decisions)
+    # nothing is corrected by a report that is not whole: the one solution is all that was written
+    assert report.usage.calls == 1 + 8
+
+
+@pytest.mark.parametrize(
+    "limits, why", [(Limits(calls=4), "limit of 4 calls"), (Limits(tokens=9), "limit of 9 tokens")]
+)
+def test_the_desks_limits_end_a_run_with_what_there_is(limits, why):
+    found = loop(ScriptedChat(Fake(lambda seed, effort: False)), limits=limits)
+    report = found.run()
+    assert why in report.why and not report.solved and report.solution.startswith("solution")
+    if limits.calls:
+        assert report.usage.calls == limits.calls == sum(isinstance(line, Call) for line in found.desk.trail.lines)
+
+
+def interrupted(tmp_path, passes, crash, config="FAST_TEST"):
+    """The report and the decisions of a run that crashes once and is resumed, and of one that does not."""
+    whole = loop(ScriptedChat(Fake(passes)), config=config)
+    expected = whole.run()
+    memory = tmp_path / f"memory-{crash}.json"
+    first = loop(ScriptedChat(Fake(passes, crash)), memory, config)
+    try:
+        report = first.run()
+        return report, expected, [], whole
+    except ChatFailed:
+        pass
+    # a crash ahead of the first solution leaves nothing to resume
+    second = loop(ScriptedChat(Fake(passes)), memory, config)
+    if memory.exists():
+        second.resume()
+    return second.run(), expected, second.desk.trail.decisions, whole
+
+
+@pytest.mark.parametrize("crash", range(1, 40))
+def test_resuming_equals_an_uninterrupted_run(tmp_path, crash):
+    """On the same level, behind a transition, in the middle of an iteration: wherever it crashed."""
+
+    def passes(seed, effort):
+        return seed % 5 > 0
+
+    report, expected, decisions, whole = interrupted(tmp_path, passes, crash)
+    assert (report.solution, report.status, report.why) == (expected.solution, expected.status, expected.why)
+    # what was decided behind the crash was decided alike
+    assert decisions == whole.desk.trail.decisions[len(whole.desk.trail.decisions) - len(decisions) :]
+
+
+@given(st.integers(0, 2**20), st.integers(1, 60), st.sampled_from(["A", "B", "D", "FAST_TEST"]))
+def test_resuming_equals_an_uninterrupted_run_anywhere(tmp_path_factory, salt, crash, config):
+    def passes(seed, effort):
+        return (seed ^ salt) % 7 > 1
+
+    report, expected, _, _ = interrupted(tmp_path_factory.mktemp("memory"), passes, crash, config)
+    assert (report.solution, report.status) == (expected.solution, expected.status)
+
+
+def test_resuming_goes_on_within_a_level_with_its_streak(tmp_path):
+    memory = tmp_path / "memory.json"
+    # questions: solve, then two for each verification; the crash comes in the third at level high
+    with pytest.raises(ChatFailed):
+        loop(ScriptedChat(Fake(crash=1 + 2 * 7 + 1)), memory).run()
+    chat = ScriptedChat(Fake())
+    again = loop(chat, memory)
+    again.resume()
+    status = again.manager.get_status()
+    assert (status["verification_level"], status["consecutive_passes"], status["iteration"]) == ("high", 2, 7)
+    report = again.run()
+    assert report.solved and len(chat.asked) == 2
+    # one question was asked twice: the one that got no answer is not in the memory
+    assert report.usage.calls == 1 + 2 * 8
+
+
+def test_memory_from_before_progressive_states_loads(tmp_path):
+    memory = tmp_path / "old.json"
+    memory.write_text(json.dumps({"problem": PROBLEM, "solution": "eight"}))
+    found = loop(ScriptedChat(Fake()), memory, seed=0)
+    found.resume()
+    report = found.run()
+    assert report.solved and report.solution == "eight" and report.status["iteration"] == 8
+    assert read_memory(memory).progressive is not None
+
+
+def test_memory_that_does_not_fit_is_refused(tmp_path):
+    memory = tmp_path / "memory.json"
+    cases = [
+        ({"problem": "another", "solution": "x"}, "another problem"),
+        ({"problem": PROBLEM, "seed": 9}, "seed 9"),
+        ({"problem": PROBLEM, "pickle": 1}, "pickle"),
+        ({"problem": PROBLEM, "usage": {"gold": 1}}, "gold"),
+        ({"problem": PROBLEM, "usage": {"calls": float("inf")}}, "usage.calls"),
+        ({"problem": PROBLEM, "usage": {"calls": -4}}, "usage.calls"),
+        ({"problem": PROBLEM, "progressive": {"config": 5, "state": {}}}, "progressive config"),
+        ({"problem": PROBLEM, "progressive": {"level": "low"}}, "config and state"),
+    ]
+    for content, named in cases:
+        memory.write_text(json.dumps({"seed": 3, **content}))
+        with pytest.raises(ValueError, match=named):
+            loop(ScriptedChat([]), memory).resume()
+    memory.write_text("{")
+    with pytest.raises(ValueError, match=r"memory\.json"):
+        loop(ScriptedChat([]), memory).resume()
+    with pytest.raises(ValueError, match="cannot be read"):
+        loop(ScriptedChat([]), tmp_path / "none.json").resume()
+    with pytest.raises(ValueError, match="name one"):
+        loop(ScriptedChat([])).resume()
+
+
+def test_the_memory_is_replaced_whole(tmp_path, monkeypatch):
+    """A writer that dies on the way leaves the file that was there."""
+    memory = tmp_path / "memory.json"
+    with pytest.raises(ChatFailed):
+        loop(ScriptedChat(Fake(crash=4)), memory).run()
+    before = memory.read_bytes()
+    monkeypatch.setattr(
+        "sigma0.reason.progressive.memory.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    again = loop(ScriptedChat(Fake()), memory)
+    again.resume()
+    with pytest.raises(OSError, match="disk full"):
+        again.run()
+    assert memory.read_bytes() == before
+
+
+def test_the_trail_is_written_as_it_comes(tmp_path):
+    path = tmp_path / "trail.jsonl"
+    seen = []
+    desk = Desk(Trail(path, seen.append), seed=3)
+    found = VerifyLoop(
+        Critique(PROBLEM), desk, ScriptedChat(Fake()), manager=ProgressiveReasoningManager("FAST_TEST"), problem=PROBLEM
+    )
+    found.run()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == len(seen) == len(desk.trail.lines) and lines[-1]["kind"] == "outcome"
+    with pytest.raises(ValueError, match="heading"):
+        read_lines(path)
+
+
+def test_solver_and_verifier_may_be_two_models():
+    solver, verifier = ScriptedChat(["eight"], "small"), ScriptedChat(Fake(), "large")
+    desk = Desk(Trail())
+    manager = ProgressiveReasoningManager("FAST_TEST")
+    assert VerifyLoop(Critique(PROBLEM), desk, solver, verifier, manager=manager).run().solution == "eight"
+    assert len(solver.asked) == 1 and len(verifier.asked) == 16

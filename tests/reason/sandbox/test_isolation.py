@@ -1,0 +1,65 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigma0.reason.sandbox import isolation
+from sigma0.reason.sandbox.isolation import SandboxUnavailable, environment, interpreter_folders, root, spare_user
+
+
+def test_an_interpreter_whose_folder_holds_the_home_folder_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for prefix in (tmp_path, tmp_path / "home", Path("/")):
+        monkeypatch.setattr(sys, "prefix", str(prefix))
+        with pytest.raises(SandboxUnavailable, match="holds Python and the home folder"):
+            interpreter_folders()
+
+
+def test_folders_within_others_are_not_named_twice(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, path in (
+        ("prefix", "a/venv"),
+        ("exec_prefix", "a/venv"),
+        ("base_prefix", "a"),
+        ("base_exec_prefix", "a"),
+    ):
+        monkeypatch.setattr(sys, name, str(tmp_path / path))
+    assert interpreter_folders() == [str(tmp_path / "a")]
+
+
+def test_the_systems_own_interpreter_needs_no_folder(monkeypatch):
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, "/usr")
+    assert interpreter_folders() == []
+
+
+def test_a_folder_behind_a_link_is_there_under_both_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path / "link"))
+    real = str(tmp_path / "real")
+    assert interpreter_folders() == [str(tmp_path / "link"), real]
+    options = root(1000, [])
+    assert [options[i + 1] for i, each in enumerate(options) if each == "--ro-bind"][-2:] == [real, real]
+
+
+def test_everything_but_the_scratch_folders_is_bound_to_be_read():
+    options = root(1000, [(7, "/run/x")])
+    assert "--bind" not in options and options[-2:] == ["--chdir", "/tmp"]
+    assert [options[i + 1] for i, each in enumerate(options) if each == "--remount-ro"] == ["/dev", "/"]
+    devices = {options[i + 1] for i, each in enumerate(options) if each == "--dev-bind"}
+    assert devices == {f"/dev/{name}" for name in isolation._DEVICES}
+
+
+def test_a_spare_user_is_never_root_nor_nobody():
+    assert {spare_user() for _ in range(200)}.isdisjoint({0, 65534})
+    assert len({spare_user() for _ in range(20)}) > 1
+
+
+def test_the_environment_takes_nothing_from_outside(monkeypatch):
+    before = environment()
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("LD_PRELOAD", "x")
+    assert environment() == before

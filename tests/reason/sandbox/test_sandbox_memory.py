@@ -1,0 +1,164 @@
+"""What hostile programs can make the machine hold: one sum over all of it, as root and as an ordinary user."""
+
+from tests.reason.sandbox.sandboxes import attempts
+
+
+def test_two_gigabytes_are_not_to_be_had(box):
+    result = box.run("x = bytearray(2 << 30)\nprint('had')")
+    assert result.exit_code == 1 and "MemoryError" in result.stderr and not result.stdout
+
+
+def test_two_gigabytes_are_not_to_be_had_by_many_processes_either(box):
+    code = """
+import os, time
+for _ in range(10):
+    if os.fork() == 0:
+        block = bytearray(b"x") * (200 << 20)
+        time.sleep(30)
+time.sleep(30)
+"""
+    result = box.run(code, memory_mb=300)
+    assert result.cut == "memory" and result.exit_code is None and not result.timed_out
+
+
+def test_files_count_as_memory(box):
+    code = """
+import os
+block = b"x" * 2**20
+for name in ("/tmp/a", "/dev/shm/b"):
+    try:
+        with open(name, "wb") as file:
+            while True:
+                file.write(block)
+    except OSError as error:
+        print(name, flush=True)
+ballast = bytearray(b"x") * (70 << 20)
+import time; time.sleep(30)
+"""
+    result = box.run(code, memory_mb=128)
+    assert result.cut == "memory" and result.stdout.split() == ["/tmp/a", "/dev/shm/b"]
+
+
+def test_a_flood_of_empty_files_counts_as_memory(box):
+    code = """
+number = 0
+while True:
+    open(f"/tmp/{number}", "w").close()
+    number += 1
+"""
+    assert box.run(code, memory_mb=48, timeout_s=60.0).cut == "memory"
+
+
+def test_memory_that_belongs_to_no_process_is_not_to_be_had(box):
+    code = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+def share():
+    file = os.open("/dev/zero", os.O_RDWR)
+    mmap.mmap(file, 2**20)
+print(json.dumps([attempt(os.memfd_create, "x"), attempt(mmap.mmap, -1, 2**20), attempt(share),
+                  "done" if libc.shmget(0, 2**20, 0o1600) != -1 else "denied"]))
+"""
+    assert "done" not in attempts(box, code)
+
+
+SOCKET_BOMB = """
+import ctypes, os, socket, time
+# a process that is not dumpable hides its descriptors from other processes of its user
+assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
+for _ in range(60):
+    if os.fork() == 0:
+        break
+pairs = [socket.socketpair() for _ in range(28)]
+for end in sum(pairs, ()):
+    end.setblocking(False)
+    try:
+        while True:
+            end.send(b"x" * 2**16)
+    except BlockingIOError:
+        pass
+time.sleep(100)
+"""
+
+
+def test_what_sockets_hold_counts_as_memory(box):
+    # 61 processes of some MB of pages, and 61 * 28 pairs of sockets, whose buffers take 700 MB more
+    result = box.run(SOCKET_BOMB, memory_mb=512, timeout_s=60.0)
+    assert result.cut == "memory" and not result.timed_out
+
+
+def test_no_socket_but_a_pair_of_streams_is_to_be_had_and_its_buffers_stay_as_they_are(box):
+    code = """
+import array, socket
+one, other = socket.socketpair()
+one.sendall(b"word")
+assert other.recv(9) == b"word"
+rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))]
+found = [attempt(socket.socket, socket.AF_UNIX), attempt(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM),
+         attempt(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET),
+         attempt(one.setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24),
+         attempt(one.sendmsg, [b"x"], rights), attempt(other.recvmsg, 1, 64), attempt(other.bind, "/tmp/name")]
+print(json.dumps(found))
+"""
+    assert "done" not in attempts(box, code)
+
+
+PIPE_BOMB = """
+import fcntl, os, time
+def fill():
+    while True:
+        _, end = os.pipe2(os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 2**20)
+        except OSError:
+            pass
+        try:
+            while True:
+                os.write(end, b"x" * 2**16)
+        except BlockingIOError:
+            pass
+while True:
+    try:
+        if os.fork() == 0:
+            fill()
+    except OSError:
+        time.sleep(100)
+"""
+
+
+def test_what_pipes_hold_counts_as_memory(box):
+    assert box.run(PIPE_BOMB, memory_mb=96, timeout_s=60.0).cut == "memory"
+
+
+def test_a_pipe_keeps_its_size_and_takes_no_pages_on_loan(box):
+    code = """
+import ctypes, fcntl
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+reading, writing = os.pipe()
+again, to = os.pipe()
+os.write(writing, b"x")
+page = ctypes.create_string_buffer(4096)
+lent = (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096)
+file = os.open("/tmp/main.py", os.O_RDONLY)
+assert fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ) > 0
+print(json.dumps([attempt(fcntl.fcntl, writing, fcntl.F_SETPIPE_SZ, 2**20), attempt(os.sendfile, to, file, 0, 8),
+                  attempt(call, "splice", file, None, to, None, 8, 0), attempt(call, "tee", reading, to, 1, 0),
+                  attempt(call, "vmsplice", to, ctypes.byref(lent), 1, 0)]))
+"""
+    assert "done" not in attempts(box, code)
+
+
+def test_records_of_mappings_count_as_memory(box):
+    code = """
+import mmap, os, time
+held = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=1 + number % 2 * 2)
+        for number in range(15_000)]
+for _ in range(5):
+    if os.fork() == 0:
+        break
+time.sleep(100)
+"""
+    assert box.run(code, memory_mb=160, timeout_s=60.0).cut == "memory"

@@ -1,0 +1,236 @@
+"""Chats, told whole and as they come, read by OpenAI's own client."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+import sigma0
+from sigma0.config import ExitConfig
+from tests.serve.conftest import served
+
+STORY = "Sara went to the bedroom. John went to the park. Where is Sara?"
+ASKED = [{"role": "user", "content": STORY}]
+LOST = [{"role": "user", "content": "Once upon"}]
+SAID = "Sara is in the bedroom."
+
+
+def post(server, **body):
+    body = {"model": "pocket", "messages": ASKED, "max_tokens": 20, **body}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def lines(text):
+    """The values of a stream's events, `[DONE]` included."""
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+def chunks(server, **body):
+    told = lines(post(server, stream=True, **body).text)
+    assert told.pop() == "[DONE]"
+    found = [json.loads(line) for line in told]
+    for chunk in found:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    return found
+
+
+def test_a_response_is_what_openai_says_it_is(pocket):
+    alone = sigma0.generate(*pocket, ASKED, max_new_tokens=20)
+    # a server of its own, which has not read this prompt before
+    with served(pocket) as server:
+        raw = post(server).json()
+    found = ChatCompletion.model_validate(raw, strict=True)
+    assert found.choices[0].message.content == alone.text.strip() == SAID
+    assert found.choices[0].finish_reason == "stop" and found.object == "chat.completion"
+    assert found.usage == CompletionUsage(
+        prompt_tokens=alone.prompt_tokens,
+        completion_tokens=len(alone.tokens),
+        total_tokens=alone.prompt_tokens + len(alone.tokens),
+        prompt_tokens_details=None,
+    )
+    told = raw["sigma0"]
+    assert told["exit"] == pocket[0].resolve_exit_config(None).to_dict()
+    assert (told["total_loops"], told["reasoning_effort"]) == (6, None)
+    (choice,) = told["choices"]
+    assert choice["depths"] == [token.depth for token in alone.tokens]
+    assert choice["reasons"] == [token.reason for token in alone.tokens]
+    assert choice["rungs"] == ["pocket"] * len(alone.tokens)
+    assert choice["depth_saved"] == pytest.approx(alone.depth_saved)
+    assert choice["verdict"] == alone.verdict.to_dict() and choice["door"] == "converge"
+    assert choice["door_text"].startswith("converge: ")
+    assert "trail_id" not in choice and "costs" not in choice
+
+
+def test_a_stream_tells_the_role_each_token_and_the_end(plain):
+    whole = post(plain).json()
+    found = chunks(plain)
+    first, *tokens, last = found
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
+    assert all(each["choices"][0]["finish_reason"] is None for each in [first, *tokens])
+    text = "".join(each["choices"][0]["delta"]["content"] for each in tokens)
+    assert text == whole["choices"][0]["message"]["content"]
+    # also a token without text has its chunk, so that its depth is seen
+    expected = whole["sigma0"]["choices"][0]
+    shown = [each["sigma0"]["choices"][0] for each in tokens]
+    assert [each["tokens"][0]["depth"] for each in shown] == expected["depths"]
+    assert shown[-1]["tokens"][0]["text"] == "" and shown[-1]["full_passes"] == 6 * len(tokens)
+    assert shown[-1]["passes"] == sum(expected["depths"])
+    assert set(shown[0]["tokens"][0]) == {
+        "id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up",
+    }  # fmt: skip
+    end = last["sigma0"]["choices"][0]
+    assert {name: end[name] for name in expected} == expected
+    assert len({each["id"] for each in found}) == 1 and "usage" not in last
+
+
+def test_full_depth_says_what_the_models_rule_would_have_said(plain):
+    asked = {"sigma0": {"exit": {"mode": "full"}}}
+    (whole,) = post(plain, **asked).json()["sigma0"]["choices"]
+    assert whole["door"] == "escalate" and whole["verdict"]["converged"] is None
+    assert set(whole["would_have_met"]) <= {True, False} and True in whole["would_have_met"]
+    shown = [each["sigma0"]["choices"][0]["tokens"] for each in chunks(plain, **asked)[1:-1]]
+    assert [token["would_have_met"] for tokens in shown for token in tokens] == whole["would_have_met"]
+    (ruled,) = post(plain).json()["sigma0"]["choices"]
+    assert set(ruled["would_have_met"]) == {None}
+
+
+def test_the_usage_comes_last_where_it_is_asked_for(plain):
+    *rest, last = chunks(plain, stream_options={"include_usage": True})
+    assert last["choices"] == [] and last["usage"] == post(plain).json()["usage"]
+    assert all(each["usage"] is None for each in rest)
+    assert all("sigma0" in each for each in [*rest, last])
+
+
+def test_openais_client_reads_both(plain):
+    asked = {"model": "pocket", "messages": ASKED, "max_completion_tokens": 20, "max_tokens": 1}
+    whole = plain.client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == SAID
+    assert whole.sigma0["choices"][0]["door"] == "converge"
+    stream = plain.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    found = list(stream)
+    assert "".join(each.choices[0].delta.content or "" for each in found if each.choices) == SAID
+    assert found[-1].usage.completion_tokens == 7
+
+
+def test_openais_other_client_reads_both(plain):
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0) as client:
+            asked = {"model": "pocket", "messages": ASKED, "max_tokens": 20}
+            whole, stream = await asyncio.gather(
+                client.chat.completions.create(**asked), client.chat.completions.create(**asked, stream=True)
+            )
+            pieces = [each.choices[0].delta.content or "" async for each in stream]
+            return whole.choices[0].message.content, "".join(pieces)
+
+    assert asyncio.run(ask()) == (SAID, SAID)
+
+
+def test_n_choices_have_seeds_of_their_own(plain):
+    asked = {"messages": LOST, "max_tokens": 8, "temperature": 1.5}
+    both = post(plain, **asked, n=3, seed=5).json()
+    texts = [each["message"]["content"] for each in both["choices"]]
+    assert [each["index"] for each in both["choices"]] == [0, 1, 2] and len(set(texts)) == 3
+    alone = [post(plain, **asked, seed=5 + index).json()["choices"][0]["message"]["content"] for index in range(3)]
+    assert texts == alone
+    assert both["usage"]["prompt_tokens"] == post(plain, **asked).json()["usage"]["prompt_tokens"]
+    assert [each["index"] for each in both["sigma0"]["choices"]] == [0, 1, 2]
+    streamed = ["", "", ""]
+    for chunk in chunks(plain, **asked, n=3, seed=5):
+        streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
+    assert streamed == texts
+    sampled = [job.job.sampling for job in plain.service.tickets[-3:]]
+    assert [(each.seed, each.temperature) for each in sampled] == [(5, 1.5), (6, 1.5), (7, 1.5)]
+
+
+def test_logprobs(plain):
+    raw = post(plain, logprobs=True, top_logprobs=3).json()
+    ChatCompletion.model_validate(raw, strict=True)
+    told = raw["choices"][0]["logprobs"]["content"]
+    assert "".join(each["token"] for each in told) == SAID + "<|im_end|>"
+    assert bytes(byte for each in told for byte in each["bytes"]).decode() == SAID + "<|im_end|>"
+    for each in told:
+        top = each["top_logprobs"]
+        assert len(top) == 3 and top[0]["token"] == each["token"] and top[0]["logprob"] == each["logprob"] <= 0
+        assert [other["logprob"] for other in top] == sorted((other["logprob"] for other in top), reverse=True)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks(plain, logprobs=True, top_logprobs=3)]
+    assert [each["content"][0] for each in streamed if each] == told
+    assert post(plain, logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert post(plain).json()["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("stop, said", [("bedroom", "Sara is in the "), ([" in", "bed"], "Sara is"), ("zzz", SAID)])
+def test_stop_strings_end_the_text_and_are_not_in_it(plain, stop, said):
+    assert post(plain, stop=stop).json()["choices"][0]["message"]["content"] == said
+    found = chunks(plain, stop=stop)
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == said
+    assert found[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_length(plain):
+    found = post(plain, max_tokens=3).json()
+    assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["completion_tokens"] == 3
+    assert found["choices"][0]["message"]["content"] == "Sara is in"
+
+
+def test_what_is_asked_for_reaches_the_service(plain, pocket):
+    post(
+        plain, temperature=0.7, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.5,
+        frequency_penalty=-0.5, seed=-1, max_tokens=2, user="u", sigma0={"sources": ["A source."]},
+    )  # fmt: skip
+    job = plain.service.tickets[-1].job
+    assert vars(job.sampling) == {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 2**63 - 1,
+    }  # fmt: skip
+    assert STORY in job.context[0] and job.context[1:] == ("A source.",)
+    post(plain, max_tokens=2)
+    default = plain.service.tickets[-1].job
+    assert default.sampling.temperature == 0 and default.exit_config == pocket[0].resolve_exit_config(None)
+
+
+@pytest.mark.parametrize("effort, share", [("minimal", 0.5), ("low", 0.75), ("medium", 1.0), ("high", 1.0)])
+def test_effort_sets_the_exit(plain, pocket, effort, share):
+    theta = pytest.approx(share * pocket[0].resolve_exit_config(None).theta, abs=1e-6)
+    told = post(plain, reasoning_effort=effort).json()["sigma0"]
+    assert (told["exit"]["mode"], told["exit"]["theta"], told["reasoning_effort"]) == ("margin", theta, effort)
+    used = plain.service.tickets[-1].job.exit_config
+    assert (used.mode, used.theta) == ("margin", theta)
+    if effort == "high":
+        assert (used.after_exit, used.min_loops) == ("verify", 3)
+        full = post(plain, sigma0={"exit": {"mode": "full"}}).json()["choices"][0]
+        assert post(plain, reasoning_effort="high").json()["choices"][0] == full
+
+
+def test_a_setting_wins_over_effort(plain):
+    asked = {"mode": "fixed", "depth": 2}
+    told = post(plain, reasoning_effort="high", sigma0={"exit": asked}).json()["sigma0"]
+    assert told["exit"] == ExitConfig(**asked).to_dict() and told["reasoning_effort"] is None
+    assert set(told["choices"][0]["depths"]) == {2}
+
+
+def test_roles_and_parts(plain):
+    parts = [{"type": "text", "text": "Sara went to the bedroom."}, {"type": "text", "text": "Where is Sara?"}]
+    asked = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "Sara is"},
+    ]
+    said = post(plain, messages=asked).json()["choices"][0]["message"]["content"]
+    ids = plain.service.tickets[-1].job.prompt_ids
+    read = plain.service.tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert read.startswith("<|im_start|>system\nBe short.<|im_end|>")
+    # the assistant's turn is not over: it is continued
+    assert read.endswith("bedroom.\nWhere is Sara?<|im_end|>\n<|im_start|>assistant\nSara is")
+    assert said == " in the bedroom."
+
+
+def test_verdicts_can_be_switched_off(pocket, monkeypatch):
+    monkeypatch.setenv("SIGMA0_VERDICT", "0")
+    with served(pocket) as server:
+        (choice,) = post(server).json()["sigma0"]["choices"]
+    assert choice["verdict"] is choice["door"] is choice["door_text"] is None

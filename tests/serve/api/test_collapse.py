@@ -1,0 +1,87 @@
+"""Texts that run in circles, on the server: ended as the library ends them, by default and by request."""
+
+import json
+
+import httpx
+import pytest
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Job, JobDone
+from tests.serve.conftest import served
+from tests.serve.engine.spied_worker import KV
+
+CIRCLES, ORDINARY = "hello world", "Mary went to the park. The hat is with Mary. Where is the hat?"
+
+
+def post(server, prompt=CIRCLES, sigma0=None, **body):
+    # under this setting the text runs in circles within its limit
+    sigma0 = {"exit": {"mode": "qexit", "q": 0.6}, **(sigma0 or {})}
+    body = {"model": "pocket", "prompt": prompt, "max_tokens": 64, "sigma0": sigma0, **body}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("how", ["stop", "tighten", "ignore"])
+def test_the_engine_writes_what_the_library_writes(pocket, how, after_exit):
+    model, tokenizer = pocket
+    config = ExitConfig(q=0.3, after_exit=after_exit)
+    engine = Engine(model, tokenizer, "pocket", EngineLimits(kv_bytes=KV))
+    texts = ["The", ORDINARY, CIRCLES]
+    keys = [
+        engine.submit(Job(tuple(tokenizer(text)["input_ids"]), 80, config, on_collapse=how, context=(text,)))
+        for text in texts
+    ]
+    done = {}
+    while engine.has_work:
+        done |= {key: event for key, event in engine.step() if isinstance(event, JobDone)}
+    for key, text in zip(keys, texts, strict=True):
+        alone = sigma0.generate(
+            model, tokenizer, text, max_new_tokens=80, exit_config=config, on_collapse=how, do_sample=False
+        )
+        found = done[key]
+        assert found.text == alone.text and [each.id for each in found.tokens] == [each.id for each in alone.tokens]
+        assert found.collapsed == (alone.stop_reason == "collapse")
+        assert found.finish_reason == ("length" if alone.stop_reason == "length" else "stop")
+        assert found.verdict.reason == alone.verdict.reason and found.door == alone.door
+    if how == "stop" and after_exit != "drop":
+        assert any(each.collapsed for each in done.values()) and not done[keys[1]].collapsed
+
+
+def test_a_text_that_runs_in_circles_ends_with_a_standard_reason(plain):
+    raw = post(plain).json()
+    (choice,), (told,) = raw["choices"], raw["sigma0"]["choices"]
+    assert choice["finish_reason"] == "stop" and raw["usage"]["completion_tokens"] < 64
+    assert told["collapsed"] is True and told["verdict"]["reason"] == "collapse" and told["door"] == "escalate"
+    ordinary = post(plain, ORDINARY).json()["sigma0"]["choices"][0]
+    assert ordinary["collapsed"] is False
+
+
+def test_a_request_may_ask_for_something_else(plain):
+    raw = post(plain, sigma0={"on_collapse": "ignore"}).json()
+    assert raw["choices"][0]["finish_reason"] == "length" and raw["usage"]["completion_tokens"] == 64
+    tightened = post(plain, sigma0={"on_collapse": "tighten"}).json()["choices"][0]["text"]
+    assert tightened != raw["choices"][0]["text"]
+    refused = post(plain, sigma0={"on_collapse": "halt"})
+    assert refused.status_code == 400 and "on_collapse" in refused.json()["error"]["param"]
+
+
+def test_a_stream_ends_there_too(plain):
+    text = post(plain, stream=True).text
+    events = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    last = json.loads(events[-2])
+    assert events[-1] == "[DONE]" and last["choices"][0]["finish_reason"] == "stop"
+    assert last["sigma0"]["choices"][0]["collapsed"] is True
+
+
+def test_a_server_may_have_another_default(pocket):
+    with served(pocket, ServerSettings(on_collapse="ignore")) as server:
+        assert post(server).json()["choices"][0]["finish_reason"] == "length"
+        assert post(server, sigma0={"on_collapse": "stop"}).json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_ladder_takes_no_such_wish(climbing):
+    refused = post(climbing, sigma0={"exit": None, "ladder": "answer", "on_collapse": "ignore"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "sigma0.on_collapse"

@@ -1,0 +1,85 @@
+"""What the server says of itself."""
+
+import re
+
+import httpx
+from openai.types import Model
+from prometheus_client.parser import text_string_to_metric_families
+
+from sigma0.config import exit_for
+from sigma0.serve.api.info import PAGE_HEADERS
+from tests.serve.api.test_chat import post
+from tests.serve.conftest import served
+
+
+def test_models(plain):
+    (model,) = plain.client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("pocket", "model", "sigma0")
+    assert plain.client.models.retrieve("pocket") == model
+    Model.model_validate(httpx.get(f"{plain.url}/v1/models/pocket").json(), strict=True)
+    missing = httpx.get(f"{plain.url}/v1/models/some/other")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_model_as_a_looped_one(plain, pocket):
+    own = pocket[0].resolve_exit_config(None)
+    assert httpx.get(f"{plain.url}/v1/sigma0").json() == {
+        "model": "pocket",
+        "total_loops": 6,
+        "exit": own.to_dict(),
+        "efforts": {
+            effort: exit_for(effort, own, 6).to_dict() for effort in ("minimal", "low", "medium", "high")
+        },
+        "ladder": None,
+        "context": 2048,
+    }  # fmt: skip
+
+
+def test_health_and_the_page(plain):
+    assert httpx.get(f"{plain.url}/health").json() == {"status": "ok"}
+    head = httpx.head(f"{plain.url}/health")
+    assert head.status_code == 200 and head.content == b""
+    page = httpx.get(f"{plain.url}/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert {header: page.headers[header] for header in PAGE_HEADERS} == PAGE_HEADERS
+    assert (
+        "script-src 'self'" in page.headers["content-security-policy"] and "http" not in PAGE_HEADERS["Referrer-Policy"]
+    )
+    for name in re.findall(r'(?:src|href)="(page/[a-z.]+)"', page.text):
+        file = httpx.get(f"{plain.url}/{name}")
+        assert file.status_code == 200 and file.headers["x-content-type-options"] == "nosniff"
+        assert file.headers["content-type"].split(";")[0].removeprefix("application/").removeprefix("text/") in (
+            "javascript",
+            "css",
+        )
+    for path in ("page/none.js", "page/", "page/..%2fapp.py", "page/%2e%2e/app.py"):
+        missing = httpx.get(f"{plain.url}/{path}")
+        assert missing.status_code == 404 and "error" in missing.json()
+
+
+def test_metrics(pocket):
+    with served(pocket) as server:
+        found = post(server).json()
+        post(server, stream=True)
+        post(server, temperature=9)
+        post(server, n=9)
+        (told,) = found["sigma0"]["choices"]
+        text = httpx.get(f"{server.url}/metrics").text
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+    depth = sum(told["depths"]) / len(told["depths"])
+    assert values["sigma0_tokens_total",] == 14
+    # prompts take passes too, of which the last are those of the answer
+    assert (
+        2 * told["passes"] < values["sigma0_passes_total",] <= 2 * (told["passes"] + 6) < values["sigma0_rows_total",]
+    )
+    assert values["sigma0_mean_depth",] == depth and abs(values["sigma0_depth_saved",] - (1 - depth / 6)) < 1e-9
+    assert values["sigma0_queue",] == values["sigma0_running",] == values["sigma0_hand_ups_total",] == 0
+    assert values["sigma0_pages",] > 100 and values["sigma0_preemptions_total",] == 0
+    assert values["sigma0_requests_total", "chat", "200"] == 2 and values["sigma0_requests_total", "chat", "400"] == 1
+    assert values["sigma0_request_seconds_count",] == values["sigma0_first_token_seconds_count",] == 2
+    assert values["sigma0_between_tokens_seconds_count",] == 12

@@ -1,0 +1,251 @@
+"""Answers of the ladder: asked for, and routed there by the verdict."""
+
+import copy
+import json
+
+import httpx
+import pytest
+from openai.types.chat import ChatCompletion
+
+from sigma0.ladder import Always, Budget, FidelityLadder, LocalRung, Never, Rung
+from sigma0.signals.verdict import DoorPolicy
+from tests.serve.api.test_chat import ASKED, LOST, SAID, STORY, chunks, post
+from tests.serve.api.test_load import until
+from tests.serve.conftest import served
+
+
+def test_tokens_go_up_as_they_come(climbing):
+    before = len(climbing.service.tickets)
+    raw = post(climbing, sigma0={"ladder": True, "trail": True}).json()
+    assert ChatCompletion.model_validate(raw, strict=True).choices[0].message.content == SAID
+    (told,) = raw["sigma0"]["choices"]
+    assert set(told["rungs"]) == {"above"} and told["door"] in ("converge", "top_rung")
+    assert [cost["name"] for cost in told["costs"]] == ["pocket", "above"] and len(told["trail_id"]) == 16
+    assert told["trail"][0]["kind"] == "heading" and told["trail"][0]["unit"] == "token"
+    assert raw["usage"]["completion_tokens"] == len(told["depths"]) == 7
+    found = chunks(climbing, sigma0={"ladder": "token"})
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == SAID
+    up = [each["sigma0"]["choices"][0]["tokens"][0]["handed_up"] for each in found[1:-1]]
+    assert len(up) == 7 and all(up)
+    last = found[-1]["sigma0"]["choices"][0]
+    assert "trail" not in last and last["costs"] == same_but_seconds(told["costs"], last["costs"])
+    # nothing of this was asked of the engine
+    assert len(climbing.service.tickets) == before
+
+
+def same_but_seconds(wanted, found):
+    """The same costs, but for the time they took."""
+    return [{**each, "seconds": other["seconds"]} for each, other in zip(wanted, found, strict=True)]
+
+
+@pytest.mark.parametrize("unit", ["draft", "answer"])
+def test_drafts_and_answers_come_in_one_piece(climbing, unit):
+    raw = post(climbing, sigma0={"ladder": unit}).json()
+    assert raw["choices"][0]["message"]["content"].strip() == SAID
+    (told,) = raw["sigma0"]["choices"]
+    assert told["depths"] == [] and [cost["name"] for cost in told["costs"]] == ["pocket", "above"]
+    assert raw["usage"]["completion_tokens"] == 6
+    _, piece, last = chunks(climbing, sigma0={"ladder": unit})
+    assert piece["choices"][0]["delta"]["content"].strip() == SAID
+    assert piece["sigma0"]["choices"][0]["tokens"] == [] and last["choices"][0]["finish_reason"] == "stop"
+
+
+def test_drawn_tokens_have_the_seed_of_their_choice(climbing):
+    asked = {"messages": LOST, "temperature": 1.5, "max_tokens": 6, "sigma0": {"ladder": "token"}}
+    both = post(climbing, n=2, seed=3, **asked).json()
+    texts = [each["message"]["content"] for each in both["choices"]]
+    alone = [post(climbing, seed=seed, **asked).json()["choices"][0]["message"]["content"] for seed in (3, 4)]
+    assert texts == alone and texts[0] != texts[1]
+
+
+def test_a_stop_string_is_not_in_the_text(climbing):
+    for unit in ("token", "answer"):
+        said = post(climbing, stop="bedroom", sigma0={"ladder": unit}).json()["choices"][0]
+        assert said["message"]["content"].strip() == "Sara is in the" and said["finish_reason"] == "stop"
+    found = chunks(climbing, stop="the bedroom", sigma0={"ladder": "token"})
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in found) == "Sara is in "
+
+
+def test_the_budget_is_the_tighter_of_both(pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    ladder = FidelityLadder(rungs, policy=Always(), budget=Budget(large_tokens=3))
+    with served(pocket, ladder=ladder) as server:
+        for asked, wrote in ((None, 3), ({"large_tokens": 2}, 2), ({"large_tokens": 9}, 3), ({"calls": 0}, 3)):
+            (told,) = post(server, sigma0={"ladder": "token", "budget": asked}).json()["sigma0"]["choices"]
+            assert told["rungs"].count("above") == wrote and told["door"] == "abort"
+            assert "large_tokens" in told["door_text"]
+        text = httpx.get(f"{server.url}/metrics").text
+    assert "sigma0_aborts_total 4.0" in text and "sigma0_hand_ups_total 11.0" in text
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"temperature": 1, "sigma0": {"ladder": "answer"}}, "temperature"),
+        ({"sigma0": {"ladder": "token", "exit": {"after_exit": "verify"}}}, "takes tokens back"),
+        ({"sigma0": {"ladder": "token", "budget": {"seconds": "x"}}}, "budget"),
+    ],
+)
+def test_what_a_ladder_cannot(climbing, body, told):
+    answer = post(climbing, **{"sigma0": {"ladder": "token"}, **body})
+    assert answer.status_code == 400 and told in answer.json()["error"]["message"]
+
+
+def test_ids_do_not_go_up(climbing):
+    body = {"model": "pocket", "prompt": [5, 6], "sigma0": {"ladder": True}}
+    answer = httpx.post(f"{climbing.url}/v1/completions", json=body)
+    assert answer.status_code == 400 and "texts, not ids" in answer.json()["error"]["message"]
+    body["prompt"] = STORY
+    answer = httpx.post(f"{climbing.url}/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == " " + SAID
+
+
+def test_a_rung_elsewhere_makes_answers_the_unit(pocket):
+    far = Rung.endpoint("http://127.0.0.1:9/v1", "far", timeout=1.0, attempts=1)
+    with served(pocket, ladder=FidelityLadder([Rung.local(*pocket, "pocket"), far], policy=Never())) as server:
+        told = post(server, sigma0={"ladder": True, "trail": True}).json()["sigma0"]["choices"][0]
+        assert told["trail"][0]["unit"] == "answer"
+        refused = post(server, sigma0={"ladder": "token"})
+        assert refused.status_code == 400 and "is an endpoint" in refused.json()["error"]["message"]
+        assert httpx.get(f"{server.url}/v1/sigma0").json()["ladder"] == ["pocket", "far"]
+
+
+def test_routing_hands_up_what_the_verdict_does_not_let_pass(climbing, monkeypatch):
+    hinted = post(climbing, messages=LOST).json()
+    assert hinted["sigma0"]["choices"][0]["door"] == "escalate" and "costs" not in hinted["sigma0"]["choices"][0]
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    before = len(climbing.service.tickets)
+    sure = post(climbing).json()["sigma0"]["choices"][0]
+    assert sure["door"] == "converge" and "costs" not in sure and set(sure["rungs"]) == {"pocket"}
+    kept = post(climbing, messages=LOST, sigma0={"ladder": False}).json()["sigma0"]["choices"][0]
+    assert kept["door"] == "escalate" and "costs" not in kept, "who asks for no ladder gets none"
+    before += 1
+    routed = post(climbing, messages=LOST, sigma0={"trail": True}).json()["sigma0"]["choices"][0]
+    assert routed["costs"][1]["tokens"] > 0 and routed["trail"][0]["unit"] == "answer"
+    assert routed["door"] in ("converge", "top_rung") and len(climbing.service.tickets) == before + 2
+    pieces = chunks(climbing, messages=LOST)
+    assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in pieces] == [0, 0, 0]
+    pieces = chunks(climbing)
+    assert [len(each["sigma0"]["choices"][0]["tokens"]) for each in pieces] == [0, *[1] * 7, 0]
+    unrouted = post(climbing, messages=LOST, logprobs=True).json()
+    assert "costs" not in unrouted["sigma0"]["choices"][0] and unrouted["choices"][0]["logprobs"]["content"]
+    ids = {"model": "pocket", "prompt": [5, 6], "max_tokens": 4}
+    assert "costs" not in httpx.post(f"{climbing.url}/v1/completions", json=ids).json()["sigma0"]["choices"][0]
+
+
+def test_what_the_lowest_rung_cannot_hold(pocket, monkeypatch, caplog):
+    short = copy.deepcopy(pocket[0])
+    short.config.max_position_embeddings = 20
+    ladder = FidelityLadder([Rung.local(short, pocket[1], "short"), Rung.local(*pocket, "pocket")], policy=Always())
+    with served(pocket, ladder=ladder) as server:
+        for unit in ("token", "draft", "answer"):
+            refused = post(server, sigma0={"ladder": unit})
+            assert refused.status_code == 400 and "context of 20" in refused.json()["error"]["message"]
+        monkeypatch.setenv("SIGMA0_ROUTING", "1")
+        # nobody asked for the ladder: the engine's answer stands
+        told = post(server, messages=LOST).json()["sigma0"]["choices"][0]
+        assert told["door"] == "escalate" and set(told["rungs"]) == {"pocket"} and "refused" in caplog.text
+
+
+def test_who_leaves_ends_a_run_of_tokens(pocket):
+    written = []
+
+    class Watched(FidelityLadder):
+        def stream(self, prompt, **settings):
+            run = super().stream(prompt, **settings)
+            for step in run:
+                written.append(step)
+                yield step
+            self.generations = run.generations
+
+    ladder = Watched([LocalRung("pocket", *pocket)], policy=Never())
+    with served(pocket, ladder=ladder) as server:
+        body = {"model": "pocket", "messages": LOST, "max_tokens": 1500, "stream": True, "sigma0": {"ladder": "token"}}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+            told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
+            assert json.loads(next(told).removeprefix("data: "))["sigma0"]["choices"][0]["passes"] > 0
+        until(lambda: server.app.state.answerer.open == 0)
+        # the thread is free for the next request
+        short = {**body, "messages": ASKED, "max_tokens": 1, "stream": False, "sigma0": {"ladder": "answer"}}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=short, timeout=60).status_code == 200
+        assert len(written) < 1500
+
+
+class Counted:
+    """Counts what a model's block is asked for, whoever asks."""
+
+    def __init__(self, model, monkeypatch):
+        self.passes = 0
+        block, run_prompt = model.block, model.model.forward
+
+        def one(*args, **kwargs):
+            self.passes += 1
+            return block(*args, **kwargs)
+
+        def prompt(*args, **kwargs):
+            self.passes += kwargs.get("num_loops") or model.num_loops
+            return run_prompt(*args, **kwargs)
+
+        monkeypatch.setattr(model, "block", one)
+        monkeypatch.setattr(model.model, "forward", prompt)
+
+
+def test_routing_reads_and_writes_nothing_twice(pocket, monkeypatch):
+    """What the batch wrote is the lowest rung's answer: the small model runs as often as without a ladder."""
+    large = copy.deepcopy(pocket[0])
+    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(large, pocket[1], "large")])
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=ladder) as server:
+        small, above = Counted(pocket[0], monkeypatch), Counted(large, monkeypatch)
+        raw = post(server, messages=LOST, max_tokens=9, sigma0={"trail": True}).json()
+        (routed,) = raw["sigma0"]["choices"]
+        batched = server.service.status().passes
+    assert small.passes == batched > 0 and above.passes > 0
+    assert routed["door"] == "top_rung" and set(routed["rungs"]) == {"large"}
+    assert len(routed["depths"]) == len(routed["reasons"]) == raw["usage"]["completion_tokens"] == 9
+    assert all(depth >= 1 for depth in routed["depths"]) and None not in routed["entropies"]
+    below, top = routed["costs"]
+    assert (below["name"], below["tokens"]) == ("pocket", 9)
+    assert 0 < below["passes"] <= batched
+    assert top["tokens"] == 9 and routed["passes"] == below["passes"] + top["passes"]
+    assert [line["outcome"] for line in routed["trail"] if line["kind"] == "decision"] == ["hand_up", "top_rung"]
+
+
+def test_a_routed_answer_that_the_budget_keeps_is_told_with_its_depths(pocket, monkeypatch):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=FidelityLadder(rungs, Budget(large_tokens=3))) as server:
+        raw = post(server, messages=LOST, max_tokens=9).json()
+        told = raw["sigma0"]["choices"][0]
+        assert told["door"] == "abort" and set(told["rungs"]) == {"pocket"} and len(told["depths"]) == 9
+        assert told["costs"][0]["tokens"] == 9 and told["costs"][1]["passes"] == 0
+        pieces = chunks(server, messages=LOST, max_tokens=9)
+        text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces)
+        assert text == raw["choices"][0]["message"]["content"]
+        assert pieces[-1]["sigma0"]["choices"][0]["depths"] == told["depths"]
+
+
+def test_high_effort_hands_no_simple_right_answer_up(pocket, monkeypatch):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    monkeypatch.setenv("SIGMA0_ROUTING", "1")
+    with served(pocket, ladder=FidelityLadder(rungs)) as server:
+        raw = post(server, reasoning_effort="high").json()
+    (told,) = raw["sigma0"]["choices"]
+    assert raw["choices"][0]["message"]["content"] == SAID
+    assert told["door"] == "converge" and "costs" not in told and set(told["rungs"]) == {"pocket"}
+
+
+def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
+    doors = DoorPolicy(require_grounding=True)
+    with served(pocket, ladder=FidelityLadder(rungs, doors=doors)) as server:
+        # no single token is to blame: all are read at loop 1, and nothing in the text can be checked
+        sigma0_fields = {"ladder": "token", "exit": {"mode": "margin", "theta": 1e-6}}
+        asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
+        whole = post(server, **asked).json()["sigma0"]["choices"][0]
+        streamed = chunks(server, **asked)[-1]["sigma0"]["choices"][0]
+    assert whole["door"] == "top_rung" and set(whole["rungs"]) == {"large"}
+    # what was streamed cannot be taken back
+    assert streamed["door"] == "accepted" and set(streamed["rungs"]) == {"pocket"}

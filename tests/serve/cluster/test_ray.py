@@ -1,0 +1,319 @@
+"""The clients' suite against a cluster of two replicas on this machine, and what only several engines can get wrong.
+
+Most tests speak to the application as `serve run` deploys it, through Serve's own proxy. Those that look into the
+server speak to the same app in this process over the same replicas.
+"""
+
+import inspect
+import json
+import os
+import signal
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from sigma0.ladder import Always, FidelityLadder, Rung
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.app import create_app
+from tests.serve import test_readme
+from tests.serve.api import (
+    test_chat,
+    test_completions,
+    test_description,
+    test_fields,
+    test_ladder,
+    test_load,
+    test_refusals,
+)
+from tests.serve.api import test_info as test_information
+from tests.serve.api.test_chat import ASKED, LOST, SAID, lines, post
+from tests.serve.api.test_load import held, until  # noqa: F401
+from tests.serve.api.test_refusals import error_of
+from tests.serve.cluster.ray_served import SpiedRayService, cluster, served_on_ray
+from tests.serve.conftest import Served
+
+pytestmark = pytest.mark.slow
+
+SUITE = (
+    test_chat,
+    test_completions,
+    test_information,
+    test_readme,
+    test_refusals,
+    test_description,
+    test_fields,
+    test_ladder,
+    test_load,
+)
+# What cannot run here, and why. Nor does test_live_page, which lets a browser watch an engine token by token, nor do
+# tests of parts that no client sees.
+LEFT_OUT = {
+    "test_chat_verdicts_can_be_switched_off": "sets a variable of this process, which the replicas do not see",
+    "test_refusals_a_failure_fails_one_request_alone": "reads in this process's log what the replica logs; see below",
+    "test_ladder_routing_reads_and_writes_nothing_twice": "counts the passes of a model of this process",
+    "test_information_metrics": "reads figures at once, which replicas report every second; see below",
+}
+# What looks into the server, and so needs it in this process.
+SPYING = {
+    "test_chat_n_choices_have_seeds_of_their_own",
+    "test_chat_what_is_asked_for_reaches_the_service",
+    "test_chat_effort_sets_the_exit",
+    "test_chat_roles_and_parts",
+    "test_refusals_what_nobody_foresaw",
+    "test_fields_a_job_holds_its_salt",
+}
+CLIENTS = {"plain", "held", "climbing", "description"}
+
+
+def _suite():
+    for module in SUITE:
+        short = module.__name__.rpartition(".")[2]
+        for name, test in vars(module).items():
+            asks = name.startswith("test_") and inspect.isfunction(test) and test.__module__ == module.__name__
+            # the others ask no server
+            if asks and (CLIENTS & set(inspect.signature(test).parameters) or "served(" in inspect.getsource(test)):
+                yield f"{short}_{name.removeprefix('test_')}", test
+
+
+def _order(found):
+    """Those that make engines anew come last: what the others compare, engines have read by then."""
+    name, test = found
+    return name in SPYING, "plain" not in inspect.signature(test).parameters
+
+
+FOUND = dict(sorted(_suite(), key=_order))
+globals().update({name: test for name, test in FOUND.items() if name not in LEFT_OUT})
+
+
+@pytest.fixture(scope="module")
+def replicas():
+    # a folder of few letters: names of sockets may not be long
+    with tempfile.TemporaryDirectory(prefix="s0", dir="/tmp") as folder, cluster(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_ray(replicas, pocket):
+    """What the suite's tests start for themselves stands before the cluster too."""
+
+    def served(_, *arguments, **settings):
+        return served_on_ray(replicas, pocket, *arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (test_chat, test_load, test_refusals, test_ladder):
+            patch.setattr(module, "served", served)
+        yield
+
+
+@pytest.fixture(scope="module")
+def proxied(replicas):
+    server = Served(None, replicas.url, None)
+    server.client.chat.completions.create(model="pocket", messages=ASKED, max_tokens=20)
+    return server
+
+
+@pytest.fixture(scope="module")
+def spied(replicas, pocket):
+    with served_on_ray(replicas, pocket) as server:
+        yield server
+
+
+@pytest.fixture
+def plain(request):
+    return request.getfixturevalue("spied" if request.node.originalname in SPYING else "proxied")
+
+
+@pytest.fixture(scope="module")
+def climbing(replicas, pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    with served_on_ray(replicas, pocket, ladder=FidelityLadder(rungs, policy=Always())) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def description(replicas, pocket):
+    service = SpiedRayService(pocket, replicas, None)
+    app = create_app(service, ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver",)))
+    yield test_description.schemathesis.openapi.from_asgi("/openapi.json", test_description.lasting(app))
+    service.close()
+
+
+def figures(server):
+    """What `/metrics` says, by name and labels."""
+    text = httpx.get(f"{server.url}/metrics").text
+    families = text_string_to_metric_families(text)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def by_replica(server, name):
+    return {
+        labels[0]: value for (found, *labels), value in figures(server).items() if found == f"sigma0_replica_{name}"
+    }
+
+
+def test_nothing_is_left_out_that_is_not_there():
+    assert set(LEFT_OUT) | SPYING <= set(FOUND) and len(FOUND) > 50
+
+
+def test_it_listens_on_the_loopback_interface_alone(replicas, proxied):
+    processes = psutil.Process().children(recursive=True)
+    assert sum("EngineReplica" in each.name() or "ServeRepl" in each.name() for each in processes) >= 2
+    heard = [
+        found.laddr.ip
+        for process in processes
+        for found in process.net_connections("inet")
+        if found.status == psutil.CONN_LISTEN
+    ]
+    assert len(heard) > 5 and {address.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
+
+
+def test_a_chat_comes_back_to_the_replica_that_read_it(proxied, replicas):
+    replicas.make_anew()
+    names = ("Sara", "John", "Mary", "Daniel", "Sandra", "Julie")
+    chats = {
+        name: [
+            {"role": "user", "content": f"{name} went to the park. Then {name} went to the kitchen. Where is {name}?"}
+        ]
+        for name in names
+    }
+
+    def turn(name):
+        told = post(proxied, messages=chats[name], cache_salt=name).json()
+        said = told["choices"][0]["message"]["content"]
+        chats[name] += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Where is {name} now?"}]
+        return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        first = list(pool.map(turn, names))
+        # in another order, so that taking turns would not do
+        second = list(pool.map(turn, reversed(names)))
+        third = list(pool.map(turn, names))
+    assert first == [0] * 6 and all(second), (first, second)
+    assert all(later > before for later, before in zip(third, reversed(second), strict=True))
+    until(lambda: sum(by_replica(proxied, "tokens_total").values()) > 0)
+    assert all(status.tokens > 0 for status in replicas.stands()), "both have work"
+
+
+def test_figures_are_told_of_each_replica_and_together(proxied, replicas):
+    replicas.make_anew()
+    post(proxied)
+    post(proxied, messages=LOST, max_tokens=9)
+    until(lambda: sum(by_replica(proxied, "tokens_total").values()) == 7 + 9)
+    found = figures(proxied)
+    each = by_replica(proxied, "pages")
+    assert len(each) == 2 and found["sigma0_pages",] == sum(each.values()) > 200
+    assert by_replica(proxied, "rows_total").keys() == each.keys()
+    assert found["sigma0_requests_total", "chat", "200"] >= 2 and 0 < found["sigma0_mean_depth",] < 6
+
+
+def test_who_leaves_a_stream_ends_its_job_in_the_replica(proxied, replicas):
+    replicas.make_anew()
+    replicas.slow_down(0.02)
+    body = {"model": "pocket", "messages": LOST, "max_tokens": 1000, "stream": True}
+    with httpx.stream("POST", f"{proxied.url}/v1/chat/completions", json=body, timeout=30) as answer:
+        told = (line for line in answer.iter_lines() if '"tokens": [{' in line)
+        next(told)
+        assert sum(status.running for status in replicas.stands()) == 1
+    until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
+    assert sum(status.tokens for status in replicas.stands()) < 500
+    with pytest.raises(httpx.ReadTimeout):
+        post_slowly(proxied, n=2)
+    until(lambda: sum(status.running + status.waiting for status in replicas.stands()) == 0)
+    replicas.make_anew()
+
+
+def post_slowly(server, **more):
+    body = {"model": "pocket", "messages": LOST, "max_tokens": 1000, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.5))
+
+
+def test_a_failure_in_a_replica_fails_one_request_alone(proxied, replicas, tmp_path):
+    replicas.make_anew()
+    replicas.fail_next("broke on what somebody said")
+    answer = post(proxied)
+    error = error_of(answer, 500)
+    assert error["type"] == "server_error" and answer.headers["x-request-id"] in error["message"]
+    replicas.fail_next("broke")
+    told = post(proxied, stream=True)
+    assert told.status_code == 200 and json.loads(lines(told.text)[-1])["error"]["type"] == "server_error"
+    replicas.make_anew()
+    assert post(proxied).status_code == 200
+
+
+def hear_of(replicas):
+    """Lets the front hear of what engines have become: it asks them in periods, as the other apps of this file do."""
+    asked = replicas.reports()
+    until(lambda: all(now >= before + 8 for now, before in zip(replicas.reports(), asked, strict=True)))
+
+
+def test_full_engines_ask_to_come_back(replicas, proxied):
+    """One job runs and one waits in each of two replicas."""
+    replicas.make_anew(1)
+    replicas.hold()
+    try:
+        with ThreadPoolExecutor(12) as pool:
+            hear_of(replicas)
+            asked = [pool.submit(post, proxied, stream=bool(place % 2)) for place in range(12)]
+            until(lambda: sum(each.done() for each in asked) == 8)
+            refused = [each.result() for each in asked if each.done()]
+            assert all(each.status_code == 429 and each.headers["retry-after"] == "1" for each in refused)
+            assert {status.running + status.waiting for status in replicas.stands()} == {2}
+            replicas.go_on()
+            assert sorted(each.result().status_code for each in asked) == [200] * 4 + [429] * 8
+    finally:
+        replicas.go_on()
+        replicas.make_anew()
+        hear_of(replicas)
+
+
+def test_a_replica_that_is_killed_under_load(proxied, replicas):
+    """Whole answers come from the other one, streams break off in an error or are whole, and the replica comes back."""
+    replicas.make_anew()
+    chats = [[{"role": "user", "content": f"Once upon {place}"}] for place in range(24)]
+    asked = [{"messages": chat, "max_tokens": 12, "sigma0": {"exit": {"mode": "full"}}} for chat in chats]
+    # one after the other, so that each replica has read half of them
+    wanted = [said(post(proxied, **each)) for each in asked]
+    before = dict(replicas.who_stands())
+    replicas.slow_down(0.03)
+    with ThreadPoolExecutor(24) as pool:
+        answers = [pool.submit(post, proxied, stream=bool(place % 4), **each) for place, each in enumerate(asked)]
+        until(lambda: all(now.tokens > before[pid].tokens + 40 for pid, now in replicas.who_stands()))
+        victim, status = replicas.who_stands()[0]
+        os.kill(victim, signal.SIGKILL)
+        found = [answer.result() for answer in answers]
+    assert [said(each) for each in found[::4]] == wanted[::4]
+    broken = 0
+    for place, answer in enumerate(found):
+        if place % 4:
+            told, end = streamed(answer)
+            if end == "[DONE]":
+                assert told == wanted[place]
+            else:
+                broken += 1
+                assert json.loads(end)["error"]["type"] == "server_error"
+                assert wanted[place].startswith(told) and len(told) < len(wanted[place])
+    assert 0 < broken <= status.running + status.waiting < 24, "none at the other replica broke"
+    assert [said(post(proxied, **each)) for each in asked[:4]] == wanted[:4]
+    # a new process loads all that an engine needs
+    until(lambda: len(replicas.pids() - {victim}) == 2, tries=40_000)
+    until(lambda: len(by_replica(proxied, "pages")) == 2)
+    assert httpx.get(f"{proxied.url}/health").status_code == 200
+    assert said(post(proxied)) == SAID
+
+
+def said(answer):
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def streamed(answer):
+    """What a stream told of its text, and how it ended."""
+    *told, end = lines(answer.text)
+    values = [json.loads(line) for line in told]
+    return "".join(value["choices"][0]["delta"].get("content", "") for value in values), end

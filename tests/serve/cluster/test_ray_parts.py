@@ -1,0 +1,446 @@
+"""What stands between an app and replicas, by itself: no cluster is started here."""
+
+import ast
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+import yaml
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeDeploySchema
+from typer.testing import CliRunner
+
+from sigma0.cli import app
+from sigma0.config import ExitConfig
+from sigma0.serve.cluster import replica as ray_replica
+from sigma0.serve.cluster.app import build, scaling_of
+from sigma0.serve.cluster.command import check_room
+from sigma0.serve.cluster.front import Front
+from sigma0.serve.cluster.policies import NamedReplica
+from sigma0.serve.cluster.replica import EngineReplica, Failed, Refused, Taken
+from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
+from sigma0.serve.cluster.scaling import EngineLoad
+from sigma0.serve.cluster.service import RayService, RemoteEvents
+from sigma0.serve.cluster.settings import RaySettings
+from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold, Unavailable
+from sigma0.serve.engine.worker import EngineService
+from sigma0.signals.savings import Savings
+
+JOB = Job((1, 2, 3), 4, ExitConfig())
+WHOLE = Job((1, 2, 3), 4, ExitConfig(), whole=True)
+A, B, C = (TokenTold(place, text, 1, None, None, 0.0, 1.0, 0.0, None, (), "m") for place, text in enumerate("abc"))
+DONE = JobDone("abc", (A, B, C), "stop", 3, 0, 6, 0, 0, Savings(None, None, None, None), None, None, None)
+DIED = ActorDiedError()
+TASK = RayTaskError("run", "a traceback", KeyError("what somebody said"))
+
+
+class Stream:
+    """Of a replica: events as they stand in a script, of which errors are raised."""
+
+    def __init__(self, engine, script):
+        self.engine, self.script, self.cancelled = engine, list(script), False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await asyncio.sleep(0)
+        if not self.script:
+            raise StopAsyncIteration
+        event = self.script.pop(0)
+        if event is Ellipsis:
+            await asyncio.Event().wait()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class Cluster:
+    """Two engines, a and b, and what each of a job's streams tells, one after the other."""
+
+    def __init__(self, *scripts, engines="ab", running=2):
+        self.fleet = Fleet()
+        self.fleet.update([EngineReport(name, running, 4, NOTHING) for name in engines])
+        self.scripts, self.streams = list(scripts), []
+
+    def begin(self, job, engine):
+        self.streams.append(Stream(engine, self.scripts.pop(0)))
+        return self.streams[-1]
+
+    def events(self, job=JOB):
+        return RemoteEvents(job, self.fleet, self.begin)
+
+    def told(self, job=JOB):
+        """Everything that a job tells, its failure last."""
+
+        async def read():
+            found = []
+            try:
+                async for event in self.events(job):
+                    found.append(event)
+            except Exception as error:
+                found.append(error)
+            return found
+
+        found = asyncio.run(asyncio.wait_for(read(), 20))
+        assert self.fleet.open == 0, "nothing is left behind"
+        return found
+
+
+def test_events_come_through():
+    cluster = Cluster([Taken("a"), A, B, C, DONE])
+    assert cluster.told() == [A, B, C, DONE] and not cluster.streams[0].cancelled
+
+
+def test_a_replica_that_refuses_is_passed_over():
+    cluster = Cluster([Refused("a", "full")], [Taken("b"), A, DONE])
+    assert cluster.told() == [A, DONE] and [each.engine for each in cluster.streams] == ["a", "b"]
+
+
+def test_all_that_refuse_are_busy():
+    cluster = Cluster([Refused("a", "full")], [Refused("b", "full")])
+    (error,) = cluster.told()
+    assert isinstance(error, Busy)
+    # Serve sent it elsewhere than it was meant to go, where it had been
+    (error,) = Cluster([Refused("a", "full")], [Refused("a", "still full")]).told()
+    assert isinstance(error, Busy) and str(error) == "still full"
+
+
+def test_a_job_that_came_elsewhere_counts_there():
+    cluster = Cluster([Taken("b"), A, ...])
+
+    async def run():
+        events = cluster.events()
+        await anext(events)
+        assert cluster.fleet.take((1, 2, 3, 4)) == "b", "there the chat goes on"
+        await events.aclose()
+
+    asyncio.run(run())
+    assert cluster.streams[0].cancelled and cluster.fleet.open == 1
+
+
+@pytest.mark.parametrize("lost", [DIED, RayServeException("no such replica"), asyncio.CancelledError()])
+@pytest.mark.parametrize("before", [[], [Taken("a")]])
+def test_a_job_of_which_nothing_was_told_begins_anew(lost, before):
+    cluster = Cluster([*before, lost], [Taken("b"), A, B, C, DONE])
+    assert cluster.told() == [A, B, C, DONE]
+    assert [each.engine for each in cluster.streams] == ["a", "b"] and set(cluster.fleet.engines()) == {"b"}
+
+
+def test_a_job_of_which_something_was_told_fails():
+    cluster = Cluster([Taken("a"), A, B, DIED])
+    *told, error = cluster.told()
+    assert told == [A, B] and isinstance(error, JobFailed) and str(error) == "its engine was lost"
+    assert len(cluster.streams) == 1
+
+
+def test_a_whole_job_begins_anew_and_tells_nothing_twice():
+    cluster = Cluster([Taken("a"), A, B, DIED], [Taken("b"), A, B, C, DONE])
+    assert cluster.told(WHOLE) == [A, B, C, DONE]
+
+
+def test_a_job_that_ends_every_replica_it_comes_to_ends_two_at_most():
+    *told, error = Cluster([Taken("a"), DIED], [Taken("b"), DIED], engines="abc").told(WHOLE)
+    assert told == [] and isinstance(error, JobFailed)
+
+
+def test_without_another_replica_there_is_none():
+    cluster = Cluster([Taken("a"), DIED], engines="a")
+    assert [type(each) for each in cluster.told()] == [Unavailable] and not cluster.fleet.is_up
+
+
+@pytest.mark.parametrize(
+    "end, said", [(Failed("KeyError inside of this request"), "KeyError inside"), (TASK, "KeyError in a replica")]
+)
+def test_what_breaks_in_a_replica_breaks_there_alone(end, said):
+    cluster = Cluster([Taken("a"), A, end])
+    *told, error = cluster.told()
+    assert told == [A] and isinstance(error, JobFailed) and said in str(error) and "somebody" not in str(error)
+    assert len(cluster.streams) == 1 and set(cluster.fleet.engines()) == {"a", "b"}
+
+
+def test_closing_cancels_the_replica_and_an_end_does_not():
+    async def run():
+        cluster = Cluster([...], [Taken("a"), DONE])
+        unread, ended = cluster.events(), cluster.events()
+        await unread.aclose()
+        await unread.aclose()
+        assert [event async for event in ended] == [DONE]
+        await ended.aclose()
+        return cluster
+
+    cluster = asyncio.run(run())
+    assert [each.cancelled for each in cluster.streams] == [True, False] and cluster.fleet.open == 0
+
+
+def test_a_reader_that_is_cancelled_is_cancelled():
+    async def run():
+        cluster = Cluster([Taken("a"), ...])
+        events = cluster.events()
+        reading = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert reading.cancelled() and len(cluster.streams) == 1
+        await events.aclose()
+        return cluster
+
+    assert asyncio.run(run()).streams[0].cancelled
+
+
+def test_a_job_that_cannot_be_sent_leaves_nothing_behind():
+    def broken(job, engine):
+        raise RayServeException("Serve is gone")
+
+    cluster = Cluster()
+    with pytest.raises(RayServeException):
+        RemoteEvents(JOB, cluster.fleet, broken)
+    assert cluster.fleet.open == 0
+
+
+def test_messages_come_through_pickle_as_they_are(pocket):
+    async def run():
+        service = EngineService(Engine(*pocket, "pocket"), "pocket")
+        ids = tuple(pocket[1]("Mary went to the kitchen. Where is Mary?")["input_ids"])
+        try:
+            return [each async for each in service.submit(Job(ids, 6, ExitConfig(q=0.6), logprobs=2))]
+        finally:
+            service.close()
+
+    told = asyncio.run(run())
+    assert isinstance(told[-1], JobDone) and told[-1].verdict is not None
+    for message in (JOB, Taken("a"), Refused("a", "full"), Failed("x"), EngineReport("a", 1, 2, NOTHING), *told):
+        assert pickle.loads(cloudpickle.dumps(message)) == message
+
+
+def test_a_job_ends_with_its_front(pocket, monkeypatch):
+    """Ray lets it run on: a replica tells by not being asked for reports any more."""
+    monkeypatch.setattr(ray_replica.serve, "get_replica_context", lambda: SimpleNamespace(replica_id=NAMED))
+    now = [0.0]
+    monkeypatch.setattr(ray_replica, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def run():
+        replica = EngineReplica(RaySettings(device="cpu", kv_memory="64MiB"))
+        job = Job(tuple(pocket[1]("Once upon")["input_ids"]), 500, ExitConfig(mode="full"))
+        here, gone = replica.run(job, "here"), replica.run(job, "gone")
+        told = [await anext(each) for each in (here, gone, here, gone)]
+        now[0] = 50.0
+        report = replica.report("here")
+        now[0] = 100.0
+        rest = [event async for event in gone]
+        told.append(await anext(here))
+        await here.aclose()
+        replica.__del__()
+        return told, rest, report
+
+    told, rest, report = asyncio.run(asyncio.wait_for(run(), 60))
+    assert told[:2] == [Taken("r1")] * 2 and all(isinstance(each, TokenTold) for each in told[2:])
+    assert rest == [], "not even its end"
+    assert (report.engine, report.max_running, report.capacity) == ("r1", 16, 80)
+
+
+NAMED = SimpleNamespace(unique_id="r1")
+
+
+class Deaf:
+    """A handle of which no replica answers."""
+
+    def broadcast(self, *_):
+        raise RayServeException("no replica")
+
+
+@pytest.fixture
+def front(pocket):
+    front = Front(Deaf(), RaySettings(api_key="sk-secret", kv_memory="1MiB", max_new_tokens=5))
+    yield front
+    front._service.close()
+
+
+def test_a_front_without_replicas_says_so(front):
+    client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
+    assert client.get("/v1/models").status_code == 401
+    health = client.get("/health")
+    assert health.status_code == 503 and health.headers["retry-after"] == "1"
+    key = {"Authorization": "Bearer sk-secret"}
+    body = {"model": "pocket", "prompt": "Once upon", "max_tokens": 4}
+    for stream in (False, True):
+        answer = client.post("/v1/completions", json={**body, "stream": stream}, headers=key)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+        assert answer.headers["retry-after"] == "1"
+    assert client.post("/v1/completions", json={**body, "max_tokens": 6}, headers=key).status_code == 400
+    assert "sigma0_pages 0.0" in client.get("/metrics", headers=key).text
+
+
+def test_a_ladder_stands_in_the_front():
+    front = Front(Deaf(), RaySettings(ladder="pocket,pocket-large", device="cpu"))
+    try:
+        client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
+        assert client.get("/v1/sigma0").json()["ladder"] == ["pocket", "pocket-large"]
+        body = {"model": "pocket", "prompt": "Once upon", "max_tokens": 4, "sigma0": {"ladder": "token"}}
+        assert client.post("/v1/completions", json=body).status_code == 200, "it asks no replica"
+    finally:
+        front._service.close()
+
+
+def test_a_front_knows_the_context_without_weights(front, pocket):
+    # a mebibyte holds few pages of this model's K/V, in the dtype that it is stored in
+    page = 2 * pocket[0].num_block_layers * 6 * pocket[0].config.num_key_value_heads * 16 * 4
+    head_dim = pocket[0].config.hidden_size // pocket[0].config.num_attention_heads
+    assert front._service.context == 2**20 // (page * head_dim) * 16 < 2048
+    assert all(each.is_meta for each in front._service.model.parameters())
+    with pytest.raises(ValueError, match="hold no page"):
+        RayService(Deaf(), front._service.model, pocket[1], RaySettings(kv_memory=10))
+
+
+def test_a_request_has_the_name_that_serves_proxy_gave_it(front):
+    client = TestClient(front.__serve_build_asgi_app__(), base_url="http://localhost")
+    named = client.get("/v1/nothing", headers={"x-request-id": "0f0f-4a4a_named"})
+    assert "x-request-id" not in named.headers, "the proxy adds it"
+    for odd in ("short", "with spaces in it", "x" * 65):
+        assert len(client.get("/health", headers={"x-request-id": odd}).headers["x-request-id"]) == 16
+
+
+def test_the_router_takes_the_replica_that_is_named_and_then_any():
+    replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"]
+    router = NamedReplica.__new__(NamedReplica)
+
+    def chosen(name):
+        pending = SimpleNamespace(
+            metadata=SimpleNamespace(session_id=name), routing_context=SimpleNamespace(should_backoff=False)
+        )
+        found = asyncio.run(router.choose_replicas(replicas, pending))
+        assert pending.routing_context.should_backoff
+        return [[each.replica_id.unique_id for each in rank] for rank in found]
+
+    assert chosen("b") == [["b"], ["a", "c"]]
+    assert chosen("gone") == [["a", "b", "c"]] == chosen("")
+    assert asyncio.run(router.choose_replicas(replicas)) == [replicas]
+
+
+@pytest.mark.parametrize(
+    "requests, rows, wanted", [(0, {}, 0), (12, {}, 1), (30, {"a": 4, "b": 4}, 2.5), (6, {"a": 256, "b": 512}, 3)]
+)
+def test_replicas_follow_jobs_and_rows(requests, rows, wanted):
+    metrics = {"rows": rows} if rows else None
+    load = EngineLoad(12, 256)
+    assert load(SimpleNamespace(total_num_requests=requests, aggregated_metrics=metrics)) == (wanted, {})
+
+
+def test_the_policy_needs_no_sigma0():
+    """Serve's controller unpickles it; to load torch there would take its time and memory."""
+    scaling = scaling_of(RaySettings(max_replicas=3))["autoscaling_config"]
+    code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read())(1, 2); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], input=scaling.policy.get_serialized_policy_def(), check=True)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 3, 12)
+    assert scaling_of(RaySettings(replicas=3)) == {"num_replicas": 3}
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ({"replicas": 2, "max_replicas": 3}, "leave it out"),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas=3 is over max_replicas=2"),
+        ({"replicas": 0}, "greater than or equal to 1"),
+        ({"budget": "seconds=1"}, "need ladder"),
+        ({"dtype": "int8"}, "'float32'"),
+        ({"nonsense": 1}, "not permitted"),
+        ({"kv_memory": "much"}, "byte string"),
+    ],
+)
+def test_settings_are_checked(wrong, told):
+    with pytest.raises(ValidationError, match=told):
+        RaySettings(**wrong)
+
+
+def test_settings_come_to_bounds_and_claims():
+    assert RaySettings().bounds == (1, 1) and RaySettings(replicas=3).bounds == (3, 3)
+    assert RaySettings(min_replicas=2).bounds == (2, 2) and RaySettings(max_replicas=4).bounds == (1, 4)
+    assert RaySettings(device="cpu", threads=4).claims == {"num_cpus": 4.0, "num_gpus": 0.0}
+    assert RaySettings(device="cuda").claims == {"num_cpus": 1.0, "num_gpus": 1.0}
+    assert RaySettings(device="cuda", gpus=0.5).claims["num_gpus"] == 0.5
+    assert "sk-secret" not in repr(RaySettings(api_key="sk-secret"))
+
+
+def test_the_file_that_serve_run_takes():
+    text = (Path(import_module("sigma0.serve.cluster.app").__file__).parents[1] / "serve.yaml").read_text()
+    described = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    (application,) = described.applications
+    assert described.http_options.host == "127.0.0.1" and application.route_prefix == "/"
+    module, _, name = application.import_path.partition(":")
+    assert getattr(import_module(module), name) is build
+    assert isinstance(build(RaySettings(**application.args)), Application)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--replicas", "2"], "--replicas needs --ray"),
+        (["--min", "1", "--max", "2"], "--min, --max need --ray"),
+        (["--address", "auto"], "--address needs --ray"),
+        (["--gpus", "1"], "--gpus needs --ray"),
+        (["--ray", "--replicas", "2", "--max", "3"], "leave it out"),
+        (["--ray", "--min", "3", "--max", "2"], "is over max_replicas=2"),
+        (["--ray", "--dtype", "int8"], "'float32'"),
+        (["nowhere", "--ray"], "no such model"),
+        (["--ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at '127.0.0.1:1'"),
+        (["--ray", "--host", "203.0.113.1"], "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(arguments, told):
+    result = run("--port", "0", *arguments)
+    assert result.exit_code == 2 and told in " ".join(result.stderr.split())
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = run("--ray", "--port", "0")
+    assert result.exit_code == 2 and "pip install 'sigma0-lm[ray]'" in " ".join(result.stderr.split())
+
+
+def test_the_server_needs_no_ray():
+    """Who does not ask for a cluster loads nothing of Ray: at import only modules that are named so do."""
+    without = {"ray_cluster", "ray_command", "ray_settings"}
+    for path in Path(import_module("sigma0.serve.api.app").__file__).parent.glob("*.py"):
+        if path.stem.startswith("ray_") and path.stem not in without:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in getattr(node, "names", ())] + [getattr(node, "module", None) or ""]
+            for name in names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                last = name.rpartition(".")[2]
+                assert name.split(".")[0] != "ray" and (not last.startswith("ray_") or last in without), path
+
+
+def test_no_more_engines_than_a_machine_has_room_for():
+    check_room(RaySettings(replicas=2, device="cpu"), {"CPU": 2.0})
+    for settings, told in (
+        (RaySettings(replicas=3, device="cpu"), "3 engines claim 3 CPUs, and this machine has 2"),
+        (RaySettings(replicas=1, device="cuda"), "1 engines claim 1 GPUs, and this machine has 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check_room(settings, {"CPU": 2.0})
+
+
+def test_settings_are_what_json_holds():
+    assert RaySettings(**json.loads('{"model": "pocket", "kv_memory": "1GiB", "threads": 2}')).limits.kv_bytes == 2**30

@@ -1,0 +1,106 @@
+"""The real engine behind a window: jobs that were submitted, a gate that holds it, and a failure on demand."""
+
+import threading
+from time import sleep
+
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Job, JobDone
+from sigma0.serve.engine.worker import EngineService
+
+# Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.
+KV = 2**25
+
+
+class Ticket:
+    """The events of one job; `cancelled` once they were closed before their end."""
+
+    def __init__(self, job: Job, events) -> None:
+        self.job, self.cancelled = job, False
+        self._events, self._ended = events, False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        try:
+            event = await anext(self._events)
+        except Exception:
+            self._ended = True
+            raise
+        self._ended = isinstance(event, JobDone)
+        return event
+
+    async def aclose(self) -> None:
+        self.cancelled |= not self._ended
+        await self._events.aclose()
+
+
+class HeldEngine(Engine):
+    """Runs no pass while its gate is shut, but takes requests in and forgets them.
+
+    Attributes:
+        gate: Passes are run while it is set.
+        tokens: Where it is not None, each token waits for a permit.
+        fails: What the next job raises, if anything.
+    """
+
+    def __init__(self, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails: Exception | None = None
+        self.tokens: threading.Semaphore | None = None
+
+    def step(self):
+        if not self.gate.is_set() or (self.tokens is not None and not self.tokens.acquire(blocking=False)):
+            self._schedule()
+            sleep(0.002)
+            return []
+        events = super().step()
+        while self.tokens is not None and not events:
+            events = super().step()
+        return events
+
+    def submit(self, job):
+        key = super().submit(job)
+        failing, self.fails = self.fails, None
+        if failing is not None:
+
+            def broken(text):
+                raise failing
+
+            self._jobs[key].is_last = broken
+        return key
+
+
+class SpiedService(EngineService):
+    """See `sigma0.serve.engine.messages.Service`.
+
+    Attributes:
+        tickets: All jobs that were submitted.
+    """
+
+    def __init__(self, model, tokenizer, limit: int | None = None) -> None:
+        limits = EngineLimits(kv_bytes=KV) if limit is None else EngineLimits(1, limit, kv_bytes=KV)
+        self.held = HeldEngine(model, tokenizer, "pocket", limits)
+        self.tickets: list[Ticket] = []
+        super().__init__(self.held, "pocket")
+
+    @property
+    def gate(self) -> threading.Event:
+        """Passes are run while it is set."""
+        return self.held.gate
+
+    @property
+    def fails(self) -> Exception | None:
+        """What the next job raises, if anything."""
+        return self.held.fails
+
+    @fails.setter
+    def fails(self, error: Exception | None) -> None:
+        self.held.fails = error
+
+    def submit(self, job: Job) -> Ticket:
+        ticket = Ticket(job, super().submit(job))
+        self.tickets.append(ticket)
+        return ticket

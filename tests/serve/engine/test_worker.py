@@ -1,0 +1,194 @@
+"""The engine behind an event loop: many at once, cancelled, refused, drained, broken."""
+
+import asyncio
+import threading
+
+import pytest
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.worker import EngineService
+from tests.serve.engine.spied_worker import KV
+
+STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return sigma0.load("pocket", dtype="float32")
+
+
+@pytest.fixture
+def service(pocket):
+    made = EngineService(Engine(*pocket, "pocket", EngineLimits(4, 8, kv_bytes=KV), watch=True), "pocket")
+    yield made
+    made.close()
+
+
+def job(pocket, new=12, **settings):
+    return Job(tuple(pocket[1](STORY)["input_ids"]), new, settings.pop("exit_config", ExitConfig(q=0.6)), **settings)
+
+
+def endless(pocket, new=200):
+    """A job that does not come to an end by itself: its end is not the likeliest id for long."""
+    ids = tuple(pocket[1](STORY)["input_ids"])[:6]
+    return Job(ids, new, ExitConfig(mode="full"))
+
+
+async def collect(events):
+    return [event async for event in events]
+
+
+def test_tokens_come_then_the_end(service, pocket):
+    events = asyncio.run(_one(service, job(pocket)))
+    assert all(isinstance(event, TokenTold) for event in events[:-1]) and isinstance(events[-1], JobDone)
+    assert "".join(event.text for event in events[:-1]) == events[-1].text == " Mary is in the kitchen."
+
+
+async def _one(service, asked):
+    return await collect(service.submit(asked))
+
+
+def test_many_at_once_are_told_apart(service, pocket):
+    async def run():
+        return await asyncio.gather(*(collect(service.submit(job(pocket, new))) for new in range(1, 9)))
+
+    told = asyncio.run(run())
+    assert [len(events) - 1 for events in told] == [1, 2, 3, 4, 5, 6, 7, 7]
+    assert service.status().pages_used == 0
+
+
+def test_a_closed_iterator_frees_what_it_held(service, pocket):
+    async def run():
+        events = service.submit(endless(pocket))
+        assert isinstance(await anext(events), TokenTold)
+        await events.aclose()
+        # the next job comes behind the cancellation
+        await collect(service.submit(job(pocket, 1)))
+        return service.status()
+
+    status = asyncio.run(run())
+    assert status.running == 0 and status.pages_used == 0
+
+
+def test_a_job_that_nobody_reads_can_be_closed(service, pocket):
+    async def run():
+        await service.submit(endless(pocket)).aclose()
+        await collect(service.submit(job(pocket, 1)))
+        return service.status()
+
+    status = asyncio.run(run())
+    assert status.running == 0 and status.pages_used == 0 and status.tokens < 100
+
+
+def test_a_full_queue_is_told_at_once(service, pocket):
+    async def run():
+        taken = [service.submit(endless(pocket)) for _ in range(8)]
+        with pytest.raises(Busy, match="waiting already"):
+            taken += [service.submit(endless(pocket)) for _ in range(64)]
+        for events in taken:
+            await events.aclose()
+
+    asyncio.run(run())
+
+
+def test_what_cannot_run_is_a_value_error(service, pocket):
+    with pytest.raises(ValueError, match="exceed the model's context"):
+        asyncio.run(_one(service, job(pocket, 10_000)))
+
+
+def test_draining_finishes_what_was_taken(pocket):
+    service = EngineService(Engine(*pocket, "pocket", watch=True), "pocket")
+
+    async def run():
+        asked = [asyncio.ensure_future(collect(service.submit(job(pocket)))) for _ in range(5)]
+        await asyncio.sleep(0)
+        await service.drain()
+        with pytest.raises(Busy, match="shut down"):
+            service.submit(job(pocket))
+        return await asyncio.gather(*asked)
+
+    assert all(isinstance(events[-1], JobDone) for events in asyncio.run(run()))
+
+
+def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, pocket, monkeypatch):
+    async def run():
+        events = service.submit(endless(pocket))
+        await anext(events)
+        with monkeypatch.context() as patched:
+            patched.setattr(service._engine._flight, "run", broken)
+            with pytest.raises(JobFailed, match="RuntimeError in the engine"):
+                await collect(events)
+        return await collect(service.submit(job(pocket)))
+
+    def broken():
+        raise RuntimeError("out of memory, say")
+
+    assert isinstance(asyncio.run(run())[-1], JobDone)
+
+
+def test_closing_fails_what_is_under_way(pocket):
+    service = EngineService(Engine(*pocket, "pocket", watch=True), "pocket")
+
+    async def run():
+        events = service.submit(endless(pocket))
+        await anext(events)
+        assert service.is_up and service.engines() == {}
+        service.close()
+        assert not service.is_up
+        with pytest.raises(JobFailed, match="shut down"):
+            await collect(events)
+
+    asyncio.run(run())
+
+
+def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch):
+    def broken(asked):
+        raise RuntimeError("no memory for its ids, say")
+
+    async def run():
+        with monkeypatch.context() as patched:
+            patched.setattr(service._engine, "submit", broken)
+            with pytest.raises(JobFailed, match="RuntimeError as this request began"):
+                await collect(service.submit(job(pocket)))
+        return await asyncio.wait_for(collect(service.submit(job(pocket))), 20)
+
+    assert isinstance(asyncio.run(run())[-1], JobDone)
+
+
+def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
+    """Else one too many is taken, and told only later that there is no room."""
+    service = EngineService(Engine(*pocket, "pocket", EngineLimits(1, 1, kv_bytes=KV), watch=True), "pocket")
+    begun, go_on, submit = threading.Event(), threading.Event(), service._engine.submit
+
+    def slow(asked):
+        begun.set()
+        go_on.wait(10)
+        return submit(asked)
+
+    async def run():
+        taken = [service.submit(job(pocket)), service.submit(job(pocket))]
+        await asyncio.to_thread(begun.wait, 10)
+        try:
+            with pytest.raises(Busy):
+                service.submit(job(pocket))
+        finally:
+            go_on.set()
+        return await asyncio.gather(*(collect(events) for events in taken))
+
+    monkeypatch.setattr(service._engine, "submit", slow)
+    try:
+        assert all(isinstance(events[-1], JobDone) for events in asyncio.run(run()))
+    finally:
+        service.close()
+
+
+def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
+    def full(asked):
+        raise Busy("9 requests are waiting already")
+
+    monkeypatch.setattr(service._engine, "submit", full)
+    with pytest.raises(Busy, match="9 requests"):
+        asyncio.run(_one(service, job(pocket)))

@@ -1,0 +1,160 @@
+"""A server that serves the page and streams canned chunks, each as soon as it is released."""
+
+import json
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[3] / "serve" / "page"
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+EXIT = {"mode": "qexit", "q": 0.5, "after_exit": "finish"}
+ABOUT = {
+    "model": "pocket",
+    "total_loops": 4,
+    "exit": EXIT,
+    "efforts": {"minimal": EXIT | {"q": 0.2}, "low": EXIT | {"q": 0.35}, "medium": EXIT, "high": EXIT | {"q": 0.8}},
+    "ladder": None,
+    "context": 512,
+}
+WAIT_SECONDS = 30
+
+
+def token(text: str, depth: int, **fields: Any) -> dict[str, Any]:
+    """A token as the stream tells it."""
+    known = {"reason": "threshold_met", "fate": "contract", "proximity": 0.1, "margin": 0.8, "entropy": 0.4}
+    return {"id": 1, "text": text, "depth": depth, "rung": "pocket", "handed_up": None} | known | fields
+
+
+def chunk(told: dict[str, Any], content: str = "", finish: str | None = None) -> dict[str, Any]:
+    """A chunk of a stream with one choice."""
+    choice = {"index": 0, "delta": {"content": content} if content else {}, "finish_reason": finish}
+    sigma = {"exit": EXIT, "total_loops": 4, "reasoning_effort": None, "choices": [{"index": 0} | told]}
+    return {"object": "chat.completion.chunk", "model": "pocket", "choices": [choice], "sigma0": sigma}
+
+
+def answer(tokens: list[dict[str, Any]], door: str = "converge", why: str = "all is well.") -> list[dict[str, Any]]:
+    """The chunks of a whole answer: one for each token, the end, and the usage."""
+    chunks = []
+    for count, each in enumerate(tokens, 1):
+        passes = {"passes": sum(token["depth"] for token in tokens[:count]), "full_passes": 4 * count}
+        chunks.append(chunk({"tokens": [each]} | passes, each["text"]))
+    end = {
+        "tokens": [],
+        "depths": [each["depth"] for each in tokens],
+        "fates": [each["fate"] for each in tokens],
+        "mean_depth": 2.0,
+        "depth_saved": 0.5,
+        "passes_saved": 0.4,
+        "rows_saved": 0.0,
+        "passes": 7,
+        "full_passes": 4 * len(tokens),
+        "rows": 16,
+        "door": door,
+        "door_text": f"{door}: {why}",
+    }
+    usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(tokens)}, "sigma0": {"choices": []}}
+    return [*chunks, chunk(end, finish="stop"), usage]
+
+
+class PageServer(ThreadingHTTPServer):
+    """On a port of its own.
+
+    Attributes:
+        about: What `GET /v1/sigma0` tells.
+        answers: Chunks of the answers to come, the first to the next request; a chunk may be any JSON value.
+        refusal: Status and body in place of the next answers; None for none.
+        key: That requests must bring; "" for none.
+        asked: Bodies of the requests so far.
+        hung_up: Set when a client has left in the middle of an answer.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.about: dict[str, Any] = dict(ABOUT)
+        self.answers: list[list[Any]] = []
+        self.refusal: tuple[int, dict[str, Any]] | None = None
+        self.key = ""
+        self.asked: list[dict[str, Any]] = []
+        self.hung_up = threading.Event()
+        self._released: queue.Queue[bool] = queue.Queue()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def release(self, chunks: int = 1) -> None:
+        """Lets so many chunks go out."""
+        for _ in range(chunks):
+            self._released.put(True)
+
+    def wait(self) -> None:
+        """Until a chunk may go out."""
+        self._released.get(timeout=WAIT_SECONDS)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Files of the page, the description and the stream."""
+
+    server: PageServer
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/sigma0":
+            if self._may():
+                self._json(200, self.server.about)
+            return
+        path = PAGE / "index.html" if self.path == "/" else PAGE / self.path.removeprefix("/page/")
+        if path.parent != PAGE or not path.is_file():
+            self._json(404, {"error": {"message": f"no {self.path}"}})
+            return
+        self._head(200, f"{TYPES[path.suffix]}; charset=utf-8")
+        self.wfile.write(path.read_bytes())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._may():
+            return
+        self.server.asked.append(body)
+        if self.server.refusal:
+            self._json(*self.server.refusal)
+            return
+        self._head(200, "text/event-stream")
+        chunks = self.server.answers.pop(0)
+        try:
+            for each in chunks:
+                self.server.wait()
+                self._event(json.dumps(each, ensure_ascii=False))
+            self._event("[DONE]")
+        except OSError:
+            self.server.hung_up.set()
+
+    def _event(self, data: str) -> None:
+        # in two pieces, cut within the line
+        line = f"data: {data}\r\n\r\n".encode()
+        for piece in (line[: len(line) // 2], line[len(line) // 2 :]):
+            self.wfile.write(piece)
+            self.wfile.flush()
+
+    def _may(self) -> bool:
+        if not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}":
+            return True
+        self._json(401, {"error": {"message": "no valid API key", "code": "invalid_api_key"}})
+        return False
+
+    def _json(self, status: int, value: dict[str, Any]) -> None:
+        self._head(status, "application/json")
+        self.wfile.write(json.dumps(value).encode())
+
+    def _head(self, status: int, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Security-Policy", POLICY)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

@@ -1,0 +1,150 @@
+"""Spectra of known maps, fates, and the loop map's own radius."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0 import ExitConfig
+from sigma0.config import FateConfig
+from sigma0.decode.ops import FATES, STATISTICS, BoundaryRule
+from sigma0.signals.trajectory import _OnePosition, fates_under, jacobian_radius, loop_stats, spectrum
+from tests.kernels import definitions
+from tests.kernels.test_references import planar, run_loops
+from tests.reference import tiny_model
+
+
+@pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3, 1e-20])
+@pytest.mark.parametrize("loops", [4, 5, 9])
+def test_a_hidden_rotation_comes_back(radius, angle, scale, loops):
+    states = torch.stack(
+        [planar(radius, math.radians(angle), loops=loops, scale=scale, seed=seed) for seed in range(3)]
+    )
+    found = spectrum(states)
+    torch.testing.assert_close(found.radius, torch.full((3,), radius), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found.angle, torch.full((3,), math.radians(angle)), rtol=0, atol=1e-3)
+    assert float(found.residual.max()) < 1e-2 and found.radius.dtype == torch.float32
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 30), st.integers(0, 2**16), st.sampled_from([4, 5]))
+def test_spectra_are_the_definitions(width, seed, loops):
+    rng = np.random.default_rng(seed)
+    states = np.cumsum(rng.standard_normal((loops, width)) * 0.8 ** np.arange(loops)[:, None], 0)
+    radius, angle, residual, _ = definitions.spectrum(states)
+    found = spectrum(torch.from_numpy(states)[None])
+    assert float(found.radius) == pytest.approx(radius, rel=1e-6, abs=1e-6)
+    assert float(found.angle) == pytest.approx(angle, rel=1e-5, abs=1e-5)
+    assert float(found.residual) == pytest.approx(residual, rel=1e-5, abs=1e-5)
+
+
+def test_paths_that_do_not_move_and_straight_ones():
+    still = spectrum(torch.ones(2, 6, 8))
+    assert still.radius.tolist() == [0.0, 0.0] and still.residual.tolist() == [1.0, 1.0]
+    line = torch.arange(5.0)[:, None] * torch.ones(8)
+    assert float(spectrum(line[None]).radius) == pytest.approx(1.0)
+    assert float(spectrum((0.5 ** torch.arange(5.0))[:, None] * torch.ones(8)[None, None]).radius) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (4, 8)])
+def test_too_few_states_are_refused(shape):
+    with pytest.raises(ValueError, match="loop states are"):
+        spectrum(torch.zeros(shape))
+
+
+def test_the_loops_of_a_generated_token():
+    model = tiny_model(5, total_ut_steps=5)
+    out = model.generate(
+        torch.tensor([[5, 9, 2, 7]]), max_new_tokens=6, do_sample=False, exit_config=ExitConfig(q=0.6),
+        output_statistics=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    for token in range(6):
+        stats = loop_stats(out.loop_statistics[0, token], out.loop_fates[0, token])
+        assert [each.loop for each in stats] == list(range(1, len(stats) + 1))
+        assert len(stats) >= int(out.exit_depths[0, token])
+        for each, row in zip(stats, out.loop_statistics[0, token], strict=False):
+            assert [getattr(each, name) for name in STATISTICS] == row.tolist()
+        assert [each.fate for each in stats[:2]] == [None, None][: len(stats)]
+        assert stats[0].to_dict()["loop"] == 1
+    with pytest.raises(ValueError, match="one token"):
+        loop_stats(out.loop_statistics[0], out.loop_fates[0])
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2)])
+def test_the_jacobian_radius_is_that_of_the_dense_jacobian(heads, kv_heads):
+    model = tiny_model(3, num_attention_heads=heads, num_key_value_heads=kv_heads, total_ut_steps=4).double()
+    ids, cache = torch.tensor([[5, 9, 2, 7, 11]]), model.new_cache()
+    with torch.no_grad():
+        states = model(ids, past_key_values=cache, exit_config={"mode": "full"}, output_loop_states=True).loop_states
+    for plane in (1, 3):
+        hidden = states[plane - 1, 0, -1]
+        rows = _OnePosition(cache, plane, 4)
+
+        def loop(state, rows=rows):
+            return model.norm(model.block(state[None], rows))[0]
+
+        torch.testing.assert_close(loop(hidden), states[plane, 0, -1])
+        exact = torch.linalg.eigvals(torch.func.jacrev(loop)(hidden)).abs().max()
+        assert jacobian_radius(model, hidden, cache, plane, 4) == pytest.approx(float(exact), rel=1e-3)
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    model = tiny_model(3)
+    cache = model.new_cache()
+    with torch.no_grad():
+        model(torch.tensor([[5, 9]]), past_key_values=cache, exit_config={"mode": "full"})
+    with pytest.raises(ValueError, match="one state"):
+        jacobian_radius(model, torch.zeros(2, 32), cache, 1, 1)
+    with pytest.raises(ValueError, match="a cache of one sequence with 7 columns"):
+        jacobian_radius(model, torch.zeros(32), cache, 1, 7)
+    with pytest.raises(ValueError, match="plane 3"):
+        jacobian_radius(model, torch.zeros(32), cache, 3, 1)
+
+
+@pytest.mark.parametrize("mode", ["full", "qexit"])
+def test_recorded_statistics_give_the_fates_again(mode):
+    model = tiny_model(seed=3, total_ut_steps=7)
+    for growth, spiral in ((0.1, 60.0), (0.02, 40.0), (0.5, 110.0)):
+        model.generation_config.fate_config = {"growth": growth, "spiral": spiral}
+        out = model.generate(
+            torch.arange(9, 21)[None], max_new_tokens=12, exit_config={"mode": mode, "after_exit": "drop"},
+            output_statistics=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        again = fates_under(out.loop_statistics, FateConfig(growth, spiral))
+        assert torch.equal(again, out.loop_fates.long())
+        assert mode == "full" or (out.loop_fates[..., -1] == 0).any(), "no loop was left out: that was not tested"
+
+
+def test_a_standstill_hides_no_later_divergence():
+    angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as behind a norm, states of one length
+    states = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    told = run_loops(states, BoundaryRule("none", 0.5, 99))
+    statistics = torch.stack([each.statistics[0] for each in told])
+    live = [int(each.fates) for each in told]
+    assert live[-1] == FATES.index("diverge")
+    assert fates_under(statistics, FateConfig()).tolist() == live
+
+
+def test_a_steep_contraction_has_its_radius():
+    # each step along an axis that holds nothing else, towards a state of zeros there
+    path = torch.zeros(1, 6, 1, dtype=torch.float64)
+    path[0, :, 0] = 1e-9 ** torch.arange(6, dtype=torch.float64)
+    assert float(spectrum(path).radius) == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_growth_is_measured_against_the_last_three_steps():
+    """Steps of 10, 1, 1, 1 and 5: the last outgrows the three before it, and not the first.
+
+    Each goes a way of its own, so that no fit speaks.
+    """
+    steps = torch.diag(torch.tensor([1.0, 10.0, 1.0, 1.0, 1.0, 5.0]))
+    states = 100.0 + steps.cumsum(0)
+    loops = run_loops(states, BoundaryRule("none", 1.0, len(steps)))
+    statistics = torch.stack([loop.statistics[0] for loop in loops])
+    fates = fates_under(statistics, FateConfig())
+    assert fates.tolist() == [int(loop.fates[0]) for loop in loops]
+    assert FATES[int(fates[-1])] == "diverge"

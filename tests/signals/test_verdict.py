@@ -1,0 +1,170 @@
+"""Verdicts and doors: every combination of the fields against the rules, told once more in other words."""
+
+import copy
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from transformers import GenerationConfig
+
+import sigma0
+from sigma0.signals.verdict import CONVERGED, DoorPolicy, ReasonVerdict, aggregate, door, explain, mildest, of_token
+
+REASONS = [
+    None, "threshold_met", "fixed_point", "accel_fixed_point", "confident", "fixed", "max_depth", "collapse",
+    "divergence", "ungrounded",
+]  # fmt: skip
+FATES = [None, "contract", "spiral", "diverge"]
+POLICIES = [DoorPolicy(), DoorPolicy(require_grounding=True), DoorPolicy(tau_c=0.2, tau_g=0.9)]
+
+
+def make(converged=True, depth=2.0, proximity=0.0, grounded=None, stable="contract", reason="threshold_met"):
+    return ReasonVerdict(
+        converged=converged, depth=depth, proximity=proximity, grounded=grounded, stable=stable, reason=reason
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_combination_of_the_fields(policy):
+    fields = itertools.product(
+        (True, False, None), (0.0, 0.19, 0.2, 0.49, 0.5, 1.0), (None, 0.0, 0.5, 0.51, 0.9, 1.0), FATES, REASONS
+    )
+    opened = 0
+    for converged, proximity, grounded, stable, reason in fields:
+        verdict = make(converged, 2.0, proximity, grounded, stable, reason)
+        grounds = not policy.require_grounding if grounded is None else grounded > policy.tau_g
+        alarm = reason in ("max_depth", "collapse", "divergence", "ungrounded")
+        opens = converged is True and stable == "contract" and proximity < policy.tau_c and grounds and not alarm
+        assert door(verdict, policy) == ("converge" if opens else "escalate"), verdict
+        assert door(verdict, policy, budget_left=False) == ("converge" if opens else "abort")
+        told = explain(verdict, policy)
+        assert told.startswith(door(verdict, policy)) and told.endswith(".") and told.count(".\n") == 0
+        opened += opens
+    assert opened
+
+
+def test_unknown_never_opens_the_door_where_the_fact_is_required():
+    for policy in POLICIES:
+        assert door(make(converged=None), policy) == "escalate"
+        assert door(make(stable=None), policy) == "escalate"
+    assert door(make(grounded=None), DoorPolicy(require_grounding=True)) == "escalate"
+    assert door(make(grounded=None), DoorPolicy()) == "converge"
+
+
+@given(
+    st.sampled_from([True, False, None]), st.floats(0, 99), st.floats(0, 1), st.none() | st.floats(0, 1),
+    st.sampled_from(FATES), st.sampled_from(REASONS),
+)  # fmt: skip
+def test_json_and_back(converged, depth, proximity, grounded, stable, reason):
+    verdict = make(converged, depth, proximity, grounded, stable, reason)
+    assert ReasonVerdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert ReasonVerdict(**verdict.to_dict()) == verdict
+    assert set(verdict.to_dict()) == set(ReasonVerdict.model_json_schema()["properties"])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"proximity": 1.2}, {"depth": -1}, {"reason": "because"}, {"stable": "wobbly"}, {"proximity": float("nan")}]
+)
+def test_bad_values_are_refused(bad):
+    with pytest.raises(ValidationError):
+        make(**bad)
+    with pytest.raises(ValidationError):
+        ReasonVerdict(**make().to_dict(), mood="fine")
+
+
+def test_verdicts_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        make().depth = 3.0
+
+
+def test_a_fate_is_the_mildest_of_the_last():
+    assert mildest([None, None, "diverge", "spiral"], 2) == "spiral"
+    assert mildest([None, None, "contract", "diverge", "diverge"], 2) == "diverge"
+    assert mildest([None, None, "contract", "diverge"], 2) == "contract"
+    assert mildest([None, None, "diverge"], 2) is None
+    assert mildest([None, None, "diverge"], 1) == "diverge"
+    assert mildest([], 2) is None
+
+
+def tokens(*kinds):
+    """Tokens by reason and fate."""
+    return [of_token(reason, 2, fate, 0.1) for reason, fate in kinds]
+
+
+def test_aggregation():
+    good = ("threshold_met", "contract")
+    assert aggregate(tokens(*[good] * 9)).stable == "contract"
+    assert aggregate(tokens(*[good] * 9, ("threshold_met", "diverge"))).stable == "diverge"
+    assert aggregate(tokens(*[good] * 3, ("threshold_met", "spiral"))).stable == "contract"
+    assert aggregate(tokens(*[good] * 2, ("threshold_met", "spiral"))).stable == "spiral"
+    assert (
+        aggregate(tokens(*[good] * 2, *[("threshold_met", None)] * 9, ("threshold_met", "spiral"))).stable == "spiral"
+    )
+    assert aggregate(tokens(*[("threshold_met", None)] * 4)).stable is None
+    assert aggregate(tokens(*[good] * 9, ("max_depth", "contract"))).reason == "threshold_met"
+    assert aggregate(tokens(*[good] * 8, ("max_depth", "contract"))).reason == "max_depth"
+    assert aggregate(tokens(*[good] * 20, ("divergence", "diverge"))).reason == "divergence"
+    assert aggregate(tokens(*[("fixed", "contract")] * 3)).converged is None
+    assert aggregate(tokens(*[("max_depth", None)] * 3)).converged is False
+    loose = aggregate(tokens(good), grounded=0.2)
+    assert (loose.reason, loose.grounded, loose.converged) == ("ungrounded", 0.2, True)
+    # of as many tokens that met their rule as did not, the text has not converged
+    even = aggregate(tokens(good, good, *[("max_depth", "contract")] * 2), DoorPolicy(saturated_share=0.5), 0.2)
+    assert (even.reason, even.converged) == ("ungrounded", False)
+    most = aggregate(tokens(good, good, good, ("max_depth", "contract")), DoorPolicy(saturated_share=0.5), 0.2)
+    assert (most.reason, most.converged) == ("ungrounded", True)
+    looping = aggregate([*tokens(good), of_token("threshold_met", 4, "contract", 0.7)])
+    assert (looping.reason, looping.proximity, looping.depth) == ("collapse", 0.7, 3.0)
+    assert door(aggregate(tokens(*[good] * 4))) == "converge"
+    with pytest.raises(ValueError, match="without tokens"):
+        aggregate([])
+
+
+def test_what_a_reason_says_of_convergence():
+    assert {reason for reason, known in CONVERGED.items() if known} == {
+        "threshold_met", "fixed_point", "accel_fixed_point", "confident",
+    }  # fmt: skip
+    assert {reason for reason, known in CONVERGED.items() if not known} == {"max_depth", "collapse", "divergence"}
+    assert of_token("fixed", 3, None, 0.0).converged is None
+    assert of_token(None, 3, None, 0.0).converged is None
+
+
+def test_the_published_schema_is_the_one_in_force():
+    published = json.loads(Path(sigma0.__file__).parent.joinpath("signals", "verdict.schema.json").read_text())
+    assert published == ReasonVerdict.model_json_schema()
+
+
+def test_a_stored_policy_is_read_and_checked():
+    policy = DoorPolicy(tau_c=0.2, require_grounding=True)
+    assert DoorPolicy.parse(policy.to_dict()) == policy == DoorPolicy.parse(policy)
+    with pytest.raises(ValueError, match="tau_x"):
+        DoorPolicy.parse({"tau_x": 0.2})
+    with pytest.raises(ValueError, match="got int"):
+        DoorPolicy.parse(3)
+
+
+def test_drafts_make_an_answer():
+    anchored, loose = make(grounded=0.9), make(grounded=0.2, reason="ungrounded")
+    assert aggregate([anchored, make(grounded=None)]).grounded == 0.9
+    assert aggregate([anchored, loose]).grounded == 0.2 and aggregate([anchored, loose]).reason == "ungrounded"
+    # looked up as a whole, the whole decides
+    assert aggregate([anchored, loose], grounded=1.0).reason == "threshold_met"
+
+
+@pytest.mark.parametrize("field, value", [("converged", "yes"), ("depth", "3"), ("proximity", True), ("stable", 1)])
+def test_what_the_schema_refuses_is_refused(field, value):
+    told = json.dumps({**make().to_dict(), field: value})
+    with pytest.raises(ValidationError):
+        ReasonVerdict.model_validate_json(told)
+
+
+def test_a_stored_policy_can_be_printed_and_saved(tmp_path):
+    config = GenerationConfig()
+    config.door_policy = DoorPolicy(tau_c=0.3)
+    assert "0.3" in repr(config) and config == copy.deepcopy(config)
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["door_policy"]["tau_c"] == 0.3

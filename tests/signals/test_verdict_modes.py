@@ -1,0 +1,188 @@
+"""The verdict and its door under every rule and every way of going on behind an exit, in the library and the server."""
+
+from dataclasses import replace
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.bench.pocket.world import draw
+from sigma0.config import exit_for
+from sigma0.decode.exits import exit_reason
+from tests.reference import setting, settled_model, tiny_model
+
+RULES = {
+    "qexit": ExitConfig(q=0.6),
+    "margin": ExitConfig(mode="margin", theta=0.9),
+    "converge": ExitConfig(mode="converge", eps=0.386),
+    "accel": ExitConfig(mode="accel", eps=0.581, patience=1, accel_scale="steps"),
+}
+MET = {"qexit": "threshold_met", "margin": "confident", "converge": "fixed_point", "accel": "accel_fixed_point"}
+UNASKED = (ExitConfig(mode="full"), ExitConfig(mode="full", after_exit="verify"), ExitConfig(mode="fixed", depth=3))
+MODELS = (settled_model(seed=1, total_ut_steps=4, num_hidden_layers=1), tiny_model(seed=3, total_ut_steps=5))
+
+
+def write(model, ids, config, new=1, **kwargs):
+    return model.generate(
+        ids, max_new_tokens=new, do_sample=False, exit_config=config, return_dict_in_generate=True, **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def easy():
+    """Simple questions with their answers."""
+    items = (draw("test", 0, index, questions=1).items[0] for index in count())
+    return list(islice((item for item in items if item.difficulty == 1), 8))
+
+
+def answers(pocket, easy, config):
+    """Those that are right."""
+    written = [sigma0.generate(*pocket, item.prompt, exit_config=config, max_new_tokens=24) for item in easy]
+    return [each for each, item in zip(written, easy, strict=True) if each.text.strip() == item.answer]
+
+
+@pytest.mark.parametrize("mode", RULES)
+def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket, easy, mode):
+    opened = {}
+    for after_exit in ("finish", "verify", "drop"):
+        right = answers(pocket, easy, replace(RULES[mode], after_exit=after_exit))
+        passed = [each for each in right if each.door == "converge"]
+        assert len(right) >= 7 and {each.verdict.reason for each in passed} == {MET[mode]}
+        opened[after_exit] = len(passed)
+    assert opened["finish"] >= 5 and abs(opened["verify"] - opened["finish"]) <= 1, opened
+    assert abs(opened["drop"] - opened["finish"]) <= 1, opened
+
+
+def test_high_effort_opens_the_door_for_easy_answers(pocket, easy):
+    high = exit_for("high", pocket[0].resolve_exit_config(None), pocket[0].num_loops)
+    right = answers(pocket, easy, high)
+    assert sum(each.door == "converge" for each in right) >= 5
+    assert all(each.tokens[0].depth == pocket[0].num_loops for each in right)
+
+
+@pytest.mark.parametrize("config", UNASKED)
+def test_what_asks_no_rule_never_opens_the_door_and_says_what_the_rule_would_have(pocket, easy, config):
+    for each in answers(pocket, easy[:3], config):
+        assert (each.verdict.converged, each.door) == (None, "escalate")
+        assert all(token.would_have_met is not None for token in each.tokens)
+    met = [token.would_have_met for each in answers(pocket, easy[:3], config) for token in each.tokens]
+    assert True in met
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(("qexit", "margin", "converge", "accel", "accel-steps")),
+    st.floats(0.05, 0.95),
+    st.integers(1, 6),
+    st.integers(1, 2),
+    st.integers(0, 2**16),
+)
+def test_the_first_token_is_judged_as_finish_judges_it(model, mode, threshold, min_loops, patience, seed):
+    steps = mode == "accel-steps"
+    config = setting(
+        "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=patience,
+        min_loops=min_loops, accel_scale="steps" if steps else "states",
+    )  # fmt: skip
+    ids = torch.randint(8, 61, (3, 5), generator=torch.Generator().manual_seed(seed))
+    finish = write(model, ids, config)
+    verify = write(model, ids, replace(config, after_exit="verify"))
+    assert verify.exit_reasons == finish.exit_reasons
+    assert verify.exit_depths.eq(model.num_loops).all()
+
+
+@pytest.mark.parametrize("mode", RULES)
+def test_the_first_token_is_judged_as_finish_judges_it_on_real_questions(pocket, easy, mode):
+    model, tokenizer = pocket
+    seen = set()
+    for item in easy:
+        ids = torch.tensor([tokenizer(item.prompt)["input_ids"]])
+        finish, verify = (write(model, ids, replace(RULES[mode], after_exit=after)) for after in ("finish", "verify"))
+        assert verify.exit_reasons == finish.exit_reasons
+        assert verify.exit_depths.tolist() == [[model.num_loops]]
+        seen.add(verify.exit_reasons[0][0])
+    assert MET[mode] in seen
+
+
+def test_a_token_whose_draft_was_overruled_did_not_converge():
+    seen = set()
+    for redraft in (False, True):
+        config = ExitConfig(mode="margin", theta=0.02, after_exit="verify", redraft=redraft)
+        for start in range(9, 15):
+            out = write(MODELS[0], torch.tensor([[start, 10, 11]]), config, 12, eos_token_id=None)
+            for reason, accepted in zip(out.exit_reasons[0], out.accepted[0].tolist(), strict=True):
+                assert accepted or reason == "max_depth"
+                seen.add((reason, accepted))
+    assert seen >= {("confident", True), ("max_depth", False)}
+
+
+def test_a_divergence_of_the_first_token_leaves_it_saturated(monkeypatch):
+    model = tiny_model(3, total_ut_steps=8)
+    model.generation_config.fate_config = {"growth": 0.0}
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm_2.weight.mul_(5)
+            layer.post_attention_layernorm_2.weight.mul_(5)
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    reasons = []
+    for start in range(3, 40):
+        ids = torch.tensor([[start, 9, 2, 7]])
+        finish, verify = (write(model, ids, ExitConfig(q=0.99, after_exit=after)) for after in ("finish", "verify"))
+        reasons.append((finish.exit_reasons[0][0], verify.exit_reasons[0][0]))
+        assert int(verify.exit_depths[0, 0]) == 8
+    assert ("divergence", "max_depth") in reasons and not any(verify == "divergence" for _, verify in reasons)
+
+
+@pytest.mark.parametrize("mode", ["qexit", "margin", "converge", "accel", "accel-steps"])
+def test_what_a_rule_would_have_said_is_what_it_says(mode):
+    """Under full depth, of the very first token, which has the same states behind every setting."""
+    steps, seen = mode == "accel-steps", set()
+    for model in MODELS:
+        for threshold in (0.1, 0.4, 0.8):
+            own = setting(
+                "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
+                min_loops=1 + int(threshold > 0.5), accel_scale="steps" if steps else "states",
+            )  # fmt: skip
+            rule = model.exit_rule(own)
+            for start in range(9, 15):
+                ids = torch.tensor([[start, 10, 11]])
+                ruled = write(model, ids, own)
+                full = write(model, ids, ExitConfig(mode="full"), output_statistics=True)
+                margin = float(full.readings[0, 0, sigma0.decode.ops.READINGS.index("margin")])
+                told = rule.would_have_been_met(full.loop_statistics[0, 0].numpy(), margin)
+                met = ruled.exit_reasons[0][0] != "max_depth"
+                if mode == "margin" and told is None:
+                    assert margin < threshold
+                else:
+                    assert told == met
+                seen.add(met)
+    assert seen == {True, False}
+
+
+def test_only_where_no_rule_is_asked_is_another_one_watched(pocket):
+    model = pocket[0]
+    assert model.unasked_rule(ExitConfig(q=0.5)) is None
+    assert model.unasked_rule(ExitConfig(mode="fixed", depth=2, after_exit="verify")) is None
+    own = model.unasked_rule(ExitConfig(mode="full"))
+    assert own is not None and own.config == model.resolve_exit_config(None)
+    one = np.zeros((1, 8), dtype=np.float32)
+    assert own.needs_logits and own.would_have_been_met(one, 0.1) is None and own.would_have_been_met(one, 1.0) is True
+    assert exit_reason("full", True) == "fixed"
+
+
+def test_a_checkpoint_without_a_rule_has_none_to_watch(monkeypatch, pocket):
+    model = pocket[0]
+    monkeypatch.setattr(model.generation_config, "exit_config", {"mode": "fixed", "depth": 4})
+    assert model.unasked_rule(ExitConfig(mode="full")) is None
+    out = sigma0.generate(*pocket, "Mary went to the park. Where is Mary?", max_new_tokens=3)
+    assert {token.would_have_met for token in out.tokens} == {None}
+
+
+def test_the_inner_break_leaves_no_rule_to_watch(monkeypatch, pocket):
+    monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
+    assert pocket[0].unasked_rule(ExitConfig(mode="full")) is None

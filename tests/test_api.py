@@ -1,0 +1,262 @@
+"""generate and stream on the shipped model."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingCriteria, pipeline
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.signals.grounding.check import check
+from sigma0.signals.verdict import DoorPolicy, aggregate
+from tests.reference import finish_rows
+
+STORY = "Mary went to the kitchen. John went to the garden. Where is Mary?"
+MESSAGES = [{"role": "user", "content": STORY}]
+
+
+def test_generation_agrees_with_model_generate(pocket):
+    model, tokenizer = pocket
+    config = ExitConfig(q=0.4)
+    ids = tokenizer(STORY, return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False, exit_config=config, return_dict_in_generate=True)
+    generation = sigma0.generate(model, tokenizer, STORY, exit_config=config, max_new_tokens=12)
+    tokens = generation.tokens
+    assert [token.id for token in tokens] == expected.sequences[0, ids.shape[1] :].tolist()
+    assert [token.depth for token in tokens] == expected.exit_depths[0].tolist()
+    assert [token.reason for token in tokens] == expected.exit_reasons[0]
+    assert (generation.loop_passes, generation.loop_rows) == (expected.loop_passes, expected.loop_rows)
+    assert generation.text == tokenizer.decode(expected.sequences[0, ids.shape[1] :], skip_special_tokens=True)
+    assert generation.prompt_tokens == ids.shape[1]
+
+
+@pytest.mark.parametrize("after_exit", ["finish", "drop"])
+def test_savings_follow_from_the_tokens(pocket, after_exit):
+    config = ExitConfig(mode="margin", theta=0.6, after_exit=after_exit)
+    generation = sigma0.generate(*pocket, MESSAGES, exit_config=config, max_new_tokens=16)
+    depths = [token.depth for token in generation.tokens]
+    total, later = pocket[0].num_loops, depths[1:]
+    assert later, "the test needs more than one token"
+    assert generation.mean_depth == pytest.approx(sum(later) / len(later))
+    assert generation.depth_saved == pytest.approx(1 - sum(later) / (total * len(later)))
+    assert generation.passes_saved == pytest.approx(generation.depth_saved)
+    rows = finish_rows(depths, total) if after_exit == "finish" else sum(later)
+    assert generation.rows_saved == pytest.approx(1 - rows / (total * len(later)))
+
+
+def test_messages_go_through_the_chat_template_and_strings_do_not(pocket):
+    model, tokenizer = pocket
+    chat = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    by_messages = sigma0.generate(model, tokenizer, MESSAGES, max_new_tokens=4)
+    by_hand = sigma0.generate(model, tokenizer, chat, max_new_tokens=4, special_tokens=True)
+    plain = sigma0.generate(model, tokenizer, STORY, max_new_tokens=4)
+    assert by_messages == by_hand
+    assert plain.prompt_tokens == len(tokenizer(STORY).input_ids) < by_messages.prompt_tokens
+
+
+def test_stream_yields_while_generating(pocket):
+    stream = sigma0.stream(*pocket, STORY, max_new_tokens=6, exit_config={"q": 0.4})
+    first = next(stream)
+    assert stream._loop.lengths[0] == len(pocket[1](STORY).input_ids) + 1
+    with pytest.raises(ValueError, match="not finished"):
+        _ = stream.generation
+    tokens = [first, *stream]
+    finished = stream.generation.tokens
+    # loops behind the exits go on, so what is told of them may grow
+    assert [(token.id, token.text, token.depth) for token in tokens] == [
+        (token.id, token.text, token.depth) for token in finished
+    ]
+    assert stream.generation == sigma0.generate(*pocket, STORY, max_new_tokens=6, exit_config={"q": 0.4})
+
+
+class Force:
+    """A logits processor that dictates the ids."""
+
+    def __init__(self, ids):
+        self.ids = list(ids)
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.ids.pop(0)] = 0.0
+        return forced
+
+
+def forced(pocket, text, **kwargs):
+    ids = pocket[1](text).input_ids
+    kwargs = {"max_new_tokens": len(ids)} | kwargs
+    return sigma0.generate(*pocket, "x", logits_processor=[Force([*ids, *[5] * 50])], **kwargs)
+
+
+@pytest.mark.parametrize("text", ["naïve café", "日本語と🙂🚀", "a\u0301 b\n\n  c\t", "👩‍👩‍👧 done", "Ω≈ç√ 12345"])
+def test_characters_split_over_tokens_come_out_whole(pocket, text):
+    generation = forced(pocket, text)
+    assert generation.text == text
+    assert all("\ufffd" not in token.text for token in generation.tokens)
+
+
+def test_an_unfinished_character_shows_at_the_end(pocket):
+    ids = pocket[1]("🙂").input_ids
+    generation = forced(pocket, "🙂", max_new_tokens=len(ids) - 1)
+    assert generation.text == pocket[1].decode(ids[:-1])
+    assert "\ufffd" in generation.text
+
+
+def test_stop_reasons(pocket):
+    model, tokenizer = pocket
+    assert forced(pocket, "one two").stop_reason == "length"
+    stopped = forced(pocket, "one two three four", stop=["two"])
+    assert stopped.stop_reason == "stop"
+    assert stopped.text.endswith("two")
+    ended = sigma0.generate(model, tokenizer, "x", logits_processor=[Force([5, 6, 2, 7])], max_new_tokens=9)
+    assert (ended.stop_reason, len(ended.tokens), ended.tokens[-1].text) == ("eos", 3, "")
+
+    class AfterTwo(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([input_ids.shape[1] >= 1 + 2])
+
+    criterion = sigma0.generate(model, tokenizer, "x", stopping_criteria=[AfterTwo()], max_new_tokens=9)
+    assert len(tokenizer("x").input_ids) == 1
+    assert (criterion.stop_reason, len(criterion.tokens)) == ("stop", 2)
+
+
+def test_seed_makes_sampling_repeat_and_leaves_the_global_generator_alone(pocket):
+    settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 10}
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = sigma0.generate(*pocket, STORY, seed=3, **settings)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sigma0.generate(*pocket, STORY, seed=3, **settings) == first
+    others = {sigma0.generate(*pocket, STORY, seed=seed, **settings).text for seed in range(8)}
+    assert len(others) > 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": {"role": "user", "content": "x"}}, "a prompt is a string or a list of messages, got dict"),
+        ({"prompt": ["x"]}, "a prompt is a string or a list of messages, got list"),
+        ({"prompt": b"x"}, "a prompt is a string or a list of messages, got bytes"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
+        ({"max_new_tokens": 2.5}, "got 2.5"),
+        ({"attention_mask": None}, "attention_mask cannot be used here"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens cannot be used here"),
+        ({"stop": ["a", ""]}, "a stop string must not be empty"),
+        ({"max_new_tokens": 4000}, "4000 new ones exceed the model's context of 2048"),
+        ({"num_beams": 3}, "num_beams cannot be used here"),
+        ({"stop": "word"}, "list of strings, got the string 'word'"),
+        ({"exit_config": {"q": 2}}, "got 2.0"),
+        ({"temprature": 2}, "temprature"),
+    ],
+)
+def test_bad_arguments_are_named(pocket, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sigma0.generate(*pocket, **{"prompt": "x", **arguments})
+
+
+def test_other_models_and_templateless_tokenizers_are_refused(pocket):
+    shape = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    llama = LlamaForCausalLM(LlamaConfig(**shape))
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not a looped model"):
+        sigma0.generate(llama, pocket[1], "x")
+    plain = AutoTokenizer.from_pretrained(pocket[1].name_or_path)
+    plain.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        sigma0.generate(pocket[0], plain, MESSAGES)
+
+
+def test_pipeline(pocket):
+    model, tokenizer = pocket
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    expected = sigma0.generate(model, tokenizer, STORY, max_new_tokens=8).text
+    (result,) = generator(STORY, max_new_tokens=8, do_sample=False, return_full_text=False)
+    assert result["generated_text"] == expected
+    (chat,) = generator(MESSAGES, max_new_tokens=8, do_sample=False)
+    assert chat["generated_text"][-1]["content"] == sigma0.generate(model, tokenizer, MESSAGES, max_new_tokens=8).text
+    batch = generator([STORY, "John"], max_new_tokens=4, do_sample=False, batch_size=2, return_full_text=False)
+    assert [row[0]["generated_text"] for row in batch] == [
+        sigma0.generate(model, tokenizer, prompt, max_new_tokens=4).text for prompt in (STORY, "John")
+    ]
+    rich = generator(STORY, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, return_full_text=False)
+    assert rich[0]["generated_text"] == sigma0.generate(model, tokenizer, STORY, max_new_tokens=4).text
+
+
+def test_every_token_and_text_has_a_verdict(pocket):
+    model, tokenizer = pocket
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    told = sigma0.generate(model, tokenizer, story)
+    assert told.verdict is not None and told.grounding is not None
+    for token in told.tokens:
+        assert None not in (token.radius, token.angle, token.proximity, token.margin, token.entropy)
+        assert token.verdict.reason == token.reason and token.verdict.depth == token.depth
+    assert told.verdict.depth == sum(token.depth for token in told.tokens) / len(told.tokens)
+    assert told.verdict == aggregate([token.verdict for token in told.tokens], grounded=told.grounding.score)
+    assert json.loads(json.dumps(told.to_dict()))["verdict"]["reason"] == told.verdict.reason
+
+
+def test_the_verdict_changes_no_token_and_can_be_left_out(pocket, monkeypatch):
+    model, tokenizer = pocket
+    story = "Mary went to the park. The hat is with Mary. Where is the hat?"
+    told = sigma0.generate(model, tokenizer, story)
+    monkeypatch.setenv("SIGMA0_VERDICT", "0")
+    plain = sigma0.generate(model, tokenizer, story)
+    assert plain.verdict is None and plain.grounding is None
+    assert [(token.id, token.depth, token.reason) for token in told.tokens] == [
+        (token.id, token.depth, token.reason) for token in plain.tokens
+    ]
+    assert set(plain.to_dict()["tokens"][0]) == {"id", "text", "depth", "reason"}
+    assert not {"verdict", "grounding"} & set(plain.to_dict())
+    with pytest.raises(ValueError, match="no verdict was asked for"):
+        _ = plain.tokens[0].verdict
+    assert sigma0.generate(model, tokenizer, story, verdict=True).verdict == told.verdict
+
+
+def test_sources_ground_an_answer(pocket):
+    model, tokenizer = pocket
+    story = "Mary went to the park. Where is Mary?"
+    told = sigma0.generate(model, tokenizer, story)
+    assert told.text.strip() == "Mary is in the park." and told.grounding.score == 1.0
+    assert check(told.text, ["Mary is in the cellar."]).score == 0.0
+
+
+def test_sources_and_policies_are_checked_before_anything_runs(pocket):
+    with pytest.raises(ValueError, match="sources takes a list of texts"):
+        sigma0.generate(*pocket, "Hi", sources="The hat is with Mary.")
+    with pytest.raises(ValueError, match="tau_x"):
+        sigma0.generate(*pocket, "Hi", policy={"tau_x": 0.3})
+    done = sigma0.generate(*pocket, "Mary has a hat.", policy={"tau_c": 0.3}, max_new_tokens=2)
+    assert done.policy == DoorPolicy(tau_c=0.3)
+
+
+@pytest.mark.parametrize("name, value", [("fate_config", {"growth": 9.0}), ("door_policy", {"tau_c": 0.1})])
+def test_what_belongs_to_the_model_is_refused_in_a_call(pocket, name, value):
+    model, tokenizer = pocket
+    ids = tokenizer("Mary has a hat.", return_tensors="pt")
+    with pytest.raises(ValueError, match=f"{name} belongs to the model"):
+        model.generate(**ids, max_new_tokens=2, **{name: value})
+    asked = copy.deepcopy(model.generation_config)
+    setattr(asked, name, value)
+    with pytest.raises(ValueError, match=f"{name} belongs to the model"):
+        model.generate(**ids, generation_config=asked)
+
+
+def test_a_model_that_breaks_while_it_writes_is_an_error(pocket):
+    model = copy.deepcopy(pocket[0])
+    with torch.no_grad():
+        model.lm_head.weight[9] = torch.nan
+    with pytest.raises(FloatingPointError, match="logits are NaN or infinite"):
+        sigma0.generate(model, pocket[1], "Mary has a hat.", max_new_tokens=4)
+
+
+def test_an_empty_switch_is_as_good_as_none(pocket, monkeypatch):
+    monkeypatch.setenv("SIGMA0_LADDER", "")
+    assert sigma0.generate(*pocket, "Mary has a hat.", max_new_tokens=2).verdict is not None

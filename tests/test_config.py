@@ -1,0 +1,125 @@
+from dataclasses import FrozenInstanceError, replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
+
+from sigma0 import ExitConfig
+from sigma0.config import FateConfig, explain
+from sigma0.serve.api.access import ServerSettings
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"q": 0.0}, r"q: must lie in \(0, 1\], got 0.0"),
+        ({"q": 1.01}, "got 1.01"),
+        ({"q": float("nan")}, "got nan"),
+        ({"mode": "margin", "theta": -1}, r"theta: must lie in \(0, 1\], got -1.0"),
+        ({"mode": "converge", "eps": 0}, "eps: must be a finite number above 0, got 0.0"),
+        ({"mode": "accel", "eps": float("inf")}, "got inf"),
+        ({"mode": "accel", "patience": 0}, "patience: must be at least 1, got 0"),
+        ({"min_loops": 0}, "min_loops: must be at least 1, got 0"),
+        ({"mode": "fixed"}, "needs depth=k"),
+        ({"mode": "fixed", "depth": 0}, "depth: must be at least 1, got 0"),
+        ({"depth": 3}, "depth=3 has no meaning for mode 'qexit'"),
+        ({"mode": "never"}, "mode: Input should be 'full'.* got 'never'$"),
+        ({"q": "much"}, "q: .* got 'much'$"),
+        ({"q": "much" * 20}, "q: .*number$"),
+        ({"after_exit": "later"}, "after_exit: Input should be"),
+        ({"threshold": 0.5}, "threshold: Unexpected keyword argument; there are mode"),
+    ],
+)
+def test_bad_values_are_named(wrong, message):
+    for construct in (ExitConfig.parse, lambda fields: ExitConfig(**fields)):
+        with pytest.raises(ValueError, match=message) as caught:
+            construct(wrong)
+        assert "\n" not in str(caught.value) and str(caught.value).startswith("exit_config: ")
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"tetha: Unexpected keyword argument; there are mode, q, eps, patience"):
+        ExitConfig(mode="margin", tetha=0.5)
+    with pytest.raises(ValueError, match=r"^fate_config: grow: Unexpected keyword argument; there are growth, spiral$"):
+        FateConfig(grow=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"mode": "margin", "q": 0.5}, "q has no effect with exit mode 'margin', only with qexit"),
+        ({"theta": 0.9}, "theta has no effect with exit mode 'qexit', only with margin"),
+        ({"mode": "converge", "patience": 3}, "patience has no effect with exit mode 'converge', only with accel"),
+        ({"mode": "full", "eps": 0.1}, "eps has no effect with exit mode 'full', only with converge or accel"),
+    ],
+)
+def test_a_threshold_that_the_mode_does_not_read_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ExitConfig(**wrong)
+    with pytest.raises(ValueError, match=message):
+        TypeAdapter(ExitConfig).validate_python(wrong)
+
+
+def test_copied_settings_keep_what_another_mode_would_read():
+    config = replace(ExitConfig(q=0.7), mode="margin")
+    assert (config.mode, config.q) == ("margin", 0.7)
+    assert ExitConfig.parse(config.to_dict()) == config
+
+
+class Told(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    api_key: SecretStr | None = None
+    count: int = 1
+    text: str = ""
+
+
+@pytest.mark.parametrize("wrong", [{"api_key": 53}, {"apikee": 53}, {"text": 10**5000}, {"count": "5" + 99 * "x"}])
+def test_secrets_unknown_fields_and_long_values_are_not_told(wrong):
+    with pytest.raises(ValidationError) as caught:
+        Told(**wrong)
+    told = explain(caught.value)
+    assert told.startswith(next(iter(wrong))) and "5" not in told and "got" not in told
+
+
+def test_the_servers_key_is_not_told():
+    with pytest.raises(ValidationError) as caught:
+        ServerSettings(api_key="open sesame")
+    assert "it is not shown here" in explain(caught.value) and "sesame" not in explain(caught.value)
+
+
+def test_signs_that_steer_a_terminal_are_told_as_such():
+    with pytest.raises(ValidationError) as caught:
+        Told(count="forgot\x1b[31m")
+    assert explain(caught.value).endswith(r", got 'forgot\x1b[31m'")
+    with pytest.raises(ValidationError) as caught:
+        Told.model_validate_json('{"text": ')
+    assert "got" not in explain(caught.value)
+
+
+def test_only_mappings_and_configs_are_parsed():
+    with pytest.raises(ValueError, match="got str"):
+        ExitConfig.parse("qexit")
+
+
+def test_configs_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        ExitConfig().q = 0.1
+
+
+@given(
+    st.builds(
+        partial(replace, ExitConfig()),
+        mode=st.sampled_from(["full", "qexit", "converge", "accel", "margin"]),
+        q=st.floats(0.01, 1.0),
+        eps=st.floats(1e-4, 10),
+        theta=st.floats(0.01, 1.0),
+        patience=st.integers(1, 5),
+        min_loops=st.integers(1, 9),
+        after_exit=st.sampled_from(["finish", "drop"]),
+    )
+)
+def test_dict_round_trip(config):
+    assert ExitConfig.parse(config.to_dict()) == config
