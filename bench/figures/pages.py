@@ -1,5 +1,7 @@
 """The texts that are generated as a whole: a page of `bench/results` for every bench, tables with their conditions."""
 
+# ruff: noqa: E501  (sentences are easier to read where they are not broken up)
+
 from collections.abc import Mapping, Sequence
 
 from sigma0.bench.effort.table import markdown as effort_table
@@ -89,7 +91,7 @@ def _calibrated(results: Results) -> list[str]:
 def _lossless(results: Results) -> list[str]:
     report = results.json("lossless-pocket-large")
     return [
-        f"Passes over full depth's under `after_exit=\"verify\"`: {report['model']}, {report['total_loops']} loops, "
+        f'Passes over full depth\'s under `after_exit="verify"`: {report["model"]}, {report["total_loops"]} loops, '
         f"{report['prompts']} held-out questions, {report['new_tokens']} new tokens each (past the end of the answer), "
         f"{report['dtype']}, checks of the tail included (`python -m sigma0.bench lossless`). `rows` and the columns before "
         "it are with re-drafts; rows above 100 % are those of rejected followers.",
@@ -154,7 +156,10 @@ def _effort(results: Results) -> list[str]:
             and not key.endswith("sha256")
         )  # fmt: skip
         parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report)]
-    return ["With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).", *parts]
+    return [
+        "With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).",
+        *parts,
+    ]
 
 
 def _proximity(results: Results) -> list[str]:

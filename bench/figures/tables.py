@@ -6,22 +6,23 @@ from typing import Any
 
 from sigma0.bench.core.ledger import FidelityRow, LadderRow
 from sigma0.bench.fidelity.pages import latest_runs
-from sigma0.bench.fidelity.table import label, percent, with_interval
+from sigma0.bench.fidelity.table import label as rule_label
+from sigma0.bench.fidelity.table import percent, with_interval
 from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import model_card
 
 MODELS = ("pocket", "pocket-large")
-# of the front page, with what each says to a reader: a rule at its calibrated threshold, or a baseline by its label
-FRONT = {
-    ("full", "finish"): "every loop",
-    ("margin", "finish"): "the model's own rule; every loop still runs, beside newer tokens",
-    ("margin", "drop"): "the same; deeper loops never run",
-    ("qexit", "finish"): "the trained gate",
-    ("fixed (depth 2)", "finish"): "two loops for every token",
-    ("oracle", "finish"): "the best exits, known beforehand",
-}
+# of the front page, with `after_exit`: rules at their calibrated thresholds, and baselines by their labels
+FRONT = (
+    ("full", "finish"),
+    ("margin", "finish"),
+    ("margin", "drop"),
+    ("qexit", "finish"),
+    ("fixed (depth 2)", "finish"),
+    ("oracle", "finish"),
+)
 NAMES = {"depth_attention_join": "joining its parts"}
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",
@@ -65,19 +66,19 @@ def ladder_run(results: Results) -> list[LadderRow]:
 
 def front_table(rows: Sequence[FidelityRow]) -> str:
     """Rules and baselines of one run, each with what it saves and what it costs."""
-    headings = ("tokens stop", "`after_exit`", "what it is", "same text", "answers right", "passes_saved", "rows_saved")
+    headings = ("rule", "after", "same text as full depth", "right", "passes_saved", "rows_saved", "speed")
     lines = []
-    for (name, after), meaning in FRONT.items():
+    for name, after in FRONT:
         row = [
             row
             for row in rows
-            if row.after_exit == after and (label(row) == name or (row.mode == name and row.promise is not None))
+            if row.after_exit == after and (rule_label(row) == name or (row.mode == name and row.promise is not None))
         ][-1]
-        shares = [percent(each) for each in (row.accuracy, row.passes_saved, row.rows_saved)]
+        shares = [percent(figure) for figure in (row.accuracy, row.passes_saved, row.rows_saved)]
         ratio = row.speed_ratio
         speed = "1" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        lines.append([label(row), f"`{after}`", meaning, with_interval(row.exact_match), *shares, speed])
-    return _table((*headings, "speed"), lines, names=3)
+        lines.append([rule_label(row), after, with_interval(row.exact_match), *shares, speed])
+    return _table(headings, lines, names=2)
 
 
 def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
