@@ -56,6 +56,7 @@ def test_every_figure_of_every_text_has_its_source(all_sources):
 
 def test_all_texts_are_read(all_sources):
     known = {"README.md", "weights.md", "kernels/README.md", "bench/NOTES.md", "bench/results/speed.md"}
+    known |= {f"sigma0/{name}/README.md" for name in ("calibrate", "decode", "ladder", "models", "signals")}
     known |= {"bench/fidelity/README.md", "bench/humaneval/README.md", "serve/README.md", "sigma0/reason/README.md"}
     assert known <= set(all_sources)
     assert sum(len(figures((ROOT / name).read_text())) for name in all_sources) > 5000
