@@ -56,7 +56,7 @@ def _front(results: Results) -> list[str]:
     rows = [row for row in fidelity_runs(results)["pocket-large"] if row.after_exit == "finish"]
     (own,) = [row for row in rows if row.mode == "margin" and row.promise is not None]
     (full,), (fixed,) = ([row for row in rows if label(row) == name] for name in ("full", "fixed (depth 2)"))
-    assert own.promise is not None
+    assert own.promise is not None and own.threads == 1
     same, agreed, saved = own.exact_match, own.promise.agreement, own.passes_saved
     size = f"`pocket-large` ({c(own.parameters / 1e6, '.1f')} M parameters, {c(own.total_loops)} loops; {c(own.n)} held-out"
     lossless = results.json("lossless-pocket-large")

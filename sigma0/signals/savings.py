@@ -1,4 +1,4 @@
-"""The three savings of adaptive depth, kept apart (their definitions also stand in the README)."""
+"""The three savings of adaptive depth, kept apart (their definitions also stand in `decode/README.md`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sigma0.bench.figures.check import Sources, computed, faults, figures, rewritten
-from sigma0.bench.figures.texts import check_text, read_literals, sources, write_literals
+from sigma0.bench.figures.texts import check_text, read_literals, read_text, sources, write_literals
 
 ROOT = Path(__file__).parents[3]
 # of every so many figures one is altered in the fast tests, all in the slow one
@@ -103,6 +103,17 @@ def test_a_small_text_holds():
 )
 def test_a_fault_says_where_and_what(old, new, told):
     assert any(told in fault.text for fault in faults(TEXT.replace(old, new, 1), SOURCES))
+
+
+def test_a_page_that_is_missing_or_altered_is_found(tmp_path):
+    assert read_text(tmp_path, "page.md") == ""
+    assert check_text("", "# A page\n") and not check_text("# A page\n", "# A page\n")
+
+
+def test_every_table_of_results_is_generated(all_sources):
+    """No page under `bench/results` is written by hand."""
+    pages = {name for name in all_sources if name.startswith("bench/results/")}
+    assert len(pages) >= 16 and all(isinstance(all_sources[name], str) for name in pages)
 
 
 def test_literals_that_change_places_are_found():
