@@ -6,31 +6,21 @@ import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ByteSize, SecretStr, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors
-from sigma0.commands.ladder import open_ladder
-from sigma0.commands.telemetry import KEPT_FILES, TelemetryLog
-from sigma0.config import parse_on_collapse
-from sigma0.decode.ops import Backend
+from sigma0.commands.options import KEPT_FILES
 from sigma0.extras import needs_extra
-from sigma0.ladder import FidelityLadder
-from sigma0.models.load import load
-from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.worker import EngineService
 
-
-class _Environment(BaseSettings):
-    """What is not given as an option, since options stand in lists of processes."""
-
-    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
-
-    api_key: SecretStr | None = None
+if TYPE_CHECKING:
+    from sigma0.commands.telemetry import TelemetryLog
+    from sigma0.decode.ops import Backend
+    from sigma0.ladder import FidelityLadder
+    from sigma0.serve.api.access import ServerSettings
+    from sigma0.serve.engine.worker import EngineService
 
 
 def serve(
@@ -83,8 +73,16 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
     with one_line_errors(), needs_extra("serve"):
-        from sigma0.serve.api.access import DRAIN_TIMEOUT, ServerSettings
+        from pydantic import SecretStr
+
+        from sigma0.commands.ladder import open_ladder
+        from sigma0.commands.telemetry import TelemetryLog
+        from sigma0.config import parse_on_collapse
+        from sigma0.models.load import load
+        from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
+        from sigma0.serve.engine.engine import Engine, EngineLimits
+        from sigma0.serve.engine.worker import EngineService
 
         if ladder is None and (budget or policy is not None):
             raise ValueError("--budget and --policy need --ladder")
@@ -93,7 +91,7 @@ def serve(
         except ValueError as error:
             raise ValueError(f"--allowed-host: {error}") from error
         collapse = parse_on_collapse(on_collapse)
-        key = SecretStr(api_key) if api_key else _Environment().api_key
+        key = SecretStr(api_key) if api_key else Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if telemetry is not None and ray:
             raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
@@ -164,11 +162,11 @@ def serve(
 
 
 def run(
-    service: EngineService,
-    settings: Any,
-    ladder: FidelityLadder | None,
+    service: "EngineService",
+    settings: "ServerSettings",
+    ladder: "FidelityLadder | None",
     listener: socket.socket,
-    telemetry: TelemetryLog | None = None,
+    telemetry: "TelemetryLog | None" = None,
 ) -> None:
     """Serves until a signal comes; then takes no more, and finishes what was begun within `settings.drain_timeout`.
 
@@ -232,13 +230,15 @@ def parse_bytes(text: str, option: str = "--kv-memory") -> int:
     Raises:
         ValueError: For anything else.
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
         raise ValueError(f"{option} {text!r} is no amount of memory such as 512MiB or 8GiB") from error
 
 
-def _backend(name: str) -> Backend:
+def _backend(name: str) -> "Backend":
     if name not in ("auto", "torch", "triton"):
         raise ValueError(f"no such backend: {name!r}; there are auto, torch, triton")
     return name  # type: ignore[return-value]

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import torch
 import typer
-from transformers import AutoConfig
 
 from sigma0.commands.console import one_line_errors
-from sigma0.models import OuroConfig
-from sigma0.models.load import resolve_model
 from sigma0.serve.command import parse_bytes
-from sigma0.serve.sizing import Fit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
 # The published shapes, so that no checkpoint has to be there.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
@@ -39,6 +35,8 @@ def size(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
+    import torch
+
     with one_line_errors():
         for option, value, known in (("--dtype", dtype, DTYPES), ("--backend", backend, BACKENDS)):
             if value not in known:
@@ -61,6 +59,11 @@ def shape_of(model: str) -> ModelShape:
     Raises:
         ValueError: If it is neither, or has no loops.
     """
+    from transformers import AutoConfig
+
+    from sigma0.models import OuroConfig
+    from sigma0.models.load import resolve_model
+
     if model in SHAPES:
         return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
     return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
@@ -80,7 +83,7 @@ def _counts(text: str) -> list[int]:
         raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
 
 
-def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> dict[str, Any]:
+def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> dict[str, Any]:
     """Everything as plain JSON values; amounts are bytes."""
     return {
         "kind": "computed",
@@ -95,7 +98,7 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
     }
 
 
-def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[Fit]) -> str:
+def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: Sequence[MemoryFit]) -> str:
     """The same as Markdown; GB are 10^9 bytes."""
     weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
     lines = [

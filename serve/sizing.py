@@ -106,7 +106,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """What fits into a memory.
 
     Attributes:
@@ -194,7 +194,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     return states + kept + gathered + mask + head
 
 
-def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Fit:
+def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> MemoryFit:
     """What fits into a memory beside the weights and a pass.
 
     Args:
@@ -214,7 +214,7 @@ def fit(shape: ModelShape, serving: Serving, memory: int, context: int) -> Fit:
     a_pass = pass_bytes(shape, serving, context)
     left = int(memory * (1 - serving.spare)) - weights - a_pass
     pages = max(0, left) // page_bytes(shape, serving.number_bytes, serving.page_size)
-    return Fit(
+    return MemoryFit(
         memory=memory,
         context=context,
         weights=weights,

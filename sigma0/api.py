@@ -1,38 +1,33 @@
 """Text in, text out: `generate` and `stream`, with the depth of every token."""
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
-from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from sigma0.config import ExitConfig, OnCollapse, parse_on_collapse, switches
+from sigma0.config import ExitConfig, Messages, OnCollapse, parse_on_collapse, switches
 from sigma0.decode.exits import ExitRule, exit_reason
-from sigma0.decode.ops import FATES, READINGS, STATISTICS
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.step import Exits
 from sigma0.decode.token_loop import Emission, TokenLoop
 from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.models.limits import check_context as check_context
-from sigma0.models.special_tokens import text_encoder
+from sigma0.models.limits import check_context
+from sigma0.models.prompts import encode
 from sigma0.signals.canary import Tighten
-from sigma0.signals.grounding.check import Grounding, check
+from sigma0.signals.generation import Generation, StopReason
+from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.tokens import StreamedToken, Token
-from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
+from sigma0.signals.tokens import StreamedToken, Token, with_statistics
+from sigma0.signals.verdict import DoorPolicy, aggregate, patience_for
 
-Messages = Sequence[Mapping[str, Any]]
-StopReason = Literal["eos", "stop", "length", "collapse"]
 # generate() arguments that would change what a stream of one sequence is
 REFUSED = (
     "assistant_model",
@@ -50,103 +45,30 @@ REFUSED = (
 )
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A finished continuation.
-
-    Attributes:
-        text: The new text, special tokens left out.
-        tokens: The new tokens, a final EOS included.
-        stop_reason: `eos`, `stop` (a stop string or a caller's criterion), `length`, or `collapse`: it ran in circles
-            and was ended, with what it had written so far.
-        mean_depth: Mean exit depth of the tokens after the first; None for a single token.
-        depth_saved: See `sigma0.signals.savings.Savings`, as are the next two.
-        passes_saved: Passes saved.
-        rows_saved: Rows saved.
-        total_loops: T.
-        prompt_tokens: Ids of the prompt.
-        loop_passes: Calls of the shared block after the prompt.
-        loop_rows: Rows in those calls.
-        prompt_rows: Rows that reading the prompt took.
-        head_rows: Rows that the output head read after the prompt.
-        verdict: On the whole text; None where none is asked for.
-        grounding: The claims of the text, looked up in prompt and sources; None likewise.
-        policy: What its door asks for; None likewise.
-        above: What a ladder made of it (a `LadderGeneration`); None where none was asked.
-    """
-
-    text: str
-    tokens: tuple[Token, ...]
-    stop_reason: StopReason
-    mean_depth: float | None
-    depth_saved: float | None
-    passes_saved: float | None
-    rows_saved: float | None
-    total_loops: int
-    prompt_tokens: int
-    loop_passes: int
-    loop_rows: int
-    prompt_rows: int
-    head_rows: int
-    verdict: ReasonVerdict | None = None
-    grounding: Grounding | None = None
-    policy: DoorPolicy | None = None
-    above: Any = None
-
-    @property
-    def answer(self) -> str:
-        """The text that stands: a ladder's where it was asked, else this one."""
-        return self.text if self.above is None else str(self.above.text)
-
-    @property
-    def door(self) -> Door | None:
-        """The door that the verdict opens while budget is left; None where there is no verdict."""
-        return None if self.verdict is None else door(self.verdict, self.policy)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what a verdict needs is left out where none was asked for."""
-        values = asdict(replace(self, above=None))
-        verdict, _ = values.pop("verdict"), values.pop("above")
-        if self.above is not None:
-            values["above"] = self.above.to_dict()
-        if verdict is None:
-            del values["grounding"], values["policy"]
-            values["tokens"] = [{name: token[name] for name in _ALWAYS} for token in values["tokens"]]
-            return values
-        return {**values, "verdict": verdict.to_dict(), "door": self.door}
-
-
-_ALWAYS = ("id", "text", "depth", "reason")
-
-
-_RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
-_PROXIMITY, _MARGIN, _ENTROPY = (READINGS.index(name) for name in ("proximity", "margin", "entropy"))
-
-
 class TextStream(Iterator[Token]):
     """New tokens as they come; `generation` sums up once they have all come.
 
     Args:
         loop: A token loop of one sequence.
         first: The exit of its last prompt token.
-        tokenizer: A fast tokenizer.
+        tokenizer: Of the model.
         exit_config: The settings in force, for the reasons.
         stop: Stop strings, to tell `stop` from `length`.
         context: What the text is to be grounded in.
         policy: How token verdicts become one.
-        unasked: The rule that would have stopped tokens, where `full` or `fixed` does.
+        counterfactual_rule: Under `full` and `fixed`, the rule whose exits are reported as `would_have_met`.
     """
 
     def __init__(
         self,
         loop: TokenLoop,
         first: Exits,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerFast,
         exit_config: ExitConfig,
         stop: tuple[str, ...],
         context: tuple[str, ...] = (),
         policy: DoorPolicy | None = None,
-        unasked: ExitRule | None = None,
+        counterfactual_rule: ExitRule | None = None,
     ) -> None:
         self._loop = loop
         self._emissions = loop.run(first)
@@ -155,7 +77,7 @@ class TextStream(Iterator[Token]):
         self._stop = stop
         self._context = context
         self._policy = policy or DoorPolicy()
-        self._unasked = unasked
+        self._counterfactual_rule = counterfactual_rule
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._prompt_tokens = int(loop.lengths[0])
         self._tokens: list[Token] = []
@@ -167,7 +89,7 @@ class TextStream(Iterator[Token]):
         if self._loop.record is None:
             return token
         streamed = StreamedToken(token.id, token.text, token.depth, token.reason)
-        return streamed.wait(partial(self._as_streamed, len(self._tokens) - 1))
+        return streamed.defer(partial(self._as_streamed, len(self._tokens) - 1))
 
     def finish(self) -> Generation:
         """Writes the rest, and sums up."""
@@ -189,12 +111,12 @@ class TextStream(Iterator[Token]):
         self._tokens.append(token)
         return token
 
-    def _as_streamed(self, number: int, token: Token) -> Token:
-        """The token with what was known of it when it came: loops that ran later do not count."""
+    def _as_streamed(self, index: int, token: Token) -> Token:
+        """The token with the statistics known when it was emitted: loops that ran later do not count."""
         # the first is read from a prompt that has run all its loops, and under `verify` every token is
-        all_loops = number == 0 or self._exit_config.after_exit == "verify"
-        (told,) = self._with_statistics([token], number, None if all_loops else token.depth)
-        return told
+        all_loops = index == 0 or self._exit_config.after_exit == "verify"
+        (described,) = self._with_statistics([token], index, None if all_loops else token.depth)
+        return described
 
     @property
     def loop_statistics(self) -> Tensor:
@@ -253,33 +175,13 @@ class TextStream(Iterator[Token]):
             policy=policy,
         )
 
-    def _with_statistics(self, tokens: Sequence[Token], first: int, loops: int | None = None) -> tuple[Token, ...]:
-        """The tokens, of which the first has number `first`, with what the record tells of them.
-
-        Args:
-            tokens: One after the other.
-            first: Number of the first.
-            loops: How many of each one's loops count; None: all that were run.
-        """
+    def _with_statistics(self, tokens: Sequence[Token], start: int, max_loops: int | None = None) -> tuple[Token, ...]:
+        """The tokens, of which the first has output index `start`, with their statistics."""
         record = self._loop.record
         assert record is not None
-        where = slice(first, first + len(tokens))
-        paths, fates, readings = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
-        ran = np.isfinite(paths[:, :, 0]).sum(axis=1)
-        if loops is not None:
-            ran = np.minimum(ran, loops)
-        last = paths[np.arange(len(paths)), ran - 1]  # [N, 8]
-        numbers = np.stack([last[:, _RADIUS], last[:, _ANGLE], *readings[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T], axis=1)
-        rule, described = self._unasked, []
-        for token, path, row, known, count in zip(
-            tokens, paths, numbers.tolist(), fates.tolist(), ran.tolist(), strict=True
-        ):
-            radius, angle, proximity, margin, entropy = map(_finite, row)
-            fate = mildest([FATES[code] for code in known[:count]], self.patience)
-            met = None if rule is None else rule.would_have_been_met(path[:count], margin)
-            figures = (radius, angle, fate, proximity, margin, entropy, met)
-            described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
-        return tuple(described)
+        where = slice(start, start + len(tokens))
+        paths, fates, logit_stats = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        return with_statistics(tokens, paths, fates, logit_stats, self.patience, self._counterfactual_rule, max_loops)
 
     def _rest(self, emission: Emission) -> str:
         """What the last token adds, an unfinished character included."""
@@ -298,66 +200,9 @@ class TextStream(Iterator[Token]):
         return "length" if full else "stop"
 
 
-def _finite(value: float) -> float | None:
-    """A number that JSON can hold; None where a broken model has none."""
-    return value if math.isfinite(value) else None
-
-
-def encode(tokenizer: Any, prompt: str | Messages, special_tokens: bool = False) -> Tensor:
-    """Ids `[1, P]` of a prompt: a string is continued as it is, messages go through the chat template.
-
-    A last message of the assistant is taken for the beginning of its answer, and continued.
-
-    Args:
-        tokenizer: A fast transformers tokenizer.
-        prompt: A string, or messages with `role` and `content`.
-        special_tokens: Whether a special token in the prompt (say `<|im_end|>`) is that token; by default it is text,
-            and only the chat template's own are special.
-
-    Raises:
-        ValueError: For an empty prompt, a tokenizer without a chat template, or one that is not fast.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
-    if not isinstance(prompt, str) and (
-        not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt)
-    ):
-        raise ValueError(f"a prompt is a string or a list of messages, got {type(prompt).__name__}")
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    if isinstance(prompt, str):
-        if not special_tokens:
-            return torch.tensor([text_encoder(tokenizer).text(prompt)], dtype=torch.long)
-        # verbose=False: a text over the limit is told by our own error
-        ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
-    elif tokenizer.chat_template is None:
-        raise ValueError("this tokenizer has no chat template; pass the prompt as one string")
-    else:
-        # a turn of the assistant at the end is not over: it is continued
-        open_turn = prompt[-1].get("role") == "assistant"
-        template = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
-
-        def render(messages: list[dict[str, Any]]) -> str:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **template))
-
-        try:
-            if not special_tokens:
-                return torch.tensor([text_encoder(tokenizer).messages(prompt, render)], dtype=torch.long)
-            messages = [dict(message) for message in prompt]
-            ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True, **template)[
-                "input_ids"
-            ]
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
-    encoded: Tensor = ids
-    if not encoded.numel():
-        raise ValueError(f"the prompt has no tokens: {prompt!r:.60}")
-    return encoded
-
-
 def stream(
-    model: Any,
-    tokenizer: Any,
+    model: DepthGenerationMixin,
+    tokenizer: PreTrainedTokenizerFast,
     prompt: str | Messages,
     *,
     exit_config: ExitConfig | Mapping[str, Any] | None = None,
@@ -449,7 +294,12 @@ class Ladder(Protocol):
 
 
 def generate(
-    model: Any, tokenizer: Any, prompt: str | Messages, *, ladder: Ladder | None = None, **kwargs: Any
+    model: DepthGenerationMixin,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str | Messages,
+    *,
+    ladder: Ladder | None = None,
+    **kwargs: Any,
 ) -> Generation:
     """Continues a prompt.
 

@@ -1,237 +1,74 @@
-"""The command line: `sigma0 generate`, `solve`, `serve`, `size`, `calibrate`, `trail`, `doctor`, `export`."""
+"""The command line: the names of the commands, and where each is defined."""
 
-import json
-import sys
-from functools import partial
-from pathlib import Path
-from time import monotonic
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
-from sigma0.api import Messages, stream
-from sigma0.commands.calibrate import calibrate
-from sigma0.commands.console import one_line_errors, print_report, print_stream, quiet_transformers
-from sigma0.commands.doctor import examine
-from sigma0.commands.exit_options import exit_settings
-from sigma0.commands.ladder import open_ladder, run_ladder
-from sigma0.commands.solve import solve
-from sigma0.commands.telemetry import TelemetryLog, of_generation
-from sigma0.commands.trail import trail
-from sigma0.config import ExitConfig, parse_on_collapse
-from sigma0.decode.ops import Backend
-from sigma0.decode.parallel import together
-from sigma0.ladder import FidelityLadder, LocalRung
-from sigma0.models.export import export as write_folder
-from sigma0.models.load import load
-from sigma0.serve.command import serve
-from sigma0.serve.size_command import size
+from sigma0 import __version__
+from sigma0.commands.lazy_group import Target, lazy_group
 
+# The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
+COMMANDS = {
+    "generate": Target(
+        "sigma0.commands.generate",
+        "generate",
+        "Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung.",
+    ),
+    "calibrate": Target(
+        "sigma0.commands.calibrate",
+        "calibrate",
+        "Turn a quality budget or a risk into thresholds, and store them in generation_config.json.",
+    ),
+    "solve": Target(
+        "sigma0.commands.solve",
+        "solve",
+        "Solve a problem by an outer loop; the exit code is 0 if its own gate was passed, 1 if not.",
+    ),
+    "trail": Target(
+        "sigma0.commands.trail",
+        "trail",
+        "Show the decisions of a ladder, each made again from what was recorded, or the course of an outer loop.",
+    ),
+    "serve": Target(
+        "sigma0.serve.command", "serve", "Serve a model to OpenAI clients, and a page on which to watch it."
+    ),
+    "size": Target(
+        "sigma0.serve.size_command",
+        "size",
+        "Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured.",
+    ),
+    "doctor": Target(
+        "sigma0.commands.doctor", "doctor", "Print versions, devices, and what is installed or off, and why."
+    ),
+    "export": Target(
+        "sigma0.commands.export",
+        "export",
+        "Write a folder that other tools load with trust_remote_code=True, through this package.",
+    ),
+}
 app = typer.Typer(
+    cls=lazy_group(COMMANDS),
     help="Looped language models with a depth of its own for each token.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+def print_version(wanted: bool) -> None:
+    """Prints the version, and ends."""
+    if wanted:
+        typer.echo(f"sigma0 {__version__}")
+        raise typer.Exit
 
 
-def ladder_exits(options: dict[str, Any], ladder: FidelityLadder) -> ExitConfig | None:
-    """The options that were given, over the first looped rung's own settings; None where none was given."""
-    if all(value is None for value in options.values()):
-        return None
-    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
-    if not looped:
-        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
-    return exit_settings(options, looped[0].model.resolve_exit_config(looped[0].exit_config))
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
-    model: Model = "pocket",
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    exit: Annotated[
-        str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
-    ] = None,
-    q: Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")] = None,
-    eps: Annotated[float | None, typer.Option(help="Threshold of converge and accel.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")] = None,
-    theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
-    depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
-    min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
-    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sampling.")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    on_collapse: Annotated[
-        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
-    ] = "stop",
-    tensor_parallel: Annotated[
-        bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
-    ] = True,
-    verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
-    svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
-        ),
-    ] = None,
-    unit: Annotated[str, typer.Option(help="With --ladder, what goes up: token, draft or answer.")] = "token",
-    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
-    policy: Annotated[
-        str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
-    ] = None,
-    trail_file: Annotated[
-        Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
-    ] = None,
-    telemetry: Annotated[
-        Path | None, typer.Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.")
-    ] = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
-    options: dict[str, Any] = {
-        "mode": exit,
-        "q": q,
-        "eps": eps,
-        "patience": patience,
-        "theta": theta,
-        "depth": depth,
-        "min_loops": min_loops,
-        "after_exit": after,
-    }
-    with one_line_errors():
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
-        if svg is not None and as_json:
-            raise ValueError("--svg and --json exclude each other")
-        if telemetry is not None and (ladder is not None or tensor_parallel):
-            raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
-        if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
-        if tensor_parallel and (ladder is not None or prompt == "-"):
-            raise ValueError(
-                "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
-                "standard input, and do not agree on what a ladder hands up"
-            )
-        exit_settings(options)
-        parse_on_collapse(on_collapse)
-        # the newline that echo and editors add is no part of the text
-        text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
-        if not text:
-            raise ValueError("the prompt is empty")
-        quiet_transformers()
-        settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
-        said: str | Messages = [{"role": "user", "content": text}] if chat else text
-        if ladder is None:
-            given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
-            if any(given.values()):
-                raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
-        else:
-            if special_tokens:
-                raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
-            if model != "pocket":
-                raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
-            if on_collapse != "stop":
-                raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
-            if svg is not None or verdict:
-                raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
-            if unit == "token":
-                settings |= {"do_sample": temperature > 0, "seed": seed}
-            elif temperature > 0 or seed is not None:
-                raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
-            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend))
-            settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
-            run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
-            return
-        log = None if telemetry is None else TelemetryLog(telemetry)
-        with together(tensor_parallel) as speaks:
-            looped, tokenizer = load(
-                model,
-                device=device,
-                dtype=dtype,
-                backend=cast(Backend, backend),
-                tensor_parallel=tensor_parallel,
-                check=check,
-            )
-            config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
-            began = monotonic()
-            tokens = stream(
-                looped,
-                tokenizer,
-                said,
-                exit_config=config,
-                max_new_tokens=max_new_tokens,
-                stop=stop or (),
-                seed=seed,
-                do_sample=temperature > 0,
-                verdict=True if verdict else None,
-                special_tokens=special_tokens,
-                on_collapse=parse_on_collapse(on_collapse),
-                **settings,
-            )
-            if speaks and not as_json:
-                print_stream(tokens, looped.num_loops, text, svg, verdict)
-            for _ in tokens:
-                pass
-            if speaks and as_json:
-                typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
-            if log is not None:
-                log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))
-                log.close()
-
-
-app.command()(calibrate)
-app.command()(solve)
-app.command()(trail)
-app.command()(serve)
-app.command()(size)
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Print versions, devices, and what is installed or off, and why."""
-    report = examine()
-    if as_json:
-        typer.echo(report.model_dump_json(indent=2))
-    else:
-        print_report(report)
-
-
-@app.command()
-def export(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
-    folder: Annotated[str, typer.Argument(help="A new or empty folder.")],
-    exit_config: Annotated[
-        str | None, typer.Option(help='When its tokens stop by default, as JSON: {"mode": "fixed", "depth": 2}')
-    ] = None,
-) -> None:
-    """Write a folder that other tools load with trust_remote_code=True, through this package."""
-    with one_line_errors():
-        quiet_transformers()
-        looped, tokenizer = load(model, device="cpu")
-        if exit_config is not None:
-            asked = ExitConfig.parse(json.loads(exit_config))
-            asked.stops_at(looped.num_loops)
-            looped.generation_config.exit_config = asked
-        target = write_folder(looped, tokenizer, folder)
-    typer.echo(f"wrote {target}")
+    """Takes the options of no command."""
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
-from functools import lru_cache, wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from sigma0.errors import LONGEST, one_line_constructor
+
+# A chat: each message with `role` and `content`.
+Messages = Sequence[Mapping[str, Any]]
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
 # What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
@@ -18,9 +22,14 @@ OnCollapse = Literal["stop", "tighten", "ignore"]
 AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
-C = TypeVar("C")
 # Which exit modes read which threshold.
-THRESHOLDS = {"q": ("qexit",), "eps": ("converge", "accel"), "patience": ("accel",), "theta": ("margin",)}
+THRESHOLDS = {
+    "q": ("qexit",),
+    "eps": ("converge", "accel"),
+    "patience": ("accel",),
+    "theta": ("margin",),
+    "accel_scale": ("accel",),
+}
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
@@ -30,7 +39,7 @@ def parse_on_collapse(value: Any) -> OnCollapse:
         ValueError: For anything else than `stop`, `tighten` or `ignore`.
     """
     if value not in get_args(OnCollapse):
-        raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:_LONGEST]!r}")
+        raise ValueError(f"on_collapse is stop, tighten or ignore, got {str(value)[:LONGEST]!r}")
     return cast(OnCollapse, value)
 
 
@@ -78,26 +87,15 @@ class Stored:
         return asdict(instance)
 
 
-def _one_line(settings: type[C]) -> type[C]:
-    """Makes the constructor tell its mistakes in one line, as a ValueError; pydantic's own take several."""
-    kind: Any = settings
-    construct = kind.__init__
-
-    @wraps(construct)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            construct(self, *args, **kwargs)
-        except ValidationError as error:
-            unknown = any(item["type"] == "unexpected_keyword_argument" for item in error.errors())
-            way = f"; there are {', '.join(field.name for field in fields(kind))}" if unknown else ""
-            raise ValueError(f"{kind.stored_as}: {explain(error)}{way}") from error
-
-    kind.__init__ = checked
-    return settings
+def _refuse_unread(values: Mapping[str, Any]) -> None:
+    mode = values.get("mode", "qexit")
+    for name, modes in THRESHOLDS.items():
+        if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
+            raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
 
 
 # a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
-@_one_line
+@one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
     """When a token may stop looping, and what becomes of its deeper loops afterwards.
@@ -141,10 +139,7 @@ class ExitConfig(Stored):
         values = getattr(given, "kwargs", given)
         if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
             return given
-        mode = values.get("mode", "qexit")
-        for name, modes in THRESHOLDS.items():
-            if values.get(name) is not None and mode in get_args(ExitMode) and mode not in modes:
-                raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
+        _refuse_unread(values)
         return given
 
     @field_validator("q", "theta")
@@ -175,6 +170,14 @@ class ExitConfig(Stored):
         if self.mode != "fixed" and self.depth is not None:
             raise ValueError(f"depth={self.depth} has no meaning for mode '{self.mode}'; use mode='fixed'")
         return self
+
+    def check_read(self) -> None:
+        """Refuses a threshold that the mode does not read also where all fields are given.
+
+        Raises:
+            ValueError: Naming it, and the modes that read it.
+        """
+        _refuse_unread(vars(self))
 
     @property
     def threshold(self) -> float | None:
@@ -218,7 +221,7 @@ class ExitConfig(Stored):
         return self.depth
 
 
-@_one_line
+@one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
     """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
@@ -281,39 +284,6 @@ def switches() -> Switches:
 def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
     """Parsed once for each environment: a forward asks."""
     return Switches()
-
-
-# Errors that no value explains: of fields that there are not (which may hold anything), and of text that is no JSON.
-_NO_VALUE = frozenset({"extra_forbidden", "unexpected_keyword_argument", "json_invalid"})
-_SECRETS = ("key", "secret", "password")
-_LONGEST = 60
-
-
-def _got(item: Any) -> str:
-    """The bad value where it is short and no secret, and where the reason does not tell it."""
-    value, reason = item["input"], item["msg"]
-    secret = any(str(part).lower().endswith(_SECRETS) for part in item["loc"])
-    if secret or item["type"] in _NO_VALUE or "got" in reason.split() or not _is_short(value):
-        return ""
-    told = repr(value)
-    return "" if told in reason or len(told) > _LONGEST else f", got {told}"
-
-
-def _is_short(value: object) -> bool:
-    # before it is written out: Python refuses to write integers of thousands of digits
-    if isinstance(value, str):
-        return len(value) <= _LONGEST
-    return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 200)
-
-
-def explain(error: ValidationError) -> str:
-    """One line for a pydantic error: each bad field with its value and the reason."""
-    parts = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
-        reason = item["msg"].removeprefix("Value error, ") + _got(item)
-        parts.append(f"{field}: {reason}" if field else reason)
-    return "; ".join(parts)
 
 
 SHARES: dict[Effort, float] = {"minimal": 0.5, "low": 0.75, "medium": 1.0, "high": 1.0}

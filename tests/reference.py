@@ -51,7 +51,6 @@ def settled_model(seed: int, **overrides) -> OuroForCausalLM:
 def setting(mode: str, **values) -> ExitConfig:
     """Exit settings out of values for every rule, of which only those that the mode reads are taken."""
     unread = {name for name, modes in THRESHOLDS.items() if mode not in modes}
-    unread |= {"accel_scale"} - ({"accel_scale"} if mode == "accel" else set())
     return ExitConfig(mode=mode, **{name: value for name, value in values.items() if name not in unread})
 
 

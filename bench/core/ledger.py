@@ -14,7 +14,7 @@ from sigma0.bench.core.rows import Conditions, Figure, row_key
 from sigma0.bench.core.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, Promise, SpeedRow
 from sigma0.bench.core.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
 from sigma0.bench.core.rows_tasks import HumanEvalRow, StrategyQARow
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 __all__ = [
     "LEDGER",
@@ -65,7 +65,7 @@ def parse_row(line: str | bytes) -> AnyRow:
     try:
         return _ROW.validate_json(line)
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
+        raise ValueError(one_line(error)) from error
 
 
 def read_rows(path: Path) -> list[AnyRow]:

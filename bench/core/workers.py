@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from sigma0.bench.core.lines import append, cut
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.extras import needs_extra
 from sigma0.serve.cluster.cluster import join
 
@@ -99,7 +99,7 @@ class KeptResults:
             try:
                 kept = KeptResult.model_validate_json(line)
             except ValidationError as error:
-                raise ValueError(f"line {number} of {str(self._path)!r} is no result: {explain(error)}") from error
+                raise ValueError(f"line {number} of {str(self._path)!r} is no result: {one_line(error)}") from error
             known[kept.key] = kept.result
         return known
 

@@ -19,7 +19,8 @@ from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.config import AfterExit, ExitConfig, explain
+from sigma0.config import AfterExit, ExitConfig
+from sigma0.errors import one_line
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
 
@@ -141,4 +142,4 @@ def _grid(text: str) -> dict[str, tuple[float, ...]]:
     try:
         return _GRID.validate_json(text)
     except ValidationError as error:
-        raise ValueError(f"--grid {text!r}: {explain(error)}") from error
+        raise ValueError(f"--grid {text!r}: {one_line(error)}") from error

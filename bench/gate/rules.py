@@ -15,7 +15,7 @@ from sigma0.bench.pocket.items import check_split
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.agreement import GRIDS
 from sigma0.calibrate.bootstrap import Estimate
-from sigma0.calibrate.forced_grid import GridReadings, read_grids
+from sigma0.calibrate.teacher_forcing import GridReadings, read_grids
 from sigma0.config import ExitConfig
 from sigma0.models import OuroForCausalLM
 

@@ -15,10 +15,12 @@ from inspect_ai.model import (
     modelapi,
 )
 
-from sigma0.api import Generation, encode, generate
+from sigma0.api import generate
 from sigma0.bench.harness.arguments import Opened, check_effort, open_model
 from sigma0.bench.harness.telemetry import Reading, counts
 from sigma0.decode.endings import cut
+from sigma0.models.prompts import encode
+from sigma0.signals.generation import Generation
 
 # new tokens where nobody says how many; less where the context ends earlier
 MAX_TOKENS = 512

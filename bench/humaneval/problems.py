@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 SIZE = 164
 LONGEST_FILE = 2**24
@@ -116,4 +116,4 @@ def _problem(path: Path, number: int, line: bytes) -> Problem:
     try:
         return Problem.model_validate_json(line)
     except ValidationError as error:
-        raise ValueError(f"line {number} of {str(path)!r} is no problem: {explain(error)[:400]}") from error
+        raise ValueError(f"line {number} of {str(path)!r} is no problem: {one_line(error)[:400]}") from error

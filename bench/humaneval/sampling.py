@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sigma0.api import check_context, encode, generate
+from sigma0.api import generate
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.decode.endings import cut, end_ids
 from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.limits import check_context
+from sigma0.models.prompts import encode
 
 # where the function that is asked for is over (Chen et al., 2021, section 2.1)
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

@@ -5,12 +5,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.humaneval.problems import Problem
 from sigma0.bench.humaneval.sampling import Sample, SampleSettings
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 
 class Run(BaseModel):
@@ -87,8 +87,8 @@ class SampleFile:
             try:
                 self._take(_LINE.validate_json(line))
             except ValueError as error:
-                told = explain(error)[:400] if isinstance(error, ValidationError) else error
-                raise ValueError(f"line {number} of {str(path)!r} is no run and no sample: {told}") from error
+                message = one_line(error)[:400]
+                raise ValueError(f"line {number} of {str(path)!r} is no run and no sample: {message}") from error
 
     @property
     def latest(self) -> list[Run]:

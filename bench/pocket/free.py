@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.api import Generation, generate
+from sigma0.api import generate
 from sigma0.bench.pocket.data import chat_messages
 from sigma0.bench.pocket.world import draw
 from sigma0.config import ExitConfig
 from sigma0.models import OuroForCausalLM
+from sigma0.signals.generation import Generation
 
 _LONGEST = 24
 

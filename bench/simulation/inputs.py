@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sigma0.bench.core.rows import Conditions
 from sigma0.bench.simulation.replica import ReplicaLimits
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 Count = Annotated[int, Field(ge=1)]
 Time = Annotated[float, Field(gt=0)]
@@ -170,7 +170,7 @@ def read_inputs(path: Path) -> tuple[Inputs, str]:
     try:
         return Inputs.model_validate_json(content), sha256(content).hexdigest()
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r} holds no inputs of a simulation: {explain(error)}") from error
+        raise ValueError(f"{str(path)!r} holds no inputs of a simulation: {one_line(error)}") from error
 
 
 class PassClock:

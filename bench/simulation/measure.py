@@ -19,7 +19,7 @@ from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
 from sigma0.decode.paged_kv import PageShape
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
 
 LIMITS = EngineLimits(max_waiting=10**6)
 AT_ONCE = (2, 4, 8, 16)
@@ -29,7 +29,7 @@ ROUNDS = 6
 CHECKED = (0.5, 0.8)
 PERCENTILES = (50, 95, 99)
 # Moments, in seconds, and what comes then.
-Arrivals = list[tuple[float, Job]]
+Arrivals = list[tuple[float, EngineRequest]]
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Stopwatch:
         events = engine.step()
         seconds = self._now() - began
         after = engine.status()
-        tokens = sum(isinstance(event, TokenTold) for _, event in events)
-        ended = sum(isinstance(event, JobDone | JobFailed) for _, event in events)
+        tokens = sum(isinstance(event, TokenOutput) for _, event in events)
+        ended = sum(isinstance(event, RequestOutput | RequestFailed) for _, event in events)
         self.passes.append(TimedPass(after.rows - before, tokens, after.running + ended, seconds))
         return events, seconds
 
@@ -105,7 +105,10 @@ def measure_inputs(
     for number, watch in enumerate(watches):
         mine = prompts[number::ROUNDS]
         new = conditions.max_new_tokens
-        jobs = {name: [Job(ids, new, config, on_collapse="ignore") for ids in mine] for name, config in configs.items()}
+        jobs = {
+            name: [EngineRequest(ids, new, config, on_collapse="ignore") for ids in mine]
+            for name, config in configs.items()
+        }
         # the first steps of a process are slow
         play(ready(), [(0.0, job) for job in jobs[SHORT][:2]], Stopwatch(model.device))
         for name, asked in jobs.items():
@@ -143,12 +146,12 @@ def measure_inputs(
 STEPS = ROUNDS * (2 + len(AT_ONCE) + len(CHECKED))
 
 
-def _alone(engine: Engine, job: Job, watch: Stopwatch) -> MeasuredAnswer:
+def _alone(engine: Engine, job: EngineRequest, watch: Stopwatch) -> MeasuredAnswer:
     (answer,) = play(engine, [(0.0, job)], watch)
     return MeasuredAnswer(prompt=len(job.prompt_ids), depths=tuple(token.depth for token in answer.done.tokens))
 
 
-def _crowded(engine: Engine, jobs: Sequence[Job], number: int, watch: Stopwatch) -> float:
+def _crowded(engine: Engine, jobs: Sequence[EngineRequest], number: int, watch: Stopwatch) -> float:
     """Answers jobs, so many at a time; the seconds."""
     queue, under_way, seconds = list(reversed(jobs)), 0, 0.0
     while queue or under_way:
@@ -157,7 +160,7 @@ def _crowded(engine: Engine, jobs: Sequence[Job], number: int, watch: Stopwatch)
             under_way += 1
         events, step = watch.step(engine)
         seconds += step
-        under_way -= sum(isinstance(event, JobDone | JobFailed) for _, event in events)
+        under_way -= sum(isinstance(event, RequestOutput | RequestFailed) for _, event in events)
     return seconds
 
 
@@ -170,7 +173,7 @@ class Played:
         seconds: From arrival to end.
     """
 
-    done: JobDone
+    done: RequestOutput
     seconds: float
 
 
@@ -178,7 +181,7 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
     """Gives the engine jobs at their moments, in a time in which nothing but its steps passes.
 
     Raises:
-        JobFailed: If one breaks.
+        RequestFailed: If one breaks.
     """
     queue, now = list(arrivals)[::-1], 0.0
     began: dict[int, tuple[int, float]] = {}
@@ -192,9 +195,9 @@ def play(engine: Engine, arrivals: Arrivals, watch: Stopwatch) -> list[Played]:
         events, seconds = watch.step(engine)
         now += seconds
         for key, event in events:
-            if isinstance(event, JobFailed):
+            if isinstance(event, RequestFailed):
                 raise event
-            if isinstance(event, JobDone):
+            if isinstance(event, RequestOutput):
                 number, moment = began[key]
                 found[number] = Played(event, now - moment)
     return [found[number] for number in range(len(found))]
@@ -215,7 +218,7 @@ def replay(replica: Replica, arrivals: Sequence[tuple[float, Request]]) -> list[
     return [request.ended - request.arrived for _, request in arrivals]
 
 
-def at_random(jobs: Sequence[Job], rate: float, seed: str) -> Arrivals:
+def at_random(jobs: Sequence[EngineRequest], rate: float, seed: str) -> Arrivals:
     """Jobs as a Poisson process of so many a second."""
     rng = Random(f"check/{seed}")
     moments = np.cumsum([rng.expovariate(rate) for _ in jobs]).tolist()

@@ -20,9 +20,10 @@ from sigma0.bench.speed.measure import WAYS, Plan, measure
 from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
 from sigma0.bench.speed.table import print_speed
 from sigma0.calibrate.prompts import encode_prompts
+from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.config import ExitConfig
-from sigma0.models.load import load, shipped_models
+from sigma0.models.load import load
 
 # No question of pocket's world has fewer ids than this.
 _SHORTEST = 12

@@ -15,7 +15,8 @@ from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.drafts import full_texts, record
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
-from sigma0.config import ExitConfig, explain
+from sigma0.config import ExitConfig
+from sigma0.errors import one_line
 from sigma0.models.load import load
 
 PROMPTS = 24
@@ -93,6 +94,6 @@ def stated(path: Path) -> tuple[Trace, str]:
     try:
         return _TRACE.validate_python(json.loads(path.read_text())), path.name
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r} holds no course: {explain(error)}") from error
+        raise ValueError(f"{str(path)!r} holds no course: {one_line(error)}") from error
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{str(path)!r} holds no course: {error}") from error

@@ -1,12 +1,11 @@
 """How a level asks: each question named, counted, and answered from the cache where it was asked before."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from sigma0.api import Messages
-from sigma0.config import Effort
-from sigma0.reason.messages import ChatModel, Completion
+from sigma0.config import Effort, Messages
+from sigma0.reason.messages import ChatModel, ChatSettings, Completion
 
 MAX_TOKENS = 64
 
@@ -37,22 +36,12 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True)
-class AskSettings:
-    """What every question of a run has in common.
-
-    Attributes:
-        effort: As `ChatModel.complete` takes it, like the rest.
-        max_tokens: New tokens of each answer at most.
-        temperature: 0 is greedy.
-        seed: Of the sampling.
-        stop: Strings that end an answer.
-    """
+class AskSettings(ChatSettings):
+    """What every question of a run has in common: `ChatSettings` with other defaults."""
 
     effort: Effort = "medium"
     max_tokens: int = MAX_TOKENS
-    temperature: float = 0.0
     seed: int = 0
-    stop: tuple[str, ...] = ()
 
 
 @dataclass
@@ -85,23 +74,10 @@ class Ask:
             ChatFailed: If there is none.
         """
         messages = [{"role": "user", "content": prompt}]
-        settings = AskSettings(
-            self.settings.effort,
-            self.settings.max_tokens,
-            self.settings.temperature,
-            self.settings.seed,
-            (*self.settings.stop, *stop),
-        )
+        settings = replace(self.settings, stop=(*self.settings.stop, *stop))
         found = None if self.cache is None else self.cache.get(self.model, messages, settings)
         if found is None:
-            found = self.model.complete(
-                messages,
-                effort=settings.effort,
-                max_tokens=settings.max_tokens,
-                temperature=settings.temperature,
-                seed=settings.seed,
-                stop=settings.stop,
-            )
+            found = self.model.complete(messages, settings)
             if self.cache is not None:
                 self.cache.put(self.model, messages, settings, found)
         else:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sigma0.api import Messages, encode
-from sigma0.config import Effort
+from sigma0.config import Messages
 from sigma0.decode.endings import cut, end_ids
+from sigma0.models.prompts import encode
 from sigma0.reason.chat import LocalChat, check_fits
-from sigma0.reason.messages import MAX_TOKENS, Completion, Usage
+from sigma0.reason.messages import DEFAULTS, ChatSettings, Completion, Usage
 
 # seconds that a batch waits for company behind its first question: those that were answered together come again
 # together, but threads take a while, and a batch that left half of them behind costs nearly as much as a whole one
@@ -62,23 +62,12 @@ class BatchedChat:
         self._patience = PATIENCE
         Thread(target=self._serve, daemon=True).start()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
-        if temperature > 0:
-            return self.chat.complete(
-                messages, effort=effort, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
-            )
-        check_fits(self.name, self.chat.model, self.chat.tokenizer, messages, max_tokens)
-        waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], max_tokens, tuple(stop))
+        if settings.temperature > 0:
+            return self.chat.complete(messages, settings)
+        check_fits(self.name, self.chat.model, self.chat.tokenizer, messages, settings.max_tokens)
+        waiting = _Waiting(encode(self.chat.tokenizer, messages)[0], settings.max_tokens, settings.stop)
         self._queue.put(waiting)
         return waiting.answer.result()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sigma0.api import Messages
 from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.strategyqa.asking import AskSettings
+from sigma0.config import Messages
 from sigma0.reason.messages import ChatModel, Completion, Usage
 from sigma0.signals.verdict import ReasonVerdict
 

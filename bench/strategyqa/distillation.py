@@ -16,7 +16,7 @@ from sigma0.bench.strategyqa.prompted import ProgramTrace
 from sigma0.bench.strategyqa.react_traces import ReactTrace
 from sigma0.bench.strategyqa.traces import Function, WorkflowTrace
 from sigma0.bench.strategyqa.workflow import Template, Workflow, check_parts, function_of, is_pattern
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 Rows = Sequence[tuple[Item, Prediction]]
 T = TypeVar("T")
@@ -197,6 +197,6 @@ def _load(adapter: TypeAdapter[T], path: Path) -> T:
     try:
         return adapter.validate_json(path.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r}: {explain(error)[:400]}") from error
+        raise ValueError(f"{str(path)!r}: {one_line(error)[:400]}") from error
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error}") from error

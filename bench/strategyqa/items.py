@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.pocket.items import Split as WorldSplit
 from sigma0.bench.pocket.world import MIX, draw
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 Split = Literal["train", "dev"]
 # of the published files
@@ -142,7 +142,7 @@ def _checked(values: Any, source: str) -> list[Item]:
         # lists of JSON are the tuples of an item
         return _ITEMS.validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ValueError(f"{source}: {explain(error)[:400]}") from error
+        raise ValueError(f"{source}: {one_line(error)[:400]}") from error
 
 
 def _names(value: Sequence[Any] | str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigma0.bench.strategyqa.question_types import QuestionType, asked, question_type
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.signals.grounding.words import is_stop, stem, words_of
 
 Kind = Literal["positive", "negative"]
@@ -210,7 +210,7 @@ class PatternMemory:
         except OSError as error:
             raise ValueError(f"the pattern memory {str(path)!r} cannot be read: {error}") from error
         except ValidationError as error:
-            raise ValueError(f"the pattern memory {str(path)!r}: {explain(error)}") from error
+            raise ValueError(f"the pattern memory {str(path)!r}: {one_line(error)}") from error
         memory = cls(stored.limit)
         memory.seen = dict.fromkeys(stored.seen)
         memory._added = stored.added

@@ -16,8 +16,8 @@ from sigma0.bench.strategyqa.level import Level
 from sigma0.bench.strategyqa.models import Asked, concurrency_of, open_model
 from sigma0.bench.strategyqa.registry import Makings
 from sigma0.bench.strategyqa.runner import LevelRun, run_level
+from sigma0.checkpoints import shipped_models
 from sigma0.config import SHARES
-from sigma0.models.load import shipped_models
 
 WORLD = "world"
 # items of the micro-world: scored where no number is given, and seeded from

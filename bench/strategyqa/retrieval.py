@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.strategyqa.items import Item
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.extras import needs_extra
 
 MATRIX_FILE = "matrix.npz"
@@ -245,7 +245,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Paragraph]:
     try:
         return _PARAGRAPHS.validate_json(content)
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r} is no paragraph file: {explain(error)[:400]}") from error
+        raise ValueError(f"{str(path)!r} is no paragraph file: {one_line(error)[:400]}") from error
 
 
 def _read_terms(path: Path) -> _Terms:
@@ -254,7 +254,7 @@ def _read_terms(path: Path) -> _Terms:
         digest = told.pop("digest")
         terms = _Terms.model_validate(told)
     except ValidationError as error:
-        raise ValueError(f"{str(path)!r} holds no terms of an index: {explain(error)[:400]}") from error
+        raise ValueError(f"{str(path)!r} holds no terms of an index: {one_line(error)[:400]}") from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{str(path)!r} holds no terms of an index: {error}; make the index again") from error
     if digest != _digest(terms):

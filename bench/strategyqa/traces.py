@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sigma0.bench.strategyqa.level import Prediction
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 Function = Literal["decompose", "retrieve", "answer_factual", "evaluate_condition", "combine_facts"]
 Value = str | bool | tuple[str | bool, ...] | None
@@ -138,8 +138,7 @@ def parsed(adapter: TypeAdapter[T], value: Mapping[str, Any], what: str) -> T:
     try:
         return adapter.validate_json(json.dumps(value))
     except (ValidationError, TypeError) as error:
-        why = explain(error) if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"no {what}: {why[:400]}") from error
+        raise ValueError(f"no {what}: {one_line(error)[:400]}") from error
 
 
 def words(value: Value) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sigma0.api import Generation, generate
+from sigma0.api import generate
 from sigma0.bench.gate.doubt import LONGEST_ANSWER
 from sigma0.bench.verdict.abstention import augrc, aurc, auroc, wrong_among_kept
 from sigma0.calibrate.bootstrap import Estimate, bootstrap, clustered_share, saved_share
 from sigma0.calibrate.prompts import Prompt
 from sigma0.config import ExitConfig, FateConfig
+from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import DoorPolicy
 
 Floats = npt.NDArray[np.float64]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 from pydantic.dataclasses import dataclass
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +26,14 @@ DRAIN_TIMEOUT = 30.0
 CLOSE = {"Connection": "close"}
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Environment(BaseSettings):
+    """Settings that are not given as options, since options stand in lists of processes."""
+
+    model_config = SettingsConfigDict(env_prefix="SIGMA0_", extra="ignore", env_ignore_empty=True)
+
+    api_key: SecretStr | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -112,7 +121,7 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
 
-class Ending:
+class ShutdownSignal:
     """That the server is to end: whoever waits for more of a request need not wait any longer."""
 
     def __init__(self) -> None:
@@ -169,11 +178,11 @@ class BodyLimit:
         ending: Tells when no body is waited for any more; None: nothing does.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: Ending | None = None) -> None:
+    def __init__(self, app: ASGIApp, limit: int, seconds: float = 30.0, ending: ShutdownSignal | None = None) -> None:
         self._app = app
         self._limit = limit
         self._seconds = seconds
-        self._ending = ending or Ending()
+        self._ending = ending or ShutdownSignal()
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

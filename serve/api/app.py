@@ -12,19 +12,19 @@ from starlette.staticfiles import StaticFiles
 from sigma0.commands.telemetry import TelemetryLog
 from sigma0.ladder import FidelityLadder
 from sigma0.serve.api import errors
-from sigma0.serve.api.access import BodyLimit, Ending, KeyCheck, ServerSettings
+from sigma0.serve.api.access import BodyLimit, KeyCheck, ServerSettings, ShutdownSignal
 from sigma0.serve.api.description import Served, describe
 from sigma0.serve.api.errors import as_api_error
-from sigma0.serve.api.handlers import Answerer
+from sigma0.serve.api.handlers import RequestHandler
 from sigma0.serve.api.hosts import HostCheck
 from sigma0.serve.api.info import PAGE, information, told
-from sigma0.serve.api.ladder import Laddering
+from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.large import LargeBodies, turn_is_over
 from sigma0.serve.api.metrics import Metrics
-from sigma0.serve.api.middleware import Guard
+from sigma0.serve.api.middleware import RequestIdMiddleware
 from sigma0.serve.api.pools import BoundedPool
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
-from sigma0.serve.api.requests import Plan, Planner
+from sigma0.serve.api.requests import ParsedRequest, RequestParser
 from sigma0.serve.engine.messages import Service
 
 _FAILURES = told(400, 401, 404, 408, 413, 429, 500, 503, 504)
@@ -55,12 +55,12 @@ def create_app(
         The app. `sigma0.serve.api.app.drain` ends it gently ahead of its shutdown.
     """
     metrics = Metrics(service)
-    laddering = None if ladder is None else Laddering(ladder, int(service.model.num_loops), service.name)
-    planner = Planner(service, settings, laddering)
-    answerer = Answerer(service, settings, laddering, metrics)
+    laddering = None if ladder is None else LadderRunner(ladder, int(service.model.num_loops), service.name)
+    planner = RequestParser(service, settings, laddering)
+    answerer = RequestHandler(service, settings, laddering, metrics)
     answerer.telemetry = telemetry
     # two threads: of the large ones one at a time is let in, so that one is there for all others
-    planning, ending = BoundedPool("planning", 2, settings.max_planning), Ending()
+    planning, ending = BoundedPool("planning", 2, settings.max_planning), ShutdownSignal()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -70,7 +70,7 @@ def create_app(
         if laddering is not None:
             laddering.close()
 
-    middleware = [Middleware(Guard), Middleware(HostCheck, allowed=settings.allowed_hosts)]
+    middleware = [Middleware(RequestIdMiddleware), Middleware(HostCheck, allowed=settings.allowed_hosts)]
     if settings.api_key is not None:
         middleware.append(Middleware(KeyCheck, key=settings.api_key))
     limit, seconds = settings.max_body_bytes, settings.body_timeout
@@ -88,7 +88,7 @@ def create_app(
         try:
             # ahead of the tokenizer, which a flood of requests would keep busy too
             with answerer.room():
-                plan: Plan = await planning.run(planner.plan, body)
+                plan: ParsedRequest = await planning.run(planner.plan, body)
             turn_is_over(request.scope)
             return await answerer.answer(request, plan)
         except Exception as error:
@@ -116,9 +116,9 @@ def stop_taking(app: FastAPI) -> None:
     Args:
         app: As `create_app` returned it.
     """
-    answerer: Answerer = app.state.answerer
+    answerer: RequestHandler = app.state.answerer
     answerer.draining = True
-    ending: Ending = app.state.ending
+    ending: ShutdownSignal = app.state.ending
     ending.begin()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 
 # A character of a canonical composition comes of four at most (U+1F82), and decomposing never makes fewer.
 _COMPOSED = 4

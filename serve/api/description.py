@@ -97,13 +97,13 @@ def _exits(total_loops: int) -> list[Schema]:
     """Exit settings of each mode, with the thresholds that it reads."""
     schema = TypeAdapter(ExitConfig).json_schema()
     count = {"type": "integer", "minimum": 1, "maximum": MAX_SETTING}
-    share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    share: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    above_zero: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SETTING}
     properties = {
         **schema["properties"],
-        "q": share,
-        "theta": share,
-        "eps": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SETTING},
-        "patience": count,
+        # null: as the model was calibrated
+        **{name: {"anyOf": [limits, _NULL]} for name, limits in (("q", share), ("theta", share), ("eps", above_zero))},
+        "patience": {"anyOf": [count, _NULL]},
         "min_loops": count,
     }
     depths = {"fixed": {"type": "integer", "minimum": 1, "maximum": total_loops}}

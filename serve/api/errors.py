@@ -12,8 +12,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from sigma0.errors import reason
 from sigma0.serve.api.fields import UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
-from sigma0.serve.engine.messages import Busy, JobCutOff, JobFailed, ShuttingDown, Unavailable
+from sigma0.serve.engine.messages import Busy, RequestCutOff, RequestFailed, ShuttingDown, Unavailable
 
 logger = logging.getLogger(__name__)
 RETRY_AFTER = "1"
@@ -34,7 +35,7 @@ EXPECTED = {
 SHOWN = 40
 
 
-class ErrorTold(BaseModel):
+class ErrorDetail(BaseModel):
     """What went wrong.
 
     Attributes:
@@ -57,7 +58,7 @@ class ErrorBody(BaseModel):
         error: What went wrong.
     """
 
-    error: ErrorTold
+    error: ErrorDetail
 
 
 class ApiError(HTTPException):
@@ -121,7 +122,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ShuttingDown | JobCutOff):
+    if isinstance(error, ShuttingDown | RequestCutOff):
         return unavailable(str(error), "shutting_down")
     if isinstance(error, Busy):
         return busy(error)
@@ -133,7 +134,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     frames = "".join(traceback.format_tb(error.__traceback__))
     cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
     logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, cause, frames)
-    what = "the job failed" if isinstance(error, JobFailed) else "internal error"
+    what = "the job failed" if isinstance(error, RequestFailed) else "internal error"
     return ApiError(500, f"{what} (request {request_id})", code="internal_error")
 
 
@@ -154,13 +155,13 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, f"{param}: {refused}", param, "unsupported_parameter")
     if len(path) == 1 and first["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: this server has no such field: leave it out", param, "unknown_parameter")
-    reason = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else str(first["msg"])
-    reason = reason.removeprefix("Value error, ").removeprefix("Input ")
+    why = EXPECTED[field] if field in EXPECTED and len(_about(errors, first)) > 1 else reason(first)
+    why = why.removeprefix("Input ")
     value = first.get("input")
     scalar = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHOWN)
     # what a message says is nobody's business but the model's
     shown = f", got {str(value)[:SHOWN]!r}" if scalar and path[0] not in ("messages", "prompt") else ""
-    return ApiError(400, f"{param}: {reason}{shown}", param=param)
+    return ApiError(400, f"{param}: {why}{shown}", param=param)
 
 
 def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | None:

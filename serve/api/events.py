@@ -7,9 +7,9 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
-from sigma0.serve.engine.messages import JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import RequestFailed, RequestOutput, TokenOutput
 
-Event = TokenTold | JobDone
+Event = TokenOutput | RequestOutput
 Observer = Callable[[int, Event], None]
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class ClientGone(Exception):
     """Nobody waits for the response any more."""
 
 
-class RunningJobs:
+class RunningChoices:
     """Jobs of one request.
 
     Args:
@@ -59,9 +59,9 @@ class RunningJobs:
         try:
             async for event in source:
                 self._queue.put_nowait((index, event))
-                if isinstance(event, JobDone):
+                if isinstance(event, RequestOutput):
                     return
-            raise JobFailed("a job ended without telling its end")
+            raise RequestFailed("a job ended without telling its end")
         except Exception as error:  # raised again where the request waits
             self._queue.put_nowait((index, error))
 
@@ -70,7 +70,7 @@ class RunningJobs:
 
         Raises:
             TimeoutError: When time is over.
-            JobFailed: Where a job failed.
+            RequestFailed: Where a job failed.
         """
         left = len(self._tasks)
         while left:
@@ -82,14 +82,14 @@ class RunningJobs:
                 self.failure = error
                 raise
             self._observe(index, event)
-            left -= isinstance(event, JobDone)
+            left -= isinstance(event, RequestOutput)
             yield index, event
 
-    async def all_done(self) -> list[JobDone]:
+    async def all_done(self) -> list[RequestOutput]:
         """The ends of all jobs, in their order."""
-        found: dict[int, JobDone] = {}
+        found: dict[int, RequestOutput] = {}
         async for index, event in self.events():
-            if isinstance(event, JobDone):
+            if isinstance(event, RequestOutput):
                 found[index] = event
         return [found[index] for index in sorted(found)]
 

@@ -14,14 +14,14 @@ from starlette.types import Receive, Scope, Send
 from sigma0.commands.telemetry import TelemetryLog
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.errors import ApiError, as_api_error, busy
-from sigma0.serve.api.events import ClientGone, RunningJobs, unless_gone
-from sigma0.serve.api.ladder import Laddering
+from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
+from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import Metrics
-from sigma0.serve.api.requests import Plan
-from sigma0.serve.api.responses import Teller
+from sigma0.serve.api.requests import ParsedRequest
+from sigma0.serve.api.responses import ResponseBuilder
 from sigma0.serve.api.telemetry import RequestTelemetry
 from sigma0.serve.api.turns import Backlog, Turns
-from sigma0.serve.engine.messages import Busy, JobDone, Service, TokenTold
+from sigma0.serve.engine.messages import Busy, RequestOutput, Service, TokenOutput
 
 logger = logging.getLogger(__name__)
 # seconds beyond those of the request in which a client is to read what was written
@@ -30,7 +30,7 @@ SENDING = 5.0
 GONE = 499
 
 
-class Answerer:
+class RequestHandler:
     """Answers plans.
 
     Args:
@@ -46,7 +46,7 @@ class Answerer:
     """
 
     def __init__(
-        self, service: Service, settings: ServerSettings, laddering: Laddering | None, metrics: Metrics
+        self, service: Service, settings: ServerSettings, laddering: LadderRunner | None, metrics: Metrics
     ) -> None:
         self._service, self._settings, self._laddering, self._metrics = service, settings, laddering, metrics
         self.draining = False
@@ -70,13 +70,13 @@ class Answerer:
         finally:
             self._over()
 
-    async def answer(self, request: Request, plan: Plan) -> Response:
+    async def answer(self, request: Request, plan: ParsedRequest) -> Response:
         """The response to a request that was let in, or the beginning of its stream.
 
         Raises:
             ApiError: For what the engine refuses or fails at.
         """
-        teller = Teller(plan, self._service.name, self._service.tokenizer, int(self._service.model.num_loops))
+        teller = ResponseBuilder(plan, self._service.name, self._service.tokenizer, int(self._service.model.num_loops))
         request_id = str(request.state.request_id)
         running = await self._start(plan, request_id)
         if plan.stream:
@@ -98,15 +98,15 @@ class Answerer:
         self.count(plan, 200)
         return JSONResponse(teller.response(ends))
 
-    def _left(self, plan: Plan) -> None:
+    def _left(self, plan: ParsedRequest) -> None:
         self.count(plan, GONE)
         self._metrics.cancelled.inc()
 
-    def count(self, plan: Plan, status: int) -> None:
+    def count(self, plan: ParsedRequest, status: int) -> None:
         """Notes that a plan came to its end."""
         self._metrics.requests.labels(plan.kind, str(status)).inc()
 
-    async def _start(self, plan: Plan, request_id: str) -> RunningJobs:
+    async def _start(self, plan: ParsedRequest, request_id: str) -> RunningChoices:
         observe, over = self._metrics.watch(), self._over
         if self.telemetry is not None:
             loops = int(self._service.model.num_loops)
@@ -117,7 +117,7 @@ class Answerer:
                 telemetry.close(running.failure)
                 self._over()
 
-        running = RunningJobs(self._settings.request_timeout, observe, over)
+        running = RunningChoices(self._settings.request_timeout, observe, over)
         self.open += 1
         turns = Turns(self._service, self._settings.max_at_once, self._backlog)
         try:
@@ -152,7 +152,9 @@ class EventStream(StreamingResponse):
         request_id: Of the request.
     """
 
-    def __init__(self, answerer: Answerer, running: RunningJobs, teller: Teller, request_id: str) -> None:
+    def __init__(
+        self, answerer: RequestHandler, running: RunningChoices, teller: ResponseBuilder, request_id: str
+    ) -> None:
         self._answerer, self._running, self._teller, self._request_id = answerer, running, teller, request_id
         self._status = GONE
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -172,13 +174,13 @@ class EventStream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         teller = self._teller
-        ends: dict[int, JobDone] = {}
+        ends: dict[int, RequestOutput] = {}
         try:
             for chunk in teller.opening():
                 yield _data(chunk)
             async with aclosing(self._running.events()) as events:
                 async for index, event in events:
-                    if isinstance(event, TokenTold):
+                    if isinstance(event, TokenOutput):
                         yield _data(teller.token(index, event))
                         continue
                     ends[index] = event

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from sigma0.config import SHARES, exit_for
 from sigma0.serve.api.errors import ApiError, ErrorBody, unavailable
-from sigma0.serve.api.handlers import Answerer
-from sigma0.serve.api.ladder import Laddering
+from sigma0.serve.api.handlers import RequestHandler
+from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import CONTENT_TYPE, Metrics
-from sigma0.serve.api.requests import Planner
+from sigma0.serve.api.requests import RequestParser
 from sigma0.serve.engine.messages import Service
 
 PAGE = Path(__file__).parents[1] / "page"
@@ -25,7 +25,7 @@ PAGE_HEADERS = {
 }
 
 
-class ModelTold(BaseModel):
+class ModelInfo(BaseModel):
     """A model, as OpenAI tells it.
 
     Attributes:
@@ -50,10 +50,10 @@ class ModelList(BaseModel):
     """
 
     object: Literal["list"] = "list"
-    data: list[ModelTold]
+    data: list[ModelInfo]
 
 
-class Sigma0Told(BaseModel):
+class Sigma0Info(BaseModel):
     """The served model as a looped one.
 
     Attributes:
@@ -90,10 +90,10 @@ def told(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def information(
     service: Service,
-    planner: Planner,
-    laddering: Laddering | None,
+    planner: RequestParser,
+    laddering: LadderRunner | None,
     metrics: Metrics,
-    answerer: Answerer,
+    answerer: RequestHandler,
     created: int,
 ) -> APIRouter:
     """The routes that only tell.
@@ -107,7 +107,7 @@ def information(
         created: When the server was started, seconds since 1970.
     """
     router = APIRouter()
-    model = ModelTold(id=service.name, created=created)
+    model = ModelInfo(id=service.name, created=created)
 
     @router.get("/v1/models", responses=told(401, 413))
     async def models() -> ModelList:
@@ -116,16 +116,16 @@ def information(
 
     # ids of the hub hold a slash
     @router.get("/v1/models/{name:path}", responses=told(401, 404, 413))
-    async def model_of(name: str) -> ModelTold:
+    async def model_of(name: str) -> ModelInfo:
         """One model."""
         if name != model.id:
             raise ApiError(404, f"the model {name[:80]!r} does not exist", "model", "model_not_found")
         return model
 
     @router.get("/v1/sigma0", responses=told(401, 413))
-    async def sigma0() -> Sigma0Told:
+    async def sigma0() -> Sigma0Info:
         """The served model as a looped one."""
-        return Sigma0Told(
+        return Sigma0Info(
             model=service.name,
             total_loops=planner.total_loops,
             exit=planner.own.to_dict(),

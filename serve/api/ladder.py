@@ -21,22 +21,24 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
-from sigma0.api import Messages, check_context, encode
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig, Messages
 from sigma0.decode.stopping import StopCut
 from sigma0.ladder import Budget, FidelityLadder, LadderGeneration, LadderToken, LocalRung
 from sigma0.ladder.answer_unit import Attempt, attempt_from
 from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
+from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
+from sigma0.models.limits import check_context
 from sigma0.models.ouro import PROMPT_CHUNK
-from sigma0.serve.engine.messages import Job, JobDone, TokenTold
+from sigma0.models.prompts import encode
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import explain, objections
 
 logger = logging.getLogger(__name__)
-Event = TokenTold | JobDone
+Event = TokenOutput | RequestOutput
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,25 @@ class LadderTask:
         job: What is asked, in the served model's ids.
         prompt: The same as text.
         unit: What goes up.
-        exit_config: For every looped rung; None: as each checkpoint says.
+        exit_config: For every looped rung, which fills in the thresholds that it leaves open; None: as each checkpoint
+            says.
+        effort: Changes over each looped rung's setting; None where the request names none, or an exit setting.
         budget: The request's own limits.
         trail: Whether decisions are told.
         sources: Texts that the answer may be grounded in, beside the prompt.
     """
 
-    job: Job
+    job: EngineRequest
     prompt: str | Messages
     unit: Unit
     exit_config: ExitConfig | None = None
+    effort: Effort | None = None
     budget: Budget | None = None
     trail: bool = False
     sources: tuple[str, ...] = ()
 
 
-class Laddering:
+class LadderRunner:
     """A ladder in a thread.
 
     Args:
@@ -106,7 +111,7 @@ class Laddering:
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
         if task.unit == "token":
-            self._within(task.budget).stream(task.prompt, **self._settings(task))
+            self._within(task).stream(task.prompt, **self._settings(task))
             return
         if sampling.temperature:
             raise ValueError(
@@ -117,7 +122,7 @@ class Laddering:
             read = encode(lowest.tokenizer, task.prompt).shape[1]
             check_context(lowest.model, read, task.job.max_new_tokens)
 
-    async def run(self, task: LadderTask, written: JobDone | None = None) -> AsyncGenerator[Event, None]:
+    async def run(self, task: LadderTask, written: RequestOutput | None = None) -> AsyncGenerator[Event, None]:
         """Tokens as they come where they are the unit, then the end. Closing it ends the run, see above.
 
         Args:
@@ -148,7 +153,7 @@ class Laddering:
         """The engine's events once all have come, or the ladder's where the verdict on them says escalate."""
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
-        ends = [event for event in kept if isinstance(event, JobDone)]
+        ends = [event for event in kept if isinstance(event, RequestOutput)]
         if [end.door for end in ends] != ["escalate"]:
             for event in kept:
                 yield event
@@ -166,16 +171,19 @@ class Laddering:
         """Begins nothing more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _within(self, budget: Budget | None) -> FidelityLadder:
-        """The ladder, within a request's limits and the server's own."""
-        own = self._ladder
-        if budget is None:
-            return own
+    def _within(self, task: LadderTask) -> FidelityLadder:
+        """The ladder, its rungs at the request's effort, within the request's limits and the server's own."""
+        ladder, budget = self._ladder, task.budget
+        if budget is None and task.effort is None:
+            return ladder
         least: dict[str, Any] = {}
         for name in (each.name for each in fields(Budget)):
-            limits = [limit for limit in (getattr(own.budget, name), getattr(budget, name)) if limit is not None]
+            limits = [
+                limit for limit in (getattr(ladder.budget, name), getattr(budget, name, None)) if limit is not None
+            ]
             least[name] = min(limits, default=None)
-        return FidelityLadder(own.rungs, Budget(**least), own.policy, own.hysteresis, own.doors)
+        rungs = ladder.rungs if task.effort is None else [at_effort(rung, task.effort) for rung in ladder.rungs]
+        return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
         job, sampling = task.job, task.job.sampling
@@ -194,7 +202,7 @@ class Laddering:
         return settings
 
     def _events(self, task: LadderTask) -> Iterator[Event]:
-        ladder = self._within(task.budget)
+        ladder = self._within(task)
         settings = self._settings(task)
         cut = StopCut(task.job.stop)
         if task.unit == "token":
@@ -209,9 +217,9 @@ class Laddering:
             tokens, text = (), cut.feed(found.text) + cut.flush()
         yield self._done(task, found, tokens, text)
 
-    def _taken_over(self, task: LadderTask, written: JobDone) -> Iterator[Event]:
+    def _taken_over(self, task: LadderTask, written: RequestOutput) -> Iterator[Event]:
         """What the rungs above make of the engine's answer."""
-        found = self._within(task.budget).take_over(task.prompt, _attempt_of(written), **self._settings(task))
+        found = self._within(task).take_over(task.prompt, _attempt_of(written), **self._settings(task))
         small, *above = found.costs
         costs = tuple(cost.to_dict() for cost in (_cost_of(written, small), *above))
         if found.rung == self.names[0]:
@@ -232,11 +240,13 @@ class Laddering:
     def _trail(self, task: LadderTask, found: LadderGeneration) -> tuple[dict[str, Any], ...]:
         return tuple(asdict(line) for line in found.trail.lines) if task.trail else ()
 
-    def _done(self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenTold, ...], text: str) -> JobDone:
+    def _done(
+        self, task: LadderTask, found: LadderGeneration, tokens: tuple[TokenOutput, ...], text: str
+    ) -> RequestOutput:
         depths = [token.depth for token in tokens[1:] if token.depth]
         # shares saved are of one model; what the rungs cost stands in the costs
         saved = Savings(sum(depths) / len(depths) if depths else None, None, None, None)
-        return JobDone(
+        return RequestOutput(
             text=text,
             tokens=tokens,
             finish_reason="stop" if found.stop_reason in ("eos", "stop", "collapse") else "length",
@@ -266,7 +276,7 @@ class Laddering:
         return f"top_rung: {why}, and there is no rung above."
 
 
-def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTold, ...], str]:
+def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
     """The tokens of a text and the text itself, both up to a stop string."""
     cut = StopCut(stop)
     tokens = [_told(token, cut.feed(token.text)) for token in found.tokens]
@@ -277,7 +287,7 @@ def _cut(found: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenTol
     return tuple(tokens), cut.passed
 
 
-def _attempt_of(written: JobDone) -> Attempt:
+def _attempt_of(written: RequestOutput) -> Attempt:
     """The engine's answer as the lowest rung's."""
     assert written.verdict is not None
     stop_reason: LadderStop = "length" if written.finish_reason == "length" else "eos"
@@ -286,7 +296,7 @@ def _attempt_of(written: JobDone) -> Attempt:
     return attempt_from(written.text, written.tokens, written.verdict, stop_reason)
 
 
-def _cost_of(written: JobDone, rung: RungCost) -> RungCost:
+def _cost_of(written: RequestOutput, rung: RungCost) -> RungCost:
     """What the engine spent on an answer, as what the lowest rung did; its prompts share passes with other requests."""
     read = written.prompt_tokens - written.cached_tokens
     loops = written.total_loops
@@ -300,8 +310,8 @@ def _cost_of(written: JobDone, rung: RungCost) -> RungCost:
     )
 
 
-def _told(token: LadderToken, text: str) -> TokenTold:
-    return TokenTold(
+def _told(token: LadderToken, text: str) -> TokenOutput:
+    return TokenOutput(
         id=token.id,
         text=text,
         depth=token.depth,

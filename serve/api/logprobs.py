@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from sigma0.serve.engine.messages import TokenTold
+from sigma0.serve.engine.messages import TokenOutput
 
 # JSON has no infinity; OpenAI tells this number of what is next to impossible.
 LEAST = -9999.0
@@ -43,7 +43,7 @@ def finite(logprob: float | None) -> float:
     return LEAST if logprob is None or not math.isfinite(logprob) else max(LEAST, logprob)
 
 
-def chat_logprobs(tokenizer: Any, tokens: Sequence[TokenTold]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Any, tokens: Sequence[TokenOutput]) -> dict[str, Any]:
     """As chats have them."""
     content = [
         {
@@ -60,7 +60,7 @@ def _chat_token(tokenizer: Any, token_id: int, logprob: float | None) -> dict[st
     return {"token": text, "logprob": finite(logprob), "bytes": told}
 
 
-def completion_logprobs(tokenizer: Any, tokens: Sequence[TokenTold], offset: int, wanted: int) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Any, tokens: Sequence[TokenOutput], offset: int, wanted: int) -> dict[str, Any]:
     """As completions have them.
 
     Args:

@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sigma0.serve.engine.messages import JobDone, Service, ServiceStatus, TokenTold
+from sigma0.serve.engine.messages import RequestOutput, Service, ServiceStatus, TokenOutput
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Standing(Collector):
+class ServiceCollector(Collector):
     """The service's own figures, read when Prometheus asks.
 
     Args:
@@ -50,9 +50,9 @@ def _gauges(status: ServiceStatus, total_loops: int) -> dict[str, tuple[str, flo
         "running": ("Jobs on their way.", status.running),
         "mean_depth": ("Mean exit depth of all new tokens, in loops.", mean),
         "depth_saved": ("Share of loops saved, over all new tokens.", 1 - mean / total_loops if mean else 0.0),
-        "pages": ("Pages of K/V.", status.pages_total),
-        "pages_used": ("Pages held by jobs.", status.pages_used),
-        "pages_cached": ("Pages kept for prompts that begin alike.", status.pages_cached),
+        "pages": ("Pages of K/V.", status.blocks_total),
+        "pages_used": ("Pages held by jobs.", status.blocks_used),
+        "pages_cached": ("Pages kept for prompts that begin alike.", status.blocks_cached),
     }
 
 
@@ -74,7 +74,7 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(Standing(service))
+        registry.register(ServiceCollector(service))
         self.requests = Counter(
             "sigma0_requests",
             "Requests for text that could be read, by kind and status.",
@@ -92,14 +92,14 @@ class Metrics:
             "sigma0_between_tokens_seconds", "From token to token.", buckets=BETWEEN, registry=registry
         )
 
-    def watch(self) -> Callable[[int, TokenTold | JobDone], None]:
+    def watch(self) -> Callable[[int, TokenOutput | RequestOutput], None]:
         """What is to be told the events of one request."""
         began = time.monotonic()
         last: dict[int, float] = {}
 
-        def observe(index: int, event: TokenTold | JobDone) -> None:
+        def observe(index: int, event: TokenOutput | RequestOutput) -> None:
             now = time.monotonic()
-            if isinstance(event, TokenTold):
+            if isinstance(event, TokenOutput):
                 (self.between if index in last else self.first).observe(now - last.get(index, began))
                 last[index] = now
                 return

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sigma0.serve.api.errors import as_api_error
 
 
-class Guard:
+class RequestIdMiddleware:
     """Names requests (`x-request-id`), and answers 500 for a failure that nothing inside foresaw.
 
     A request that has its name (`request_id` in the scope's state) keeps it.

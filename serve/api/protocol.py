@@ -72,7 +72,7 @@ class Sigma0Options(Closed):
             value = {name: _whole(setting) for name, setting in value.items()}
             # not its constructor, which tells in one line what is wanted by field here; as JSON, since a strict
             # dataclass takes no mapping
-            _EXIT.validate_json(json.dumps(value), strict=True)
+            _EXIT.validate_json(json.dumps(value), strict=True).check_read()
             # counts of loops are held in 64 bits further in
             if any(isinstance(each, int | float) and abs(each) > MAX_SETTING for each in value.values()):
                 raise ValueError(f"holds a number over {MAX_SETTING}")
@@ -91,7 +91,7 @@ class Sigma0Options(Closed):
         return None if self.budget is None else Budget(**self.budget)
 
 
-class Request(Closed, ABC):
+class RequestFields(Closed, ABC):
     """What both kinds of requests have. What OpenAI has and this server has not stands in `sigma0.serve.api.fields`.
 
     Attributes:
@@ -158,8 +158,8 @@ class Request(Closed, ABC):
         """Alternatives beside each token's log-probability; None where neither is asked for."""
 
 
-class ChatRequest(Request, ChatFields):
-    """The body of `POST /v1/chat/completions`; what it shares with completions stands in `Request`.
+class ChatRequest(RequestFields, ChatFields):
+    """The body of `POST /v1/chat/completions`; what it shares with completions stands in `RequestFields`.
 
     Attributes:
         messages: A last one of the assistant is continued.
@@ -184,8 +184,8 @@ class ChatRequest(Request, ChatFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(Request):
-    """The body of `POST /v1/completions`; what it shares with chats stands in `Request`.
+class CompletionRequest(RequestFields):
+    """The body of `POST /v1/completions`; what it shares with chats stands in `RequestFields`.
 
     Attributes:
         prompt: Texts or ids, one or several.

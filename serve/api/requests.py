@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from sigma0.api import Messages, encode
-from sigma0.config import Effort, ExitConfig, exit_for, switches
+from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
 from sigma0.decode.sampler import Sampling
+from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
-from sigma0.serve.api.ladder import Laddering, LadderTask
+from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
-from sigma0.serve.engine.messages import Job, Service
+from sigma0.serve.engine.messages import EngineRequest, Service
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
@@ -34,13 +34,13 @@ class Choice:
     """
 
     prompt: int
-    job: Job
+    job: EngineRequest
     task: LadderTask | None
     routed: bool
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParsedRequest:
     """What a request comes to.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
     trail: bool
 
 
-class Planner:
+class RequestParser:
     """Makes plans; it tokenizes, so it is to be asked in a thread.
 
     Args:
@@ -71,7 +71,7 @@ class Planner:
         laddering: The server's ladder, if it has one.
     """
 
-    def __init__(self, service: Service, settings: ServerSettings, laddering: Laddering | None) -> None:
+    def __init__(self, service: Service, settings: ServerSettings, laddering: LadderRunner | None) -> None:
         self._service, self._settings, self._laddering = service, settings, laddering
         self.total_loops = int(service.model.num_loops)
         self.own: ExitConfig = service.model.resolve_exit_config(None)
@@ -79,7 +79,7 @@ class Planner:
         self._bound = TokenBound(service.tokenizer)
         self._most = min(settings.max_prompt_tokens or self.context, self.context)
 
-    def plan(self, body: ChatRequest | CompletionRequest) -> Plan:
+    def plan(self, body: ChatRequest | CompletionRequest) -> ParsedRequest:
         """What a request comes to.
 
         Raises:
@@ -91,8 +91,8 @@ class Planner:
         options = body.sigma0 or Sigma0Options()
         self._check_sources(options)
         exit_config, effort = self._exit(body, options)
-        choices = tuple(self._choices(body, options, exit_config, effort is not None or options.exit is not None))
-        return Plan(
+        choices = tuple(self._choices(body, options, exit_config, effort))
+        return ParsedRequest(
             kind="chat" if isinstance(body, ChatRequest) else "completion",
             choices=choices,
             stream=bool(body.stream),
@@ -118,7 +118,11 @@ class Planner:
         return self.own, None
 
     def _choices(
-        self, body: ChatRequest | CompletionRequest, options: Sigma0Options, exit_config: ExitConfig, exit_asked: bool
+        self,
+        body: ChatRequest | CompletionRequest,
+        options: Sigma0Options,
+        exit_config: ExitConfig,
+        effort: Effort | None,
     ) -> list[Choice]:
         n = body.n or 1
         if n > self._settings.max_n:
@@ -128,6 +132,8 @@ class Planner:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
         sampling = self._sampling(body)
+        # thresholds that it leaves open are filled in by each rung from its own checkpoint
+        setting = None if options.exit is None else ExitConfig.parse(options.exit)
         found = []
         for number, prompt in enumerate(self._prompts(body)):
             ids = self._ids(prompt, options.special_tokens)
@@ -136,7 +142,7 @@ class Planner:
             # a prompt of ids has no text that other tokenizers could take apart, and a ladder takes all text for text
             text = None if isinstance(prompt, tuple) or options.special_tokens else prompt
             for choice in range(n):
-                job = Job(
+                job = EngineRequest(
                     prompt_ids=ids,
                     max_new_tokens=new,
                     exit_config=exit_config,
@@ -151,9 +157,8 @@ class Planner:
                 task = None
                 # a ladder tells no logprobs: who asks for it is told so, and who does not is not sent there
                 if unit is not None and text is not None and not (routed and job.logprobs is not None):
-                    budget = options.limits
-                    asked = exit_config if exit_asked else None
-                    task = LadderTask(job, text, unit, asked, budget, options.trail, tuple(options.sources))
+                    sources = tuple(options.sources)
+                    task = LadderTask(job, text, unit, setting, effort, options.limits, options.trail, sources)
                 found.append(Choice(number, job, task, routed))
             self._check_ladder(unit, routed, found[-1])
         return found

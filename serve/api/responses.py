@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sigma0.serve.api.logprobs import chat_logprobs, completion_logprobs
-from sigma0.serve.api.requests import Plan
-from sigma0.serve.engine.messages import JobDone, TokenTold
+from sigma0.serve.api.requests import ParsedRequest
+from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 
 _TOKEN = ("id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up")
 # name of a list in a response, and of the token's attribute that it lists
@@ -25,7 +25,7 @@ _LISTS = {
 
 
 @dataclass
-class _Told:
+class _StreamProgress:
     """How much of a choice a stream has told.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Told:
 
 
 @dataclass
-class Teller:
+class ResponseBuilder:
     """Tells what became of one request.
 
     Attributes:
@@ -52,7 +52,7 @@ class Teller:
         created: Seconds since 1970.
     """
 
-    plan: Plan
+    plan: ParsedRequest
     model: str
     tokenizer: Any
     total_loops: int
@@ -61,13 +61,13 @@ class Teller:
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12)
-        self._told = [_Told() for _ in self.plan.choices]
+        self._told = [_StreamProgress() for _ in self.plan.choices]
 
     @property
     def _is_chat(self) -> bool:
         return self.plan.kind == "chat"
 
-    def response(self, ends: Sequence[JobDone]) -> dict[str, Any]:
+    def response(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole response.
 
         Args:
@@ -84,18 +84,18 @@ class Teller:
             for index in range(len(self.plan.choices)):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, (), None)
 
-    def token(self, index: int, token: TokenTold) -> dict[str, Any]:
+    def token(self, index: int, token: TokenOutput) -> dict[str, Any]:
         """The chunk of one token of a choice."""
         return self._chunk(index, {"content": token.text}, (token,), None)
 
-    def end(self, index: int, done: JobDone) -> Iterator[dict[str, Any]]:
+    def end(self, index: int, done: RequestOutput) -> Iterator[dict[str, Any]]:
         """The chunks behind all tokens of a choice: text that no token has told yet, and the end."""
         rest = done.text[self._told[index].text :]
         if rest:
             yield self._chunk(index, {"content": rest}, (), None)
         yield self._chunk(index, {}, (), done)
 
-    def usage(self, ends: Sequence[JobDone]) -> dict[str, Any]:
+    def usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """The last chunk of a stream that is asked for the usage."""
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return {**self._envelope(kind, [], []), "usage": self._usage(ends)}
@@ -115,7 +115,7 @@ class Teller:
             },
         }
 
-    def _choice(self, index: int, done: JobDone) -> dict[str, Any]:
+    def _choice(self, index: int, done: RequestOutput) -> dict[str, Any]:
         text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
         return {
             "index": index,
@@ -125,7 +125,7 @@ class Teller:
         }
 
     def _chunk(
-        self, index: int, delta: dict[str, str], tokens: tuple[TokenTold, ...], done: JobDone | None
+        self, index: int, delta: dict[str, str], tokens: tuple[TokenOutput, ...], done: RequestOutput | None
     ) -> dict[str, Any]:
         so_far = self._told[index]
         logprobs = self._logprobs(index, tokens, so_far.text) if tokens else None
@@ -149,7 +149,7 @@ class Teller:
         chunk = self._envelope("chat.completion.chunk" if self._is_chat else "text_completion", [choice], [told])
         return {**chunk, "usage": None} if self.plan.include_usage else chunk
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenTold], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, tokens: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
         wanted = self.plan.choices[index].job.logprobs
         if wanted is None:
             return None
@@ -157,7 +157,7 @@ class Teller:
             return chat_logprobs(self.tokenizer, tokens)
         return completion_logprobs(self.tokenizer, tokens, offset, wanted)
 
-    def _summary(self, done: JobDone) -> dict[str, Any]:
+    def _summary(self, done: RequestOutput) -> dict[str, Any]:
         summary: dict[str, Any] = {
             name: [getattr(token, attribute) for token in done.tokens] for name, attribute in _LISTS.items()
         }
@@ -177,7 +177,7 @@ class Teller:
                 summary["trail"] = list(done.trail)
         return summary
 
-    def _usage(self, ends: Sequence[JobDone]) -> dict[str, Any]:
+    def _usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
         """Each prompt counts once, however many choices were written for it."""
         first = {choice.prompt: done for choice, done in reversed(list(zip(self.plan.choices, ends, strict=True)))}
         read = sum(done.prompt_tokens for done in first.values())
@@ -190,20 +190,20 @@ class Teller:
             "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         }
 
-    def _cached(self, ends: Iterable[JobDone]) -> int | None:
+    def _cached(self, ends: Iterable[RequestOutput]) -> int | None:
         """Prompt tokens found in the cache; None without a salt, where they may be those of somebody else's prompt."""
         if self.plan.choices[0].job.cache_salt is None:
             return None
         return sum(done.cached_tokens for done in ends)
 
-    def _written(self, done: JobDone) -> int:
+    def _written(self, done: RequestOutput) -> int:
         """Tokens of a choice; of a text that went up whole, as many as the served model would have written it in."""
         if done.tokens or not done.text:
             return len(done.tokens)
         return len(self.tokenizer(done.text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _fields(token: TokenTold) -> dict[str, Any]:
+def _fields(token: TokenOutput) -> dict[str, Any]:
     """What a chunk says of a token; `would_have_met` where it is known, which it never is under a rule."""
     asked = {} if token.would_have_met is None else {"would_have_met": token.would_have_met}
     return {name: getattr(token, name) for name in _TOKEN} | asked

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from sigma0.commands.telemetry import Costs, RequestLine, Route, TelemetryLog
-from sigma0.serve.api.requests import Choice, Plan
-from sigma0.serve.engine.messages import JobDone, TokenTold
+from sigma0.serve.api.requests import Choice, ParsedRequest
+from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 
-Event = TokenTold | JobDone
+Event = TokenOutput | RequestOutput
 
 
 class RequestTelemetry:
@@ -25,14 +25,14 @@ class RequestTelemetry:
         total_loops: T.
     """
 
-    def __init__(self, log: TelemetryLog, plan: Plan, request_id: str, model: str, total_loops: int) -> None:
+    def __init__(self, log: TelemetryLog, plan: ParsedRequest, request_id: str, model: str, total_loops: int) -> None:
         self._log, self._plan, self._request_id = log, plan, request_id
         self._model, self._total_loops = model, total_loops
         self._began = time.monotonic()
         self._first: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
-        self._tokens: dict[int, list[TokenTold]] = {index: [] for index in range(len(plan.choices))}
-        self._done: dict[int, JobDone] = {}
+        self._tokens: dict[int, list[TokenOutput]] = {index: [] for index in range(len(plan.choices))}
+        self._done: dict[int, RequestOutput] = {}
 
     def watch(self, observe: Callable[[int, Event], None]) -> Callable[[int, Event], None]:
         """An observer of the request's events that also tells `observe`."""
@@ -45,7 +45,7 @@ class RequestTelemetry:
 
     def _hear(self, index: int, event: Event) -> None:
         since = time.monotonic() - self._began
-        if isinstance(event, JobDone):
+        if isinstance(event, RequestOutput):
             self._done[index], self._seconds[index] = event, since
             return
         self._first.setdefault(index, since)
@@ -107,7 +107,7 @@ class RequestTelemetry:
         )
 
     def _route(
-        self, choice: Choice, by_rung: Counter[str], tokens: tuple[TokenTold, ...], done: JobDone | None
+        self, choice: Choice, by_rung: Counter[str], tokens: tuple[TokenOutput, ...], done: RequestOutput | None
     ) -> Route:
         why = {token.handed_up: None for token in tokens if token.handed_up is not None}
         climbed = done is not None and bool(done.costs)

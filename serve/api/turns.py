@@ -6,7 +6,15 @@ So a request of more jobs than the queue holds is taken as a whole and keeps non
 import asyncio
 from collections import deque
 
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobEvents, Service, ShuttingDown, TokenTold
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineRequest,
+    RequestEvents,
+    RequestOutput,
+    Service,
+    ShuttingDown,
+    TokenOutput,
+)
 
 # Seconds until a job asks again whose turn it is and for which the engine has no room.
 AGAIN = 0.05
@@ -54,7 +62,7 @@ class Turns:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._is_full = False
 
-    def add(self, job: Job) -> JobEvents:
+    def add(self, job: EngineRequest) -> RequestEvents:
         """Queues a job, or lets it wait for its turn.
 
         Raises:
@@ -78,7 +86,7 @@ class Turns:
         self._backlog.enter()
         return _InTurn(self, job, None)
 
-    async def begin(self, job: Job) -> JobEvents:
+    async def begin(self, job: EngineRequest) -> RequestEvents:
         """Queues a job that waited, once it has its turn and there is room."""
         if self._running < self._at_once and not self._queue:
             self._running += 1
@@ -121,7 +129,7 @@ class Turns:
 
 
 class _InTurn:
-    """`sigma0.serve.engine.messages.JobEvents` of a job that may still wait for its turn.
+    """`sigma0.serve.engine.messages.RequestEvents` of a job that may still wait for its turn.
 
     Args:
         turns: Of its request.
@@ -129,14 +137,14 @@ class _InTurn:
         events: Of the engine; None while the job waits.
     """
 
-    def __init__(self, turns: Turns, job: Job, events: JobEvents | None) -> None:
+    def __init__(self, turns: Turns, job: EngineRequest, events: RequestEvents | None) -> None:
         self._turns, self._job, self._events = turns, job, events
         self._is_waiting, self._is_over = events is None, False
 
     def __aiter__(self) -> "_InTurn":
         return self
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         try:
@@ -147,7 +155,7 @@ class _InTurn:
         except Exception:
             self._end()
             raise
-        if isinstance(event, JobDone):
+        if isinstance(event, RequestOutput):
             self._end()
         return event
 

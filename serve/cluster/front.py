@@ -30,7 +30,7 @@ class Environment(BaseSettings):
     api_key: SecretStr | None = None
 
 
-class ProxysName:
+class ProxyRequestId:
     """Calls a request what Serve's proxy calls it, which tells the client so: else it would have two names.
 
     Args:
@@ -90,7 +90,7 @@ class Front:
             options = settings.budget, settings.policy, device, settings.dtype, settings.backend
             ladder = open_ladder(settings.ladder, *options)
         self._app = create_app(self._service, limits, ladder)
-        return ProxysName(self._app)
+        return ProxyRequestId(self._app)
 
     async def drain(self) -> None:
         """Takes no more requests (503), and returns once those that it took are answered."""

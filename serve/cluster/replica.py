@@ -18,7 +18,7 @@ from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.router import EngineReport
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from sigma0.serve.engine.worker import EngineService
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ SILENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Taken:
+class Accepted:
     """A job stands in an engine's queue.
 
     Attributes:
@@ -61,7 +61,7 @@ class Failed:
     why: str
 
 
-Told = Taken | Refused | Failed | TokenTold | JobDone
+ReplicaEvent = Accepted | Refused | Failed | TokenOutput | RequestOutput
 
 
 def model_name(settings: RaySettings) -> str:
@@ -91,7 +91,7 @@ class EngineReplica:
         loaded = load(settings.model, device=settings.device, dtype=settings.dtype, backend=settings.backend)
         return Engine(*loaded, model_name(settings), settings.limits)
 
-    async def run(self, job: Job, front: str) -> AsyncIterator[Told]:
+    async def run(self, job: EngineRequest, front: str) -> AsyncIterator[ReplicaEvent]:
         """A job's events: that it was taken or refused, then its tokens, then its end. Closing it cancels the job.
 
         Args:
@@ -105,7 +105,7 @@ class EngineReplica:
             yield Refused(self._name, str(error))
             return
         try:
-            yield Taken(self._name)
+            yield Accepted(self._name)
             async for event in events:
                 if time.monotonic() - self._heard[front] > SILENCE:
                     _LOG.warning("a front is gone; a job of its is ended")
@@ -113,7 +113,7 @@ class EngineReplica:
                 yield event
         except Busy as error:
             yield Refused(self._name, str(error))
-        except JobFailed as error:
+        except RequestFailed as error:
             cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
             _LOG.error("a job failed: %s%s", error, cause)
             yield Failed(str(error))

@@ -18,12 +18,20 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from sigma0.decode.paged_kv import PageShape
-from sigma0.serve.cluster.replica import Failed, Refused, Taken, Told, model_name
+from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent, model_name
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
-from sigma0.serve.engine.block_pool import root_name
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
-from sigma0.serve.engine.validation import check_job, context_of
+from sigma0.serve.engine.block_pool import root_hash
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineRequest,
+    RequestFailed,
+    RequestOutput,
+    ServiceStatus,
+    TokenOutput,
+    check_request,
+    context_length,
+)
 
 _LOG = logging.getLogger(__name__)
 # seconds for a replica to report; one that hangs longer is passed over until it does
@@ -35,7 +43,7 @@ class EngineLost(Exception):
 
 
 class RemoteEvents:
-    """`sigma0.serve.engine.messages.JobEvents` of a job on a replica. To be made on an event loop.
+    """`sigma0.serve.engine.messages.RequestEvents` of a job on a replica. To be made on an event loop.
 
     Args:
         job: What is asked.
@@ -47,7 +55,7 @@ class RemoteEvents:
         Unavailable: If there is none.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, begin: Callable[[Job, str], Any]) -> None:
+    def __init__(self, job: EngineRequest, fleet: Fleet, begin: Callable[[EngineRequest, str], Any]) -> None:
         self._job, self._fleet, self._begin = job, fleet, begin
         self._refused: set[str] = set()
         self._was_lost = False
@@ -59,7 +67,7 @@ class RemoteEvents:
     def __aiter__(self) -> "RemoteEvents":
         return self
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         try:
@@ -67,35 +75,35 @@ class RemoteEvents:
         except Exception:
             self._end()
             raise
-        if isinstance(event, JobDone):
+        if isinstance(event, RequestOutput):
             self._end()
         return event
 
-    async def _next(self) -> TokenTold | JobDone:
+    async def _next(self) -> TokenOutput | RequestOutput:
         while True:
             try:
                 event = await _pulled(self._stream)
             except EngineLost:
                 self._begin_anew()
                 continue
-            if isinstance(event, Taken):
+            if isinstance(event, Accepted):
                 self._come_to(event.engine)
             elif isinstance(event, Refused):
                 self._come_to(event.engine)
                 self._pass_over(event.why)
             elif isinstance(event, Failed):
-                raise JobFailed(event.why)
-            elif isinstance(event, TokenTold) and self._again:
+                raise RequestFailed(event.why)
+            elif isinstance(event, TokenOutput) and self._again:
                 # of a job that began anew: the caller has it
                 self._again -= 1
             else:
-                self._told += isinstance(event, TokenTold)
+                self._told += isinstance(event, TokenOutput)
                 return event
 
     def _come_to(self, engine: str) -> None:
         """The replica that has the job, which is another one where the one it was meant for was just gone."""
         if engine != self._engine:
-            self._fleet.move(self._job.prompt_ids, self._engine, engine, root_name(self._job.cache_salt))
+            self._fleet.move(self._job.prompt_ids, self._engine, engine, root_hash(self._job.cache_salt))
             self._engine = engine
 
     def _pass_over(self, why: str) -> None:
@@ -108,7 +116,7 @@ class RemoteEvents:
     def _begin_anew(self) -> None:
         self._fleet.lose(self._engine)
         if self._was_lost or (self._told and not self._job.whole):
-            raise JobFailed("its engine was lost")
+            raise RequestFailed("its engine was lost")
         # a job that itself ends every process it comes to must not end them all
         self._was_lost = True
         self._again = self._told
@@ -118,7 +126,7 @@ class RemoteEvents:
     def _sent(self) -> Any:
         """The stream of the job on the replica that is chosen now."""
         self._leave()
-        self._engine = self._fleet.take(self._job.prompt_ids, self._refused, root_name(self._job.cache_salt))
+        self._engine = self._fleet.take(self._job.prompt_ids, self._refused, root_hash(self._job.cache_salt))
         try:
             return self._begin(self._job, self._engine)
         except Exception:
@@ -141,12 +149,12 @@ class RemoteEvents:
             self._stream.cancel()
 
 
-async def _pulled(stream: Any) -> Told:
+async def _pulled(stream: Any) -> ReplicaEvent:
     """The next event of a stream.
 
     Raises:
         EngineLost: If its replica died, or was ended with the job in it.
-        JobFailed: If something broke in the replica that nobody foresaw.
+        RequestFailed: If something broke in the replica that nobody foresaw.
     """
     # in a task of its own: a stream that the cluster cancels raises what also tells this task that it is cancelled
     pull = asyncio.ensure_future(anext(stream))
@@ -157,9 +165,9 @@ async def _pulled(stream: Any) -> Told:
     if pull.cancelled():
         raise EngineLost
     try:
-        event: Told = pull.result()
+        event: ReplicaEvent = pull.result()
     except RayTaskError as error:
-        raise JobFailed(f"{type(error.cause).__name__} in a replica") from error
+        raise RequestFailed(f"{type(error.cause).__name__} in a replica") from error
     except (RayError, RayServeException) as error:
         raise EngineLost from error
     except StopAsyncIteration as error:
@@ -191,7 +199,7 @@ class RayService:
         self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         pages = PageShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
-        self.context = context_of(model, pages, settings.page_size)
+        self.context = context_length(model, pages, settings.page_size)
         self.fleet = Fleet()
         self._handle = handle
         self._period = settings.report_seconds
@@ -201,7 +209,7 @@ class RayService:
         self._watcher = threading.Thread(target=self._watch, name="sigma0-replicas", daemon=True)
         self._watcher.start()
 
-    def submit(self, job: Job) -> RemoteEvents:
+    def submit(self, job: EngineRequest) -> RemoteEvents:
         """Sends a job at once. Must be called on an event loop.
 
         Raises:
@@ -209,12 +217,12 @@ class RayService:
             Busy: Where no more jobs are taken.
             Unavailable: Where no replica is up.
         """
-        check_job(job, self.model, self.context)
+        check_request(job, self.model, self.context)
         if self._is_draining:
             raise Busy("the server is being shut down")
         return RemoteEvents(job, self.fleet, self._begin)
 
-    def _begin(self, job: Job, engine: str) -> Any:
+    def _begin(self, job: EngineRequest, engine: str) -> Any:
         stream = self._handle.options(method_name="run", stream=True, session_id=engine)
         # Serve tells requests apart by a name in the context, and all jobs of an HTTP request would have the same
         return contextvars.Context().run(stream.remote, job, self._front)

@@ -36,7 +36,7 @@ class SessionTable:
 
         Args:
             ids: A prompt.
-            root: Of its pages (`sigma0.serve.engine.block_pool.root_name`): prompts with another one share none.
+            root: Of its pages (`sigma0.serve.engine.block_pool.root_hash`): prompts with another one share none.
         """
         raw, found, start = _raw(ids), None, 0
         hashed = blake2b(digest_size=16, key=root)

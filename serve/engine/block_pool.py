@@ -1,9 +1,9 @@
-"""Pages of K/V: who holds them, and which hold the beginning of a text that may come again. No tensors here.
+"""Block pool of the paged K/V: allocation, reference counts and the prefix cache. No tensors here.
 
-A page is a stretch of `size` columns in all planes. Pages that are complete, every plane of every column exactly as a
-run of all loops would write it, are known by what they hold: the hash of their ids chained to that of the page before.
-A salt stands ahead of the first page, so that texts with different salts, or one and none, share no page. Known pages
-stay when nobody holds them any more, and are given up oldest first.
+A block holds `size` consecutive cache positions in all planes. A block whose every position is exact in every plane,
+as a run of all loops would write it, is registered under its hash: that of its ids chained to the hash of the block
+before it. A salt is hashed ahead of the first block, so that prompts with different salts, or one with and one without,
+share no block. Registered blocks stay cached when no request holds them, and are evicted oldest first.
 """
 
 from collections import OrderedDict
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 
-class PagePool:
-    """A fixed number of pages.
+class BlockPool:
+    """A fixed number of blocks with reference counts.
 
     Args:
-        total: Pages, at least 1.
-        size: Columns of a page, at least 1.
+        total: Number of blocks, at least 1.
+        size: Cache positions of a block, at least 1.
 
     Raises:
         ValueError: For less.
@@ -24,102 +24,102 @@ class PagePool:
 
     def __init__(self, total: int, size: int) -> None:
         if total < 1 or size < 1:
-            raise ValueError(f"a pool needs at least one page of one column, got {total} of {size}")
+            raise ValueError(f"a pool needs at least one block of one position, got {total} of {size}")
         self.total = total
         self.size = size
         self._free = list(range(total - 1, -1, -1))
-        self._holders = [0] * total
-        self._known: dict[bytes, int] = {}
-        self._names: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._taken: list[int] = []
+        self._references = [0] * total
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._unreferenced: OrderedDict[int, None] = OrderedDict()
+        self._allocated: list[int] = []
 
     @property
     def available(self) -> int:
-        """Pages that can be had: free ones, and known ones that nobody holds."""
-        return len(self._free) + len(self._idle)
+        """Blocks that can be allocated: free ones, and cached ones that no request holds."""
+        return len(self._free) + len(self._unreferenced)
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Blocks that requests hold."""
         return self.total - self.available
 
     @property
     def cached(self) -> int:
-        """Known pages that nobody holds."""
-        return len(self._idle)
+        """Registered blocks that no request holds."""
+        return len(self._unreferenced)
 
-    def pages_for(self, columns: int) -> int:
-        """Pages that so many columns take."""
-        return -(-columns // self.size)
+    def blocks_for(self, positions: int) -> int:
+        """Number of blocks for so many cache positions."""
+        return -(-positions // self.size)
 
-    def take(self) -> int | None:
-        """A page with nothing in it that counts; None where there is none."""
-        if not self._free and self._idle:
-            page, _ = self._idle.popitem(last=False)
-            del self._known[self._names.pop(page)]
-            self._free.append(page)
+    def allocate(self) -> int | None:
+        """A block whose content is void, evicting the oldest cached one if needed; None where all are held."""
+        if not self._free and self._unreferenced:
+            block, _ = self._unreferenced.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+            self._free.append(block)
         if not self._free:
             return None
-        page = self._free.pop()
-        self._holders[page] = 1
-        self._taken.append(page)
-        return page
+        block = self._free.pop()
+        self._references[block] = 1
+        self._allocated.append(block)
+        return block
 
-    def taken(self) -> list[int]:
-        """Pages that were taken since this was asked last: what they held is of no one any more."""
-        taken, self._taken = self._taken, []
-        return taken
+    def pop_allocated(self) -> list[int]:
+        """Blocks that were allocated since the last call; their content is stale and must be wiped."""
+        allocated, self._allocated = self._allocated, []
+        return allocated
 
-    def release(self, pages: Sequence[int]) -> None:
-        """Lets go of pages; known ones stay until room is needed, the last of a text going first."""
-        for page in reversed(pages):
-            assert self._holders[page] > 0, f"page {page} is held by nobody"
-            self._holders[page] -= 1
-            if self._holders[page]:
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drops one reference of each block; registered ones stay cached, those at the end being evicted first."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} has no reference"
+            self._references[block] -= 1
+            if self._references[block]:
                 continue
-            if page in self._names:
-                self._idle[page] = None
+            if block in self._hash_of:
+                self._unreferenced[block] = None
             else:
-                self._free.append(page)
+                self._free.append(block)
 
-    def match(self, ids: Sequence[int], limit: int, root: bytes = b"") -> tuple[list[int], bytes]:
-        """Takes hold of the known pages that a text begins with.
+    def match_prefix(self, token_ids: Sequence[int], limit: int, root: bytes = b"") -> tuple[list[int], bytes]:
+        """Takes a reference of each registered block that a sequence begins with.
 
         Args:
-            ids: The text.
-            limit: Columns that may be found at most; only whole pages count.
-            root: What stands ahead of the first page, see `root_name`.
+            token_ids: The sequence.
+            limit: Cache positions that may be matched at most; only whole blocks count.
+            root: Hash ahead of the first block, see `root_hash`.
 
         Returns:
-            The pages, and the name of the last one; the root where there is none.
+            The blocks, and the hash of the last one; the root where there is none.
         """
-        found: list[int] = []
-        name = root
+        blocks: list[int] = []
+        last_hash = root
         for start in range(0, limit // self.size * self.size, self.size):
-            next_name = page_name(name, ids[start : start + self.size])
-            page = self._known.get(next_name)
-            if page is None:
+            next_hash = block_hash(last_hash, token_ids[start : start + self.size])
+            block = self._block_of.get(next_hash)
+            if block is None:
                 break
-            if not self._holders[page]:
-                del self._idle[page]
-            self._holders[page] += 1
-            found.append(page)
-            name = next_name
-        return found, name
+            if not self._references[block]:
+                del self._unreferenced[block]
+            self._references[block] += 1
+            blocks.append(block)
+            last_hash = next_hash
+        return blocks, last_hash
 
-    def know(self, page: int, name: bytes) -> None:
-        """Remembers a complete page by the text that ends with it."""
-        if page not in self._names and name not in self._known:
-            self._names[page] = name
-            self._known[name] = page
+    def register(self, block: int, content_hash: bytes) -> None:
+        """Makes a complete block available to `match_prefix` under its hash."""
+        if block not in self._hash_of and content_hash not in self._block_of:
+            self._hash_of[block] = content_hash
+            self._block_of[content_hash] = block
 
 
-def root_name(salt: str | None) -> bytes:
-    """What stands ahead of a text's first page: b"" without a salt, else what nobody has who does not know it."""
+def root_hash(salt: str | None) -> bytes:
+    """The hash ahead of a sequence's first block: b"" without a salt, else one that needs the salt to be computed."""
     return b"" if salt is None else sha256(b"salt" + salt.encode()).digest()
 
 
-def page_name(before: bytes, ids: Sequence[int]) -> bytes:
-    """Name of a page: of its ids and, by the name of the page before it, of all before them; no two texts share one."""
-    return sha256(before + ",".join(map(str, ids)).encode()).digest()
+def block_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a block's ids and, through the hash of the block before it, of all ids before them."""
+    return sha256(previous + ",".join(map(str, token_ids)).encode()).digest()

@@ -1,23 +1,24 @@
-"""Continuous batching by loop: `step()` is schedule, pass, emit.
+"""Continuous batching by loop: `step()` is schedule, run, postprocess.
 
-A pass runs one loop of every row there is: prompts a stretch at a time, tokens that are still to be read, and tokens
-that run on behind their exits. Requests stand at different loops and come and go between passes. A row of column p at
-loop t attends to plane t of the columns up to p, all of which are at least as deep by then, so that it sees what it
-would see alone; so does a prompt's next stretch, which enters one pass behind the one before it. The token behind a
-prompt is read at its exit while the prompt's last columns still run on to T.
+A pass runs one loop of every row in flight: prefill chunks, rows whose tokens are still to be sampled, and rows that
+run on to loop T after their exits. Requests stand at different loops, and start and finish between passes. A row of
+cache position p at loop t attends to plane t of the positions up to p, all of which are at least as deep by then, so
+that it sees what it would see alone. The same holds for prefill chunks: each enters one pass after the one before it.
+The first token is sampled at its exit while the last prompt positions still run on to T.
 
-A request that gives its pages up is put back into the queue with a note of how far each of its rows had got. All its
-columns are then read anew, each to where it was (under `drop` to where it had stopped), and go on from there once all
-of them are: what it writes does not depend on whether it was put back.
+Preemption is by recomputation. The loop count of each row in flight is kept; on resume the K/V of every position are
+recomputed to that count (under `drop` to the loop where the row had stopped), and the rows are put back in flight once
+all of them are. So the output does not depend on being preempted.
 """
 
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import switches
 from sigma0.decode.batch import Ints
@@ -29,27 +30,36 @@ from sigma0.decode.parallel import processes_of
 from sigma0.decode.rows import FOLLOWER
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.transfer import to_host
-from sigma0.serve.engine.block_pool import PagePool, root_name
-from sigma0.serve.engine.in_flight import Flight
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, ServiceStatus, TokenTold
-from sigma0.serve.engine.outputs import Read, Teller
-from sigma0.serve.engine.request import Running, Verified
-from sigma0.serve.engine.scheduler import Entry, Scheduler
-from sigma0.serve.engine.validation import check_job, context_of
+from sigma0.serve.engine.block_pool import BlockPool, root_hash
+from sigma0.serve.engine.in_flight import InFlightBatch
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineRequest,
+    RequestFailed,
+    RequestOutput,
+    ServedModel,
+    ServiceStatus,
+    TokenOutput,
+    check_request,
+    context_length,
+)
+from sigma0.serve.engine.outputs import OutputProcessor, SampledToken
+from sigma0.serve.engine.request import RequestState, VerifiedRequestState
+from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry
 
-Event = tuple[int, TokenTold | JobDone | JobFailed]
+Event = tuple[int, TokenOutput | RequestOutput | RequestFailed]
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What an engine may hold.
+    """Limits of an engine.
 
     Attributes:
         max_running: Requests that run at most.
         max_waiting: Requests in the queue at most.
-        pass_rows: Rows that reading prompts may bring a pass up to.
-        page_size: Columns of a page.
-        kv_bytes: Of K/V, fixed when the engine is made.
+        pass_rows: Rows up to which prefill may fill a pass.
+        page_size: Cache positions of a block of K/V.
+        kv_bytes: Memory for K/V in bytes, allocated when the engine is made.
     """
 
     max_running: int = 16
@@ -65,255 +75,275 @@ class Engine:
     Args:
         model: A looped model.
         tokenizer: Its fast tokenizer.
-        name: Of the model, in what is told.
-        limits: What it may hold.
-        watch: Whether statistics and verdicts are told; None: as `SIGMA0_VERDICT` says.
+        name: Of the model, in token outputs.
+        limits: Its limits.
+        watch: Whether statistics and verdicts are computed; None: as `SIGMA0_VERDICT` says.
 
     Raises:
-        ValueError: If the K/V hold no page, or other processes hold parts of the model.
+        ValueError: If the K/V memory holds no block, or other processes hold parts of the model.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, name: str, limits: EngineLimits | None = None, watch: bool | None = None
+        self,
+        model: ServedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        limits: EngineLimits | None = None,
+        watch: bool | None = None,
     ) -> None:
         if processes_of(model) is not None:
             raise ValueError("an engine needs a whole model: load it without tensor_parallel")
         self.limits = limits or EngineLimits()
         shape = PageShape.of(model, self.limits.page_size)
-        pages = shape.count_in(self.limits.kv_bytes, model.dtype)
+        blocks = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
-        self.pool = PagePool(pages, shape.size)
-        running = self.limits.max_running
-        self.scheduler = Scheduler(self.pool, running, self.limits.max_waiting, self.limits.pass_rows)
-        self._planes = PagedPlanes(shape, pages, model.dtype, model.device)
-        self._flight = Flight(model, self._planes, self.scheduler, running)
-        longest = min(model.config.max_position_embeddings, pages * shape.size)
+        self.pool = BlockPool(blocks, shape.size)
+        slots = self.limits.max_running
+        self.scheduler = Scheduler(self.pool, slots, self.limits.max_waiting, self.limits.pass_rows)
+        self._planes = PagedPlanes(shape, blocks, model.dtype, model.device)
+        self._batch = InFlightBatch(model, self._planes, self.scheduler, slots)
+        longest = min(model.config.max_position_embeddings, blocks * shape.size)
         watching = switches().verdict if watch is None else watch
-        self._teller = Teller(model, name, running, longest, watching)
-        self._jobs: dict[int, Running] = {}
+        self._outputs = OutputProcessor(model, name, slots, longest, watching)
+        self._states: dict[int, RequestState] = {}
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0
-        told = model.generation_config.eos_token_id
-        self._eos = frozenset() if told is None else frozenset([told] if isinstance(told, int) else told)
+        eos = model.generation_config.eos_token_id
+        self._eos = frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._jobs)
+        return bool(self._states)
 
     def status(self) -> ServiceStatus:
-        """How it stands."""
+        """Its counters and gauges."""
         return ServiceStatus(
             waiting=len(self.scheduler.waiting),
             running=len(self.scheduler.running),
-            passes=self._flight.passes,
-            rows=self._flight.rows_run,
+            passes=self._batch.passes,
+            rows=self._batch.rows_run,
             tokens=self._tokens,
             exit_loops=self._exit_loops,
-            pages_total=self.pool.total,
-            pages_used=self.pool.used,
-            pages_cached=self.pool.cached,
+            blocks_total=self.pool.total,
+            blocks_used=self.pool.used,
+            blocks_cached=self.pool.cached,
             preemptions=self._preemptions,
         )
 
     @property
     def context(self) -> int:
-        """Tokens that prompt and answer may have together: as many as the model's positions and the K/V hold."""
-        return context_of(self.model, self.pool.total, self.pool.size)
+        """Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory."""
+        return context_length(self.model, self.pool.total, self.pool.size)
 
-    def check(self, job: Job) -> None:
-        """Refuses what can never run; may be called from any thread.
+    def check(self, request: EngineRequest) -> None:
+        """Refuses a request that can never run; may be called from any thread.
 
         Raises:
             ValueError: Naming what does not fit.
         """
-        check_job(job, self.model, self.context)
+        check_request(request, self.model, self.context)
 
-    def submit(self, job: Job) -> int:
+    def submit(self, request: EngineRequest) -> int:
         """Queues a request; returns its number.
 
         Raises:
             ValueError: For one that can never run.
             Busy: If the queue is full.
         """
-        self.check(job)
-        goal, rule = len(job.prompt_ids), self.model.exit_rule(job.exit_config)
+        self.check(request)
+        prompt_length, rule = len(request.prompt_ids), self.model.exit_rule(request.exit_config)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
-        entry = Entry(next(self._keys), list(job.prompt_ids), goal, goal - 1, root=root_name(job.cache_salt))
-        verified = job.exit_config.after_exit == "verify"
-        feed = TextFeed(self.tokenizer, job.stop)
-        kind = Verified if verified else Running
-        running = kind(entry, job, rule, feed, self._eos, self.model, self._teller.watch)
-        self._jobs[entry.key] = running
+        root = root_hash(request.cache_salt)
+        prompt_ids = list(request.prompt_ids)
+        entry = SequenceEntry(next(self._keys), prompt_ids, prompt_length, prompt_length - 1, root=root)
+        verifies = request.exit_config.after_exit == "verify"
+        detokenizer = TextFeed(self.tokenizer, request.stop)
+        kind = VerifiedRequestState if verifies else RequestState
+        state = kind(entry, request, rule, detokenizer, self._eos, self.model, self._outputs.watch)
+        self._states[entry.key] = state
         self.scheduler.add(entry)
         return entry.key
 
     def cancel(self, key: int) -> None:
-        """Forgets a request; nothing more is told of it."""
-        running = self._jobs.get(key)
-        if running is not None:
-            self._forget(running)
+        """Ends a request without further output."""
+        state = self._states.get(key)
+        if state is not None:
+            self._remove(state)
 
     def step(self) -> list[Event]:
-        """One pass; what came of it."""
+        """One pass; what it output."""
         self._schedule()
-        return self._emit(self._flight.run()) if len(self._flight) else []
+        return self._postprocess(self._batch.run()) if len(self._batch) else []
 
     def _schedule(self) -> None:
         for entry in self.scheduler.admit():
-            running = self._jobs[entry.key]
+            state = self._states[entry.key]
             if not entry.preemptions:
-                # later it finds what it has written itself
-                running.cached = entry.cached
-            self._flight.by_slot[entry.slot] = running
-            self._teller.begin(running)
-        self._flight.go_on()
-        entering: list[tuple[Running, Ints]] = []
+                # on resume it also finds the blocks that it wrote itself
+                state.cached = entry.cached
+            self._batch.states[entry.slot] = state
+            self._outputs.begin(state)
+        self._batch.resume()
+        entering: list[tuple[RequestState, Ints]] = []
         for key in list(self.scheduler.running):
-            # one that was put back in this loop runs no more
+            # one that was preempted within this loop runs no more
             if key in self.scheduler.running:
-                running = self._jobs[key]
-                fed = self._fed_back(running)
-                if fed:
-                    # whoever is put back later in this loop was admitted later, and is not among these
-                    entering.append((running, np.array(fed)))
-        rows = len(self._flight) + sum(len(columns) for _, columns in entering)
-        for stretch in self.scheduler.stretches(rows):
-            entering.append((self._jobs[stretch.entry.key], np.arange(stretch.start, stretch.stop)))
-        for running, own in entering:
-            self._teller.enter(running, own)
-        self._flight.enter(entering)
-        if taken := self.pool.taken():
-            # what is no number must not be seen by whoever has the page next, not even with weight 0
-            self._planes.wipe(taken)
+                state = self._states[key]
+                positions = self._decode_positions(state)
+                if positions:
+                    # one that is preempted later in this loop was admitted later, and is not among these
+                    entering.append((state, np.array(positions)))
+        rows = len(self._batch) + sum(len(positions) for _, positions in entering)
+        for chunk in self.scheduler.prefill_chunks(rows):
+            entering.append((self._states[chunk.entry.key], np.arange(chunk.start, chunk.stop)))
+        for state, chunk_positions in entering:
+            self._outputs.enter(state, chunk_positions)
+        self._batch.add(entering)
+        if blocks := self.pool.pop_allocated():
+            # a NaN that an earlier request left must not reach the next one, not even with weight 0
+            self._planes.wipe(blocks)
 
-    def _fed_back(self, running: Running) -> list[int]:
-        """Columns of tokens that are fed back, once all before them have entered; none if it was put back for them."""
-        entry = running.entry
-        if not running.waiting or entry.read < entry.goal or running.is_replaying:
+    def _decode_positions(self, state: RequestState) -> list[int]:
+        """Positions of new tokens to feed back, once all before them have entered; none if it was preempted instead."""
+        entry = state.entry
+        if not state.pending or entry.remaining > 0 or state.is_recomputing:
             return []
-        slots = {each.key: each.slot for each in self.scheduler.running.values()}
-        for other in self.scheduler.make_room(entry, running.waiting[-1] + 1):
-            self._put_back(self._jobs[other.key], slots[other.key])
+        slots = {running.key: running.slot for running in self.scheduler.running.values()}
+        for preempted in self.scheduler.allocate(entry, state.pending[-1] + 1):
+            self._preempt(self._states[preempted.key], slots[preempted.key])
         if entry.key not in self.scheduler.running:
             return []
-        columns = list(running.waiting)
-        running.waiting.clear()
-        entry.goal = entry.read = columns[-1] + 1
-        return columns
+        positions = list(state.pending)
+        state.pending.clear()
+        entry.prefill_end = entry.entered = positions[-1] + 1
+        return positions
 
-    def _put_back(self, running: Running, slot: int) -> None:
-        self._teller.save(running, slot)
-        self._flight.put_back(running, slot)
+    def _preempt(self, state: RequestState, slot: int) -> None:
+        self._outputs.save(state, slot)
+        self._batch.preempt(state, slot)
         self._preemptions += 1
 
-    def _forget(self, running: Running) -> None:
-        """Ends a request, whatever it was at."""
-        slot = running.entry.slot
-        self.scheduler.remove(running.entry)
+    def _remove(self, state: RequestState) -> None:
+        """Ends a request, waiting or running."""
+        slot = state.entry.slot
+        self.scheduler.remove(state.entry)
         if slot >= 0:
-            self._flight.clear(slot)
-        del self._jobs[running.entry.key]
+            self._batch.remove(slot)
+        del self._states[state.entry.key]
 
-    def _emit(self, passed: Passed) -> list[Event]:
-        """Reads what stopped, lets rows leave, and tells the tokens."""
+    def _postprocess(self, passed: Passed) -> list[Event]:
+        """Samples tokens, retires rows, and makes the outputs of a pass."""
         rows = passed.rows
-        self._teller.put(rows, passed.fates, passed.held)
+        self._outputs.record(rows, passed.fates, passed.held)
         for slot, met, diverged in passed.first:
-            running = self._flight.owner(slot)
-            assert isinstance(running, Verified)
-            running.judge_first(met, diverged)
-        checked = self._checked(passed)
-        read = np.concatenate([passed.stopped, checked])
-        logits = self._flight.head(read) if len(read) else None
-        self._flight.settle(passed.stopped)
+            state = self._batch.state_of(slot)
+            assert isinstance(state, VerifiedRequestState)
+            state.note_first(met, diverged)
+        sampled_rows = np.concatenate([passed.stopped, self._checked(passed)])
+        logits = self._batch.logits(sampled_rows) if len(sampled_rows) else None
+        self._batch.retire(passed.stopped)
         if logits is None:
             return []
-        likeliest = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
+        greedy = to_host(torch.stack([logits.argmax(-1).double(), logits.amax(-1).isfinite().double()]))
         events: list[Event] = []
-        settled: list[Read] = []
-        for slot in np.unique(rows.texts[read]).tolist():
-            running = self._flight.owner(slot)
-            own = np.flatnonzero(rows.texts[read] == slot)
+        sampled: list[SampledToken] = []
+        for slot in np.unique(rows.texts[sampled_rows]).tolist():
+            state = self._batch.state_of(slot)
+            indices = np.flatnonzero(rows.texts[sampled_rows] == slot)
             try:
-                settled += self._settled(running, passed, read, own, len(passed.stopped), logits, likeliest)
+                sampled += self._sample(state, passed, sampled_rows, indices, logits, greedy)
             except Exception as error:
-                events.append(self._failed(running, error))
-        for each, token in zip(settled, self._teller.tell(settled), strict=True):
+                events.append(self._fail(state, error))
+        for token, output in zip(sampled, self._outputs.outputs(sampled), strict=True):
             try:
-                events += self._tell(each.running, token, each.is_last)
+                events += self._output(token.state, output, token.is_last)
             except Exception as error:
-                events.append(self._failed(each.running, error))
+                events.append(self._fail(token.state, error))
         return events
 
-    def _failed(self, running: Running, error: Exception) -> Event:
+    def _fail(self, state: RequestState, error: Exception) -> Event:
         """Ends a request in which something broke; the others go on."""
-        # what it says may quote a prompt: whoever asked logs what it was and where
-        failed = JobFailed(f"{type(error).__name__} inside of this request")
-        failed.__cause__ = error
-        self._forget(running)
-        return running.entry.key, failed
+        # the message may quote a prompt: the caller logs its type and frames
+        failure = RequestFailed(f"{type(error).__name__} inside of this request")
+        failure.__cause__ = error
+        self._remove(state)
+        return state.entry.key, failure
 
     def _checked(self, passed: Passed) -> Ints:
-        """Rows whose tokens were proposed in an earlier pass and are read again."""
-        rows, found = passed.rows, []
+        """Rows whose draft tokens are verified in this pass, in the order of their positions."""
+        rows = passed.rows
+        checked = []
         for row in np.flatnonzero(rows.roles == FOLLOWER).tolist():
-            running = self._flight.owner(rows.texts[row])
-            if running.reads_again(int(rows.columns[row]), int(rows.loops[row])):
-                found.append(row)
-        order = sorted(found, key=lambda row: int(rows.columns[row]))
+            state = self._batch.state_of(rows.texts[row])
+            if state.is_checked(int(rows.columns[row]), int(rows.loops[row])):
+                checked.append(row)
+        order = sorted(checked, key=lambda row: int(rows.columns[row]))
         return np.array(order, dtype=np.int64)
 
-    def _settled(
+    def _sample(
         self,
-        running: Running,
+        state: RequestState,
         passed: Passed,
-        read: Ints,
-        own: Ints,
-        stopped: int,
+        sampled_rows: Ints,
+        indices: Ints,
         logits: Tensor,
-        likeliest: Any,
-    ) -> list[Read]:
-        """The tokens of one request that a pass settles, one at most."""
-        if not likeliest[1, own].all():
-            raise FloatingPointError(NOT_FINITE)
-        rows = passed.rows
-        if not isinstance(running, Verified):
-            (place,) = own.tolist()
-            token_id = int(likeliest[0, place]) if running.is_plain else running.choose(logits[place])
-            depth = int(rows.loops[read[place]])
-            flags = bool(passed.met[place]), bool(passed.diverged[place])
-            return [Read(running, token_id, depth, *flags, logits[place], running.is_last(token_id))]
-        exits = readings = None
-        first, again = own[own < stopped], own[own >= stopped]
-        if len(first):
-            none = np.zeros(len(first), dtype=np.int64)
-            exits = Exits(none, rows.loops[read[first]], passed.met[first], logits[first], passed.diverged[first])
-        if len(again):
-            none = np.zeros(len(again), dtype=np.int64)
-            readings = Readings(none, rows.columns[read[again]], rows.loops[read[again]], logits[again])
-        told = running.take(exits, readings)
-        if running.dropped is not None:
-            self._flight.take_back(running.entry.slot, running.dropped)
-            running.dropped = None
-        return [Read(running, each.token_id, each.depth, each.met, each.diverged, row, each.last) for each, row in told]
+        greedy: npt.NDArray[np.float64],
+    ) -> list[SampledToken]:
+        """The tokens of one request that become final in a pass, one at most.
 
-    def _tell(self, running: Running, token: TokenTold, is_last: bool) -> list[Event]:
-        """A token, and the end if it is the last."""
-        text = running.feed.add(token.id)
-        is_last = is_last or running.feed.stopped or running.collapses()
+        Args:
+            state: The request.
+            passed: The pass.
+            sampled_rows: Rows with logits: first those that stop, then those whose drafts are verified, `[N]`.
+            indices: Which of them are this request's.
+            logits: `[N, V]`.
+            greedy: Their argmax, and 1 where they are finite, on the host, `[2, N]`.
+        """
+        if not greedy[1, indices].all():
+            raise FloatingPointError(NOT_FINITE)
+        rows, stopped = passed.rows, len(passed.stopped)
+        if not isinstance(state, VerifiedRequestState):
+            (index,) = indices.tolist()
+            token_id = int(greedy[0, index]) if state.is_greedy else state.sample(logits[index])
+            depth = int(rows.loops[sampled_rows[index]])
+            flags = bool(passed.met[index]), bool(passed.diverged[index])
+            return [SampledToken(state, token_id, depth, *flags, logits[index], state.is_last(token_id))]
+        exits = readings = None
+        drafted, checked = indices[indices < stopped], indices[indices >= stopped]
+        if len(drafted):
+            sequences = np.zeros(len(drafted), dtype=np.int64)
+            loops = rows.loops[sampled_rows[drafted]]
+            exits = Exits(sequences, loops, passed.met[drafted], logits[drafted], passed.diverged[drafted])
+        if len(checked):
+            sequences = np.zeros(len(checked), dtype=np.int64)
+            which = sampled_rows[checked]
+            readings = Readings(sequences, rows.columns[which], rows.loops[which], logits[checked])
+        verified = state.verify(exits, readings)
+        if state.rejected_from is not None:
+            self._batch.drop_from(state.entry.slot, state.rejected_from)
+            state.rejected_from = None
+        return [
+            SampledToken(state, token.token_id, token.depth, token.met, token.diverged, row, token.last)
+            for token, row in verified
+        ]
+
+    def _output(self, state: RequestState, token: TokenOutput, is_last: bool) -> list[Event]:
+        """A token with its text, and the end of the request if it is the last."""
+        text = state.detokenizer.add(token.id)
+        is_last = is_last or state.detokenizer.stopped or state.collapses()
         if is_last:
-            text += running.feed.end()
+            text += state.detokenizer.end()
         token = replace(token, text=text)
-        running.told.append(token)
+        state.outputs.append(token)
         self._tokens += 1
         self._exit_loops += token.depth
-        events: list[Event] = [(running.entry.key, token)]
+        events: list[Event] = [(state.entry.key, token)]
         if is_last:
-            events.append((running.entry.key, self._teller.done(running)))
-            self._forget(running)
-        elif not isinstance(running, Verified):
-            running.append(token.id)
+            events.append((state.entry.key, self._outputs.finish(state)))
+            self._remove(state)
+        elif not isinstance(state, VerifiedRequestState):
+            state.append(token.id)
         return events

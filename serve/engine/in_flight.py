@@ -1,8 +1,7 @@
-"""The rows in flight, whose they are, and how they enter, wait and leave."""
+"""In-flight batch: add, step, suspend and remove token rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,191 +11,191 @@ from sigma0.decode.paged_kv import PagedPlanes
 from sigma0.decode.paged_step import Passed, Passes, Ruled
 from sigma0.decode.rows import FOLLOWER, PASSIVE, Rows, join
 from sigma0.decode.transfer import to_device
-from sigma0.serve.engine.request import Running
+from sigma0.serve.engine.messages import ServedModel
+from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import Scheduler
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
-class Flight:
+class InFlightBatch:
     """Rows of all running requests.
 
     Args:
         model: The looped model.
-        planes: K/V.
-        scheduler: Is told which columns are complete.
-        slots: Requests that run at most.
+        planes: Paged K/V.
+        scheduler: Registers blocks that are complete.
+        slots: Number of batch slots.
 
     Attributes:
-        rows: Those of the next pass; None where there are none.
-        by_slot: The request of each slot.
-        passes: So far.
+        rows: Rows of the next pass; None where there are none.
+        states: Request of each batch slot; None where the slot is free.
+        passes: Passes so far.
         rows_run: Rows in them.
     """
 
-    def __init__(self, model: Any, planes: PagedPlanes, scheduler: Scheduler, slots: int) -> None:
+    def __init__(self, model: ServedModel, planes: PagedPlanes, scheduler: Scheduler, slots: int) -> None:
         self.rows: Rows | None = None
-        self.by_slot: list[Running | None] = [None] * slots
+        self.states: list[RequestState | None] = [None] * slots
         self.passes = 0
         self.rows_run = 0
         self._model = model
         self._planes = planes
         self._scheduler = scheduler
         self._block = Passes(model, planes)
-        self._held: list[Rows] = []
+        self._suspended: list[Rows] = []
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
 
-    def owner(self, slot: int) -> Running:
-        """The request of a row."""
-        running = self.by_slot[slot]
-        assert running is not None, f"a row of slot {slot}, which nobody has"
-        return running
+    def state_of(self, slot: int) -> RequestState:
+        """The request in a batch slot."""
+        state = self.states[slot]
+        assert state is not None, f"a row of slot {slot}, which is free"
+        return state
 
-    def enter(self, entering: Sequence[tuple[Running, Ints]]) -> None:
-        """Puts columns of some requests before loop 1.
+    def add(self, entering: Sequence[tuple[RequestState, Ints]]) -> None:
+        """Embeds tokens and adds their rows before loop 1.
 
         Args:
-            entering: Requests with their columns, those of one side by side and in order.
+            entering: Requests with their cache positions, those of one request side by side and in order.
         """
         if not entering:
             return
-        each = [(running, column) for running, columns in entering for column in columns.tolist()]
-        ids = to_device(np.array([running.ids[column] for running, column in each]), self._model.device)
+        tokens = [(state, position) for state, positions in entering for position in positions.tolist()]
+        ids = to_device(np.array([state.token_ids[position] for state, position in tokens]), self._model.device)
         with torch.no_grad():
             hidden = self._model.embed(ids)
-        columns = np.concatenate([columns for _, columns in entering])
-        slots = np.full(len(each), -1)
-        asked = np.flatnonzero([column >= running.prompt - 1 for running, column in each])
-        if len(asked):
-            slots[asked] = self._block.trajectories.take(len(asked), self._used(), hidden)
+        trajectories = np.full(len(tokens), -1)
+        followed = np.flatnonzero([position >= state.prompt_length - 1 for state, position in tokens])
+        if len(followed):
+            trajectories[followed] = self._block.trajectories.take(len(followed), self._used_trajectories(), hidden)
         rows = Rows(
             hidden,
-            np.array([running.entry.slot for running, _ in each]),
-            columns,
-            np.zeros(len(each), dtype=np.int64),
-            np.array([running.target(column) for running, column in each]),
-            np.array([running.role(column) for running, column in each]),
-            slots,
+            np.array([state.entry.slot for state, _ in tokens]),
+            np.concatenate([positions for _, positions in entering]),
+            np.zeros(len(tokens), dtype=np.int64),
+            np.array([state.target_loops(position) for state, position in tokens]),
+            np.array([state.role(position) for state, position in tokens]),
+            trajectories,
         )
-        self._add(rows)
+        self._append(rows)
 
     def run(self) -> Passed:
-        """A pass of all rows."""
+        """Runs one pass over all rows."""
         assert self.rows is not None
         self._count(self.rows)
-        tables = [[] if running is None else running.entry.pages for running in self.by_slot]
-        ruled: list[Ruled | None] = [None if running is None else running.ruled for running in self.by_slot]
+        tables = [[] if state is None else state.entry.blocks for state in self.states]
+        ruled: list[Ruled | None] = [None if state is None else state.ruled for state in self.states]
         passed = self._block.run(self.rows, tables, ruled)
         self.rows = passed.rows
         return passed
 
-    def head(self, which: Ints) -> torch.Tensor:
+    def logits(self, which: Ints) -> torch.Tensor:
         """Logits `[N, V]` of some rows."""
         assert self.rows is not None
         with torch.no_grad():
             return self._block.head(self.rows, which)
 
-    def settle(self, stopped: Ints) -> None:
-        """Behind a pass: what stopped was read, and rows that are where they should be leave or are held.
+    def retire(self, stopped: Ints) -> None:
+        """Turns rows whose tokens exit into followers, and removes or suspends rows that have reached their target.
 
         Args:
-            stopped: Leaders whose tokens are read now, `[N]`.
+            stopped: Leaders that exit in this pass, `[N]`.
         """
         rows = self.rows
         assert rows is not None
         roles, targets = rows.roles.copy(), rows.targets.copy()
         roles[stopped] = FOLLOWER
         for row in stopped.tolist():
-            running, column = self.owner(rows.texts[row]), int(rows.columns[row])
-            if running.drops and column >= running.prompt:
-                running.depths[column] = targets[row] = int(rows.loops[row])
+            state, position = self.state_of(rows.texts[row]), int(rows.columns[row])
+            if state.drops and position >= state.prompt_length:
+                state.exit_depths[position] = targets[row] = int(rows.loops[row])
         self.rows = replace(rows, roles=roles, targets=targets)
         arrived = rows.loops >= targets
         if arrived.any():
-            self._leave(np.flatnonzero(arrived))
+            self._remove_arrived(np.flatnonzero(arrived))
 
-    def _leave(self, arrived: Ints) -> None:
+    def _remove_arrived(self, arrived: Ints) -> None:
         rows = self.rows
         assert rows is not None
-        early, held = [], []
+        early, suspended = [], []
         complete: dict[int, int] = {}
         for row in arrived.tolist():
-            running, column = self.owner(rows.texts[row]), int(rows.columns[row])
-            if column in running.halted:
-                held.append(row)
-            elif rows.loops[row] < running.rule.last_loop:
+            state, position = self.state_of(rows.texts[row]), int(rows.columns[row])
+            if position in state.suspended:
+                suspended.append(row)
+            elif rows.loops[row] < state.rule.last_loop:
                 early.append(row)
-            elif rows.loops[row] == running.rule.total_loops and not (running.drops and column >= running.prompt):
-                complete[running.entry.slot] = max(complete.get(running.entry.slot, 0), column + 1)
+            elif rows.loops[row] == state.rule.total_loops and not (state.drops and position >= state.prompt_length):
+                complete[state.entry.slot] = max(complete.get(state.entry.slot, 0), position + 1)
         if early:
-            self._copy_down(np.array(early))
-        for slot, columns in complete.items():
-            self._scheduler.complete(self.owner(slot).entry, columns)
-        self._held += [rows.select(np.array([row])) for row in held]
+            self._propagate_kv(np.array(early))
+        for slot, positions in complete.items():
+            self._scheduler.register(self.state_of(slot).entry, positions)
+        self._suspended += [rows.select(np.array([row])) for row in suspended]
         gone = np.zeros(len(rows), dtype=np.bool_)
         gone[arrived] = True
         self.rows = rows.without(gone)
 
-    def _copy_down(self, which: Ints) -> None:
-        """The deeper loops of these rows are never run: whoever is deeper sees the last plane that they wrote."""
+    def _propagate_kv(self, which: Ints) -> None:
+        """Copies the K/V of these rows from the last plane they wrote to all deeper ones, whose loops are not run."""
         rows, size = self.rows, self._planes.shape.size
         assert rows is not None
-        columns = rows.columns[which]
-        tables = [self.owner(slot).entry.pages for slot in rows.texts[which]]
-        pages = np.array([table[column // size] for table, column in zip(tables, columns.tolist(), strict=True)])
-        at = to_device(np.stack([pages, columns % size, rows.loops[which] - 1]), self._model.device)
+        positions = rows.columns[which]
+        tables = [self.state_of(slot).entry.blocks for slot in rows.texts[which]]
+        blocks = np.array([table[position // size] for table, position in zip(tables, positions.tolist(), strict=True)])
+        at = to_device(np.stack([blocks, positions % size, rows.loops[which] - 1]), self._model.device)
         self._planes.copy_down(*at.unbind(0))
 
-    def go_on(self) -> None:
-        """Lets requests go on all whose rows have got to where they were when they were put back."""
-        for slot, running in enumerate(self.by_slot):
-            if running is None or not running.is_replaying:
+    def resume(self) -> None:
+        """Puts the rows of preempted requests back in flight, once all rows of a request are recomputed."""
+        for slot, state in enumerate(self.states):
+            if state is None or not state.is_recomputing:
                 continue
-            own = [part for part in self._held if part.texts[0] == slot]
-            if len(own) < len(running.halted):
+            parts = [part for part in self._suspended if part.texts[0] == slot]
+            if len(parts) < len(state.suspended):
                 continue
-            rows, halted = join(own), running.resume()
-            columns = rows.columns.tolist()
-            roles = np.array([halted[column].role for column in columns])
-            targets = np.array([running.target(column) for column in columns])
-            self._held = [part for part in self._held if part.texts[0] != slot]
-            self._add(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.columns)))
+            rows, before = join(parts), state.resume()
+            positions = rows.columns.tolist()
+            roles = np.array([before[position].role for position in positions])
+            targets = np.array([state.target_loops(position) for position in positions])
+            self._suspended = [part for part in self._suspended if part.texts[0] != slot]
+            self._append(replace(rows, roles=roles, targets=targets).select(np.argsort(rows.columns)))
 
-    def put_back(self, running: Running, slot: int) -> None:
-        """Takes the rows of a request away and notes how far they had got."""
+    def preempt(self, state: RequestState, slot: int) -> None:
+        """Removes the rows of a request and notes how many loops each had finished."""
         if self.rows is not None:
-            own = self.rows.select(np.flatnonzero(self.rows.texts == slot))
-            running.halt(own.columns, own.loops, own.roles)
-        self.clear(slot)
+            rows = self.rows.select(np.flatnonzero(self.rows.texts == slot))
+            state.suspend(rows.columns, rows.loops, rows.roles)
+        self.remove(slot)
 
-    def clear(self, slot: int) -> None:
-        """Takes the rows of a slot away, and the slot from its request."""
+    def remove(self, slot: int) -> None:
+        """Removes the request in a batch slot with its rows."""
         if self.rows is not None:
             self.rows = self.rows.without(self.rows.texts == slot)
-        self._held = [part for part in self._held if part.texts[0] != slot]
-        self.by_slot[slot] = None
+        self._suspended = [part for part in self._suspended if part.texts[0] != slot]
+        self.states[slot] = None
 
-    def take_back(self, slot: int, column: int) -> None:
-        """Takes away the rows of a request from a column on."""
+    def drop_from(self, slot: int, position: int) -> None:
+        """Removes the rows of a request from a cache position on."""
         if self.rows is not None:
-            self.rows = self.rows.without((self.rows.texts == slot) & (self.rows.columns >= column))
+            self.rows = self.rows.without((self.rows.texts == slot) & (self.rows.columns >= position))
 
-    def _add(self, rows: Rows) -> None:
+    def _append(self, rows: Rows) -> None:
         self.rows = rows if self.rows is None or not len(self.rows) else join([self.rows, rows])
 
-    def _used(self) -> Ints:
-        parts = [part.slots for part in (self.rows, *self._held) if part is not None]
+    def _used_trajectories(self) -> Ints:
+        parts = [part.slots for part in (self.rows, *self._suspended) if part is not None]
         slots = np.concatenate([*parts, _NONE])
         return slots[slots >= 0]
 
     def _count(self, rows: Rows) -> None:
         self.passes += 1
         self.rows_run += len(rows)
-        new = rows.roles != PASSIVE
-        for slot in np.unique(rows.texts[new]).tolist():
-            running = self.owner(slot)
-            written = int((new & (rows.texts == slot) & (rows.columns >= running.prompt)).sum())
-            running.passes += written > 0
-            running.rows += written
+        active = rows.roles != PASSIVE
+        for slot in np.unique(rows.texts[active]).tolist():
+            state = self.state_of(slot)
+            new = int((active & (rows.texts == slot) & (rows.columns >= state.prompt_length)).sum())
+            state.passes += new > 0
+            state.rows += new

@@ -1,34 +1,84 @@
-"""What passes between the protocol and the engine: jobs in, tokens and an end out."""
+"""Messages between the API and the engine: requests in, token outputs and request outputs out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import torch
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
 from sigma0.config import ExitConfig, OnCollapse
-from sigma0.decode.exits import Reason
+from sigma0.decode.attention import LoopedModel
+from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.ops import Fate
 from sigma0.decode.sampler import Alternative, Sampling
 from sigma0.signals.savings import Savings
-from sigma0.signals.verdict import Door, ReasonVerdict
+from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]
 
 
+class ServedModel(LoopedModel, Protocol):
+    """A looped model with its configuration.
+
+    Attributes:
+        config: Of the architecture.
+        generation_config: Default sampling and end ids.
+        num_loops: T.
+        num_block_layers: Layers of the shared block.
+        dtype: Of its weights.
+        door_policy: Thresholds of the routing decision.
+    """
+
+    config: PreTrainedConfig
+    generation_config: GenerationConfig
+
+    @property
+    def num_loops(self) -> int:
+        """T."""
+
+    @property
+    def num_block_layers(self) -> int:
+        """Layers of the shared block."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+
+    @property
+    def door_policy(self) -> DoorPolicy:
+        """Thresholds of the routing decision."""
+
+    def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
+        """An exit setting over the checkpoint's own."""
+
+    def exit_rule(self, exit_config: ExitConfig) -> ExitRule:
+        """The rule of an exit setting.
+
+        Raises:
+            ValueError: If this model has not so many loops.
+        """
+
+    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
+        """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""
+
+
 @dataclass(frozen=True)
-class Job:
-    """One text to be continued.
+class EngineRequest:
+    """A prompt to be continued.
 
     Attributes:
         prompt_ids: At least one.
         max_new_tokens: At least 1; with the prompt within the model's context.
         exit_config: When tokens stop.
-        sampling: How ids are chosen.
+        sampling: How ids are sampled.
         stop: Strings that end the text, which does not hold them.
-        logprobs: How many alternatives are told beside each token's log-probability; None tells neither.
+        logprobs: Number of alternatives output with each token's log-probability; None for neither.
         context: Texts that the answer may be grounded in.
-        whole: Whether nothing of it is told before its end, so that it may be begun anew where its engine is lost.
-        cache_salt: Only jobs with the same one share K/V of prompts that begin alike; None shares with all without one.
-        on_collapse: What becomes of a text that runs in circles.
+        whole: Whether nothing is sent to the client before the end, so that it may be restarted where its engine is
+            lost.
+        cache_salt: Only requests with the same one share K/V of a common prefix; None shares with all without one.
+        on_collapse: What is done with a text that repeats itself.
     """
 
     prompt_ids: tuple[int, ...]
@@ -43,26 +93,63 @@ class Job:
     on_collapse: OnCollapse = "stop"
 
 
+def context_length(model: ServedModel, blocks: int, block_size: int) -> int:
+    """Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory.
+
+    Args:
+        model: The looped model; its weights are not used.
+        blocks: Number of blocks of K/V.
+        block_size: Cache positions of a block.
+    """
+    return min(int(model.config.max_position_embeddings), blocks * block_size)
+
+
+def check_request(request: EngineRequest, model: ServedModel, context: int) -> None:
+    """Refuses a request that can never run; before it is queued, also where the engine is in another process.
+
+    Args:
+        request: The request.
+        model: The looped model; its weights are not used.
+        context: As `context_length` gives it.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    length = len(request.prompt_ids) + request.max_new_tokens
+    if not request.prompt_ids or request.max_new_tokens < 1:
+        raise ValueError("a request needs at least one prompt id and one new token")
+    limit = model.config.max_position_embeddings
+    if length > limit:
+        raise ValueError(f"{length} tokens exceed the model's context of {limit}")
+    if length > context:
+        raise ValueError(f"{length} tokens exceed the {context} that this engine's K/V hold")
+    size = model.config.vocab_size
+    if max(request.prompt_ids) >= size or min(request.prompt_ids) < 0:
+        # on CUDA such an id would end the whole process
+        raise ValueError(f"the prompt holds an id outside of the model's {size}; its tokenizer does not fit it")
+    model.exit_rule(request.exit_config)
+
+
 @dataclass(frozen=True)
-class TokenTold:
-    """A new token, final: it is not taken back.
+class TokenOutput:
+    """A new token, final: it is never taken back.
 
     Attributes:
         id: Its id.
-        text: What may be shown since the token before it: it may be "" while a character is not complete or a stop
-            string may have begun. The texts of all tokens make the whole text.
-        depth: Loop that it was read at, from 1; 0 of a model without loops.
-        reason: Why there; None of a model without loops.
+        text: New text that may be shown: "" while a character is incomplete or a stop string may have begun. The texts
+            of all tokens together are the whole text.
+        depth: Loop that it was sampled at, from 1; 0 of a model without loops.
+        reason: Why it exited there; None of a model without loops.
         fate: Of its loops so far.
-        proximity: How near the text is to running in circles.
-        margin: Lead of the likeliest id.
-        entropy: Of the distribution, nats.
-        logprob: Of the token; None where not asked for.
-        alternatives: The likeliest ids, likeliest first.
-        rung: Name of the model that wrote it.
+        proximity: Repetition score of the text.
+        margin: Lead of the top-1 over the top-2 probability.
+        entropy: Of the distribution, in nats.
+        logprob: Of the token; None where not requested.
+        alternatives: The most probable ids, in falling order.
+        rung: Name of the model that sampled it.
         handed_up: Why it left the lowest rung of a ladder; None where it did not.
-        would_have_met: Under `full` and `fixed`, whether the model's own rule would have been met by that loop; None
-            where that is not known.
+        would_have_met: Under `full` and `fixed`, whether the model's own exit rule would have been met by that loop;
+            None where that is not known.
     """
 
     id: int
@@ -81,30 +168,30 @@ class TokenTold:
 
 
 @dataclass(frozen=True)
-class JobDone:
-    """The end of a job.
+class RequestOutput:
+    """The output of a finished request.
 
     Attributes:
         text: The whole new text.
-        tokens: All tokens, with what became known of their loops behind their exits.
+        tokens: All tokens, with what their loops after their exits have added.
         finish_reason: `stop` (an end id, a stop string or a collapse) or `length`.
         prompt_tokens: Ids of the prompt.
         cached_tokens: Of those, how many were found in the prefix cache.
         total_loops: T.
-        passes: Passes in which the job had a token on its way, behind its first token.
-        rows: Rows of the job in those passes.
+        passes: Passes with a row of a new token, after the first token.
+        rows: Rows of the request in those passes.
         savings: Over the tokens after the first.
-        verdict: On the whole text; None where verdicts are switched off.
-        door: That it opens; of a ladder also `abort`, `top_rung` or `accepted`.
-        door_text: The door and why, in a sentence.
-        preemptions: How often its K/V were given up and made anew.
-        trail: A ladder's decisions, one JSON object each; empty elsewhere.
+        verdict: Confidence report on the whole text; None where verdicts are switched off.
+        door: Its routing decision; of a ladder also `abort`, `top_rung` or `accepted`.
+        door_text: The routing decision and its reasons, in a sentence.
+        preemptions: How often it was preempted and recomputed.
+        trail: Decisions of a ladder, one JSON object each; empty elsewhere.
         costs: Of each rung of a ladder, as JSON values; empty elsewhere.
-        collapsed: Whether it was ended because it ran in circles.
+        collapsed: Whether it was ended because it repeated itself.
     """
 
     text: str
-    tokens: tuple[TokenTold, ...]
+    tokens: tuple[TokenOutput, ...]
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
@@ -123,19 +210,19 @@ class JobDone:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """How a service stands.
+    """Gauges and counters of a service.
 
     Attributes:
-        waiting: Jobs in the queue.
-        running: Jobs on their way.
+        waiting: Requests in the queue.
+        running: Requests that run.
         passes: Passes so far.
         rows: Rows in them.
         tokens: New tokens so far.
         exit_loops: Sum of their depths.
-        pages_total: Pages of K/V.
-        pages_used: Of those, held by jobs.
-        pages_cached: Of those, kept for prompts that begin alike.
-        preemptions: Jobs that were put back.
+        blocks_total: Blocks of K/V.
+        blocks_used: Of those, held by requests.
+        blocks_cached: Of those, held by no request and kept in the prefix cache.
+        preemptions: Preemptions so far.
     """
 
     waiting: int
@@ -144,9 +231,9 @@ class ServiceStatus:
     rows: int
     tokens: int
     exit_loops: int
-    pages_total: int
-    pages_used: int
-    pages_cached: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
     preemptions: int
 
 
@@ -155,72 +242,72 @@ class Busy(RuntimeError):
 
 
 class ShuttingDown(Busy):
-    """The service is being shut down, and takes no more."""
+    """The service is shutting down, and takes no more requests."""
 
 
 class Unavailable(RuntimeError):
-    """There is no engine that could take a job."""
+    """There is no engine that could take a request."""
 
 
-class JobFailed(RuntimeError):
-    """Something broke inside of one job; others go on."""
+class RequestFailed(RuntimeError):
+    """Something broke inside of one request; others go on."""
 
 
-class JobCutOff(JobFailed):
-    """The service was ended ahead of the job."""
+class RequestCutOff(RequestFailed):
+    """The service ended before the request did."""
 
 
-class JobEvents(Protocol):
-    """Tokens of a job as they come, then its end."""
+class RequestEvents(Protocol):
+    """Token outputs of a request as they come, then its request output."""
 
-    def __aiter__(self) -> "JobEvents":
+    def __aiter__(self) -> "RequestEvents":
         """Itself."""
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         """The next one.
 
         Raises:
-            JobFailed: If something broke.
+            RequestFailed: If something broke.
             Unavailable: If the last engine was lost.
         """
 
     async def aclose(self) -> None:
-        """Cancels the job, whether or not anything of it was read; one that is over stays as it was."""
+        """Cancels the request, whether or not anything of it was read; a finished one stays as it was."""
 
 
 class Service(Protocol):
-    """What the protocol knows of the engine.
+    """The engine, or several, as the API sees them.
 
     Attributes:
         name: Of the model.
         model: The looped model.
         tokenizer: Its tokenizer.
-        context: Tokens that prompt and answer may have together.
+        context: Most tokens of prompt and answer together.
     """
 
     name: str
-    model: Any
-    tokenizer: Any
+    model: ServedModel
+    tokenizer: PreTrainedTokenizerFast
     context: int
 
-    def submit(self, job: Job) -> JobEvents:
-        """Queues a job at once.
+    def submit(self, request: EngineRequest) -> RequestEvents:
+        """Queues a request at once.
 
         Raises:
-            ValueError: For a job that can never run.
-            Busy: Where no more jobs are taken.
+            ValueError: For a request that can never run.
+            Busy: Where no more requests are taken.
             Unavailable: Where no engine is up.
         """
 
     @property
     def is_up(self) -> bool:
-        """Whether there is an engine that takes jobs."""
+        """Whether there is an engine that takes requests."""
 
     def status(self) -> ServiceStatus:
-        """How it stands; of several engines, how they do together."""
+        """Gauges and counters; of several engines, summed."""
 
     def engines(self) -> Mapping[str, ServiceStatus]:
-        """How each of several engines stands, by name; empty of a single one."""
+        """The status of each of several engines, by name; empty for a single one."""
 
     async def drain(self) -> None:
-        """Takes no more jobs and returns once all that were taken are over."""
+        """Takes no more requests and returns once all that were taken are finished."""

@@ -1,8 +1,7 @@
-"""What is told of new tokens: fates, proximity to collapse, margin and entropy, by slot of the engine."""
+"""Output processor: per-token exit statistics and repetition scores of running requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,8 @@ from sigma0.decode.rows import LEADER, Rows
 from sigma0.decode.sampler import logprobs_of
 from sigma0.decode.stats import read_together
 from sigma0.decode.transfer import to_device, to_host
-from sigma0.serve.engine.messages import JobDone, TokenTold
-from sigma0.serve.engine.request import Running
+from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
+from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
@@ -25,20 +24,20 @@ _ENTROPY, _MARGIN, _PROXIMITY = (READINGS.index(name) for name in ("entropy", "m
 
 
 @dataclass(frozen=True)
-class Read:
-    """A token that was settled in a pass.
+class SampledToken:
+    """A token that became final in a pass.
 
     Attributes:
-        running: Whose.
+        state: Its request.
         token_id: Its id.
-        depth: Loop that it was read at.
-        met: Whether its rule was met.
+        depth: Loop that it was sampled at.
+        met: Whether its exit rule was met.
         diverged: Whether its loop diverged.
-        logits: That it was read from, `[V]`.
+        logits: That it was sampled from, `[V]`.
         is_last: Whether the text ends with it.
     """
 
-    running: Running
+    state: RequestState
     token_id: int
     depth: int
     met: bool
@@ -47,21 +46,21 @@ class Read:
     is_last: bool
 
 
-class Teller:
-    """Statistics of running requests, and how they are told.
+class OutputProcessor:
+    """Statistics of running requests, by batch slot, and the outputs made of them.
 
     Args:
         model: The looped model.
         name: Of the model.
-        slots: Requests that run at most.
-        columns: Of the longest text.
+        slots: Number of batch slots.
+        positions: Cache positions of the longest sequence.
         watch: Whether statistics and verdicts are wanted.
     """
 
-    def __init__(self, model: Any, name: str, slots: int, columns: int, watch: bool) -> None:
-        self._total_loops: int = model.num_loops
-        self._fates = np.zeros((slots, columns, self._total_loops), dtype=np.int8)
-        self._met = np.zeros((slots, columns), dtype=np.bool_)
+    def __init__(self, model: ServedModel, name: str, slots: int, positions: int, watch: bool) -> None:
+        self._total_loops = model.num_loops
+        self._fates = np.zeros((slots, positions, self._total_loops), dtype=np.int8)
+        self._met = np.zeros((slots, positions), dtype=np.bool_)
         self._collapse = CollapseState.empty(slots, model.device)
         self._policy: DoorPolicy = model.door_policy
         self._patience = patience_for(self._policy, self._total_loops)
@@ -69,119 +68,119 @@ class Teller:
         self._ops: Operations = model.operations
         self.watch = watch
 
-    def begin(self, running: Running) -> None:
-        """Readies a slot for a request, with what is remembered of it from before it was put back."""
-        slot = running.entry.slot
-        self._fates[slot] = 0 if running.fates is None else running.fates
-        self._met[slot] = False if running.met is None else running.met
-        for place, tensor in enumerate(vars(self._collapse).values()):
-            tensor[slot] = 0 if running.saved is None else running.saved[place]
+    def begin(self, state: RequestState) -> None:
+        """Initialises the batch slot of a request, with the statistics saved at its preemption if there are any."""
+        slot = state.entry.slot
+        self._fates[slot] = 0 if state.fates is None else state.fates
+        self._met[slot] = False if state.met is None else state.met
+        for index, tensor in enumerate(vars(self._collapse).values()):
+            tensor[slot] = 0 if state.collapse_state is None else state.collapse_state[index]
 
-    def save(self, running: Running, slot: int) -> None:
-        """Remembers what a request needs in another slot."""
-        # columns that come back out of the prefix cache are not run again
-        running.fates, running.met = self._fates[slot].copy(), self._met[slot].copy()
-        running.saved = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
+    def save(self, state: RequestState, slot: int) -> None:
+        """Saves the statistics of a request that is preempted; it may resume in another slot."""
+        # positions that are found in the prefix cache are not run again
+        state.fates, state.met = self._fates[slot].copy(), self._met[slot].copy()
+        state.collapse_state = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
 
-    def enter(self, running: Running, columns: Ints) -> None:
-        """Forgets the loops of columns that come for the first time, or with another token.
+    def enter(self, state: RequestState, positions: Ints) -> None:
+        """Clears the statistics of positions that enter for the first time, or with another token.
 
-        What is only read anew goes through the same loops again, or is found and goes through none.
+        Positions that are recomputed run the same loops again, or are cached and run none: theirs are kept.
         """
-        first = [column for column in columns.tolist() if running.role(column) == LEADER]
-        self._fates[running.entry.slot, first] = 0
-        self._met[running.entry.slot, first] = False
+        sampled = [position for position in positions.tolist() if state.role(position) == LEADER]
+        self._fates[state.entry.slot, sampled] = 0
+        self._met[state.entry.slot, sampled] = False
 
-    def put(self, rows: Rows, fates: Ints, held: Bools) -> None:
-        """What was seen at the end of the loop that rows have just finished.
+    def record(self, rows: Rows, fates: Ints, held: Bools) -> None:
+        """Records what was seen at the end of the loop that rows have just finished.
 
         Args:
-            rows: Behind it.
+            rows: After it.
             fates: Index into `FATES`, 0 where there is none, `[R]`.
-            held: Whether the boundary's rule was met, `[R]`.
+            held: Whether the loop-end rule was met, `[R]`.
         """
         self._met[rows.texts[held], rows.columns[held]] = True
         known = np.flatnonzero(fates)
         self._fates[rows.texts[known], rows.columns[known], rows.loops[known] - 1] = fates[known]
 
-    def tell(self, read: Sequence[Read]) -> list[TokenTold]:
-        """The tokens of one pass, none twice of a request; their texts are still to be added."""
-        numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(read)
-        for each in read:
-            each.running.repetition.append(each.token_id)
-        if self.watch and read and self._ops.backend != "triton":
-            repeated = [each.running.repetition.at(-1) for each in read]
-            drops = [each.running.drop for each in read]
-            numbers = read_together(torch.stack([each.logits for each in read]), repeated, drops).tolist()
-        elif self.watch and read:
-            logits = torch.stack([each.logits for each in read])
-            chosen = to_device(np.array([each.token_id for each in read]), logits.device)
-            slots = to_device(np.array([each.running.entry.slot for each in read]), logits.device)
-            told = self._ops.collapse(logits, chosen, self._collapse, slots, CollapseRule())
-            numbers = to_host(told.statistics).tolist()
-        return [self._token(each, values) for each, values in zip(read, numbers, strict=True)]
+    def outputs(self, sampled: Sequence[SampledToken]) -> list[TokenOutput]:
+        """Token outputs of one pass, at most one of each request; their texts are added by the engine."""
+        numbers: list[list[float]] = [[np.nan] * len(READINGS)] * len(sampled)
+        for token in sampled:
+            token.state.repetition.append(token.token_id)
+        if self.watch and sampled and self._ops.backend != "triton":
+            repeated = [token.state.repetition.at(-1) for token in sampled]
+            drops = [token.state.entropy_drop for token in sampled]
+            numbers = read_together(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
+        elif self.watch and sampled:
+            logits = torch.stack([token.logits for token in sampled])
+            token_ids = to_device(np.array([token.token_id for token in sampled]), logits.device)
+            slots = to_device(np.array([token.state.entry.slot for token in sampled]), logits.device)
+            collapse = self._ops.collapse(logits, token_ids, self._collapse, slots, CollapseRule())
+            numbers = to_host(collapse.statistics).tolist()
+        return [self._output(token, values) for token, values in zip(sampled, numbers, strict=True)]
 
-    def _token(self, read: Read, values: list[float]) -> TokenTold:
-        running = read.running
-        count = running.job.logprobs
-        logprob, alternatives = (None, ()) if count is None else logprobs_of(read.logits, read.token_id, count)
-        return TokenTold(
-            id=read.token_id,
+    def _output(self, token: SampledToken, values: list[float]) -> TokenOutput:
+        state = token.state
+        count = state.request.logprobs
+        logprob, alternatives = (None, ()) if count is None else logprobs_of(token.logits, token.token_id, count)
+        return TokenOutput(
+            id=token.token_id,
             text="",
-            depth=read.depth,
-            reason=exit_reason(running.rule.config.mode, read.met, read.diverged),
-            fate=self._fate(running, len(running.told)),
+            depth=token.depth,
+            reason=exit_reason(state.rule.config.mode, token.met, token.diverged),
+            fate=self._fate(state, len(state.outputs)),
             proximity=_finite(values[_PROXIMITY]),
             margin=_finite(values[_MARGIN]),
             entropy=_finite(values[_ENTROPY]),
             logprob=logprob,
             alternatives=alternatives,
             rung=self._name,
-            would_have_met=self._would_have_met(running, len(running.told), values[_MARGIN]),
+            would_have_met=self._would_have_met(state, len(state.outputs), values[_MARGIN]),
         )
 
-    def _fate(self, running: Running, number: int) -> Fate | None:
-        """Of a token, the mildest of the last loops of the column that it was read from."""
-        known = self._fates[running.entry.slot, running.prompt - 1 + number]
+    def _fate(self, state: RequestState, number: int) -> Fate | None:
+        """Fate of a token: the mildest of the last loops of the cache position whose state it was sampled from."""
+        known = self._fates[state.entry.slot, state.prompt_length - 1 + number]
         return mildest([FATES[fate] for fate in known.tolist()], self._patience)
 
-    def _would_have_met(self, running: Running, number: int, margin: float) -> bool | None:
+    def _would_have_met(self, state: RequestState, number: int, margin: float) -> bool | None:
         """Of a token that `full` or `fixed` stopped; see `sigma0.decode.exits.ExitRule.would_have_been_met`."""
-        rule = running.unasked
+        rule = state.shadow_rule
         if rule is None:
             return None
         if rule.needs_logits:
-            return True if margin >= rule.threshold and running.rule.last_loop >= rule.min_loops else None
-        return bool(self._met[running.entry.slot, running.prompt - 1 + number])
+            return True if margin >= rule.threshold and state.rule.last_loop >= rule.min_loops else None
+        return bool(self._met[state.entry.slot, state.prompt_length - 1 + number])
 
-    def done(self, running: Running) -> JobDone:
-        """The end of a request that still has its slot."""
-        tokens = [replace(token, fate=self._fate(running, place)) for place, token in enumerate(running.told)]
+    def finish(self, state: RequestState) -> RequestOutput:
+        """The output of a finished request that still has its batch slot."""
+        tokens = [replace(token, fate=self._fate(state, number)) for number, token in enumerate(state.outputs)]
         verdict = opened = text = None
         if self.watch:
-            score = check(running.feed.text, running.job.context).score
-            parts = [of_token(each.reason, each.depth, each.fate, each.proximity or 0.0) for each in tokens]
+            score = check(state.detokenizer.text, state.request.context).score
+            parts = [of_token(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
             verdict = aggregate(parts, self._policy, score)
-            if running.collapsed:
+            if state.collapsed:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        ended = running.ends_text(tokens[-1].id) or running.feed.stopped or running.collapsed
-        return JobDone(
-            text=running.feed.text,
+        stopped = state.is_eos(tokens[-1].id) or state.detokenizer.stopped or state.collapsed
+        return RequestOutput(
+            text=state.detokenizer.text,
             tokens=tuple(tokens),
-            finish_reason="stop" if ended else "length",
-            prompt_tokens=running.prompt,
-            cached_tokens=running.cached,
+            finish_reason="stop" if stopped else "length",
+            prompt_tokens=state.prompt_length,
+            cached_tokens=state.cached,
             total_loops=self._total_loops,
-            passes=running.passes,
-            rows=running.rows,
-            savings=savings([depths], running.passes, running.rows, self._total_loops),
+            passes=state.passes,
+            rows=state.rows,
+            savings=savings([depths], state.passes, state.rows, self._total_loops),
             verdict=verdict,
             door=opened,
             door_text=text,
-            preemptions=running.entry.preemptions,
-            collapsed=running.collapsed,
+            preemptions=state.entry.preemptions,
+            collapsed=state.collapsed,
         )
 
 

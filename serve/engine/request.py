@@ -1,9 +1,8 @@
-"""A request on its way: what it has written, how it chooses, and what it needs to be begun anew elsewhere."""
+"""State of a running request: generated tokens, sampling, and what it needs to be resumed after preemption."""
 
 from collections import deque
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,204 +21,223 @@ from sigma0.decode.sampler import generator_for, processors_for
 from sigma0.decode.step import Exits, Readings
 from sigma0.decode.token_loop import Emission
 from sigma0.decode.verify import VerifiedLoop
-from sigma0.serve.engine.messages import Job, TokenTold
-from sigma0.serve.engine.scheduler import Entry
+from sigma0.serve.engine.messages import EngineRequest, ServedModel, TokenOutput
+from sigma0.serve.engine.scheduler import SequenceEntry
 from sigma0.signals.canary import Tighten
 
 
 @dataclass(frozen=True)
-class Halted:
-    """A row that waits where it is until everything before it has been read anew.
+class SuspendedRow:
+    """A row that was in flight at preemption; it waits until every position before it is recomputed.
 
     Attributes:
-        loops: It had finished.
-        role: As `sigma0.decode.rows` has it.
+        loops: Loops that it had finished.
+        role: As `sigma0.decode.rows` names them.
     """
 
     loops: int
     role: int
 
 
-class Running:
-    """A request and all that belongs to it.
+class RequestState:
+    """A request that was submitted, from the queue to its last token.
 
     Args:
-        entry: What the scheduler knows of it.
-        job: What was asked.
-        rule: When tokens stop.
-        feed: Of its text.
-        eos: Ids that end it.
+        entry: Its sequence in the scheduler.
+        request: The request.
+        rule: Its exit rule.
+        detokenizer: Of its text.
+        eos: Ids that end the text.
         model: The looped model.
-        watch: Whether fates are wanted.
+        watch: Whether statistics of its tokens are wanted.
 
     Attributes:
-        told: Tokens so far.
-        cached: Columns of the prompt that were found in the prefix cache.
-        unasked: The rule that would have stopped its tokens, where `full` or `fixed` does.
-        ruled: How its rows are decided.
-        ids: Of every column that has entered or is about to, proposals among them.
-        waiting: Columns that enter the next pass.
-        depths: Loop behind which each new token's row was dropped, by column; only under `drop`.
-        halted: Rows in flight when it was put back, by column; empty once they go on.
-        anew: Columns that are only read, since what they say was told before it was put back.
+        prompt_length: Ids of the prompt.
+        drops: Whether rows leave at their exits (`drop`).
+        shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
+            None under any other mode, or without statistics.
+        ruled: What the pass needs to decide its rows.
+        outputs: Tokens so far.
+        token_ids: Of every cache position that has entered or is about to enter, draft tokens included.
+        pending: Cache positions that enter the next pass.
+        exit_depths: Loop after which the row of each new token left, by cache position; only under `drop`.
+        suspended: Rows that were in flight at preemption, by cache position; empty once they are resumed.
+        recompute_until: Positions whose K/V are recomputed after preemption without sampling again.
         passes: Passes with a row of a new token.
         rows: Rows of new tokens.
-        saved: What the collapse statistics remember of it while it is not running.
-        fates: Of its columns' loops, likewise.
-        met: Whether its columns met a boundary's rule, likewise.
-        repetition: Of the ids that were told.
-        drop: Of the entropy at them.
-        collapsed: Whether it was ended because it runs in circles.
+        cached: Cache positions of the prompt that were found in the prefix cache.
+        collapse_state: Collapse statistics, kept here while it is preempted.
+        fates: Fates of its loops, kept here while it is preempted.
+        met: Whether its positions met the loop-end rule, kept here while it is preempted.
+        repetition: Repetition statistics of the new tokens.
+        entropy_drop: Statistics of the entropy at the new tokens.
+        collapsed: Whether it was ended because it repeats itself.
     """
 
     def __init__(
-        self, entry: Entry, job: Job, rule: ExitRule, feed: TextFeed, eos: frozenset[int], model: Any, watch: bool
+        self,
+        entry: SequenceEntry,
+        request: EngineRequest,
+        rule: ExitRule,
+        detokenizer: TextFeed,
+        eos: frozenset[int],
+        model: ServedModel,
+        watch: bool,
     ) -> None:
         self.entry = entry
-        self.job = job
+        self.request = request
         self.rule = rule
-        self.feed = feed
-        self.prompt = len(job.prompt_ids)
-        self.drops = job.exit_config.after_exit == "drop"
-        self.unasked: ExitRule | None = model.unasked_rule(job.exit_config) if watch else None
-        asked = rule if self.unasked is None else self.unasked
-        self.ruled = Ruled(rule, asked.boundary(watch), job.exit_config.after_exit == "verify", self.prompt)
-        self.told: list[TokenTold] = []
-        self.ids = entry.ids
-        self.waiting: deque[int] = deque()
-        self.depths: dict[int, int] = {}
-        self.halted: dict[int, Halted] = {}
-        self.anew = 0
+        self.detokenizer = detokenizer
+        self.prompt_length = len(request.prompt_ids)
+        self.drops = request.exit_config.after_exit == "drop"
+        self.shadow_rule: ExitRule | None = model.unasked_rule(request.exit_config) if watch else None
+        evaluated = rule if self.shadow_rule is None else self.shadow_rule
+        verifies = request.exit_config.after_exit == "verify"
+        self.ruled = Ruled(rule, evaluated.boundary(watch), verifies, self.prompt_length)
+        self.outputs: list[TokenOutput] = []
+        self.token_ids = entry.token_ids
+        self.pending: deque[int] = deque()
+        self.exit_depths: dict[int, int] = {}
+        self.suspended: dict[int, SuspendedRow] = {}
+        self.recompute_until = 0
         self.passes = 0
         self.rows = 0
         self.cached = 0
-        self.saved: tuple[Tensor, ...] | None = None
+        self.collapse_state: tuple[Tensor, ...] | None = None
         self.fates: npt.NDArray[np.int8] | None = None
         self.met: npt.NDArray[np.bool_] | None = None
         self._eos = eos
         self._model = model
         self._device = model.device
-        self._processors = processors_for(job.sampling, self.prompt)
-        if job.on_collapse == "tighten":
-            self._processors.append(Tighten(self.prompt))
-        self._collapse = CollapseStop() if job.on_collapse == "stop" else None
+        self._processors = processors_for(request.sampling, self.prompt_length)
+        if request.on_collapse == "tighten":
+            self._processors.append(Tighten(self.prompt_length))
+        self._collapse = CollapseStop() if request.on_collapse == "stop" else None
         self.repetition = Repetition()
-        self.drop = EntropyDrop()
+        self.entropy_drop = EntropyDrop()
         self.collapsed = False
-        self._generator = generator_for(job.sampling, model.device)
+        self._generator = generator_for(request.sampling, model.device)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the likeliest id is the choice."""
+    def is_greedy(self) -> bool:
+        """Whether the next token is the argmax of the logits, with no processors."""
         return not self._processors and self._generator is None
 
     @property
-    def is_replaying(self) -> bool:
-        """Whether rows that were in flight still have to get to where they were."""
-        return bool(self.halted)
+    def is_recomputing(self) -> bool:
+        """Whether rows that were in flight at preemption are still being recomputed."""
+        return bool(self.suspended)
 
-    def target(self, column: int) -> int:
-        """Loop behind which the row of a column leaves, or is held."""
-        halted = self.halted.get(column)
-        return halted.loops if halted is not None else self.depths.get(column, self.rule.last_loop)
+    def target_loops(self, position: int) -> int:
+        """Loop after which the row of a cache position leaves, or is suspended."""
+        row = self.suspended.get(position)
+        return row.loops if row is not None else self.exit_depths.get(position, self.rule.last_loop)
 
-    def reads_again(self, column: int, loops: int) -> bool:
-        """Whether a token that was read before is read again at a loop."""
+    def is_checked(self, position: int, loops: int) -> bool:
+        """Whether a draft token is verified at a loop; never without `verify`."""
         return False
 
-    def role(self, column: int) -> int:
-        """What the row of a column is as it enters."""
-        return PASSIVE if self.is_replaying or column < max(self.prompt - 1, self.anew) else LEADER
+    def role(self, position: int) -> int:
+        """Role of the row of a cache position as it enters."""
+        first_sampled = max(self.prompt_length - 1, self.recompute_until)
+        return PASSIVE if self.is_recomputing or position < first_sampled else LEADER
 
-    def choose(self, logits: Tensor) -> int:
-        """The next id, given logits `[V]`, where the likeliest is not simply taken."""
-        ids = torch.tensor([self.ids], device=self._device)
+    def sample(self, logits: Tensor) -> int:
+        """The next id, given logits `[V]`; for requests that are not simply greedy."""
+        ids = torch.tensor([self.token_ids], device=self._device)
         scores = self._processors(ids, logits.to(torch.float32, copy=True)[None])
         if self._generator is None:
             return int(scores.argmax(-1))
         return int(torch.multinomial(torch.softmax(scores, dim=-1)[0], 1, generator=self._generator))
 
     def is_last(self, token_id: int) -> bool:
-        """Whether the text ends with an id that is about to be told."""
-        return token_id in self._eos or len(self.told) + 1 >= self.job.max_new_tokens
+        """Whether an id that is about to be output ends the text."""
+        return token_id in self._eos or len(self.outputs) + 1 >= self.request.max_new_tokens
 
     def collapses(self) -> bool:
-        """Whether the text ends with the id that is being told because it runs in circles."""
+        """Whether the text ends with the newest id because it repeats itself."""
         self.collapsed = self._collapse is not None and self._collapse.ends(self.repetition)
         return self.collapsed
 
-    def ends_text(self, token_id: int) -> bool:
-        """Whether an id is an end."""
+    def is_eos(self, token_id: int) -> bool:
+        """Whether an id ends the text."""
         return token_id in self._eos
 
     def append(self, token_id: int) -> None:
-        """A told token that is to be fed back."""
-        self.waiting.append(len(self.ids))
-        self.ids.append(token_id)
+        """Feeds a token back: its cache position enters the next pass."""
+        self.pending.append(len(self.token_ids))
+        self.token_ids.append(token_id)
 
-    def halt(self, columns: Ints, loops: Ints, roles: Ints) -> None:
-        """Remembers its rows in flight, and what is to be read anew before they can go on."""
-        flight = zip(columns.tolist(), loops.tolist(), roles.tolist(), strict=True)
-        # one that is put back while it reads anew still has the older rows to get to
-        found = {column: Halted(loop, role) for column, loop, role in flight if role != PASSIVE}
-        self.halted = {**found, **self.halted}
-        entered = len(self.ids) - len(self.waiting)
-        self.anew = entered if self.told and not self.halted else 0
-        self.entry.goal = entered
-        exact = self.prompt if self.drops else entered
-        self.entry.reusable = min(exact if self.told else self.prompt - 1, entered, *self.halted)
+    def suspend(self, positions: Ints, loops: Ints, roles: Ints) -> None:
+        """Notes the rows in flight at preemption, and what must be recomputed before they are resumed."""
+        in_flight = zip(positions.tolist(), loops.tolist(), roles.tolist(), strict=True)
+        # preempted again while it recomputes, it still has the older rows to resume
+        rows = {position: SuspendedRow(loop, role) for position, loop, role in in_flight if role != PASSIVE}
+        self.suspended = {**rows, **self.suspended}
+        entered = len(self.token_ids) - len(self.pending)
+        self.recompute_until = entered if self.outputs and not self.suspended else 0
+        self.entry.prefill_end = entered
+        exact = self.prompt_length if self.drops else entered
+        self.entry.cacheable = min(exact if self.outputs else self.prompt_length - 1, entered, *self.suspended)
 
-    def resume(self) -> dict[int, Halted]:
-        """The rows that go on from where they were, once all of them have got there."""
-        halted, self.halted = self.halted, {}
-        return halted
+    def resume(self) -> dict[int, SuspendedRow]:
+        """The suspended rows, once all of them are recomputed; they are suspended no longer."""
+        rows, self.suspended = self.suspended, {}
+        return rows
 
 
-class _Place:
-    """What `VerifiedLoop` knows of a wave: its text goes in and out of the engine's rows."""
+class _EngineWave:
+    """The part of a wave that `VerifiedLoop` uses, over the rows of the engine."""
 
-    def __init__(self, running: "Verified", rule: ExitRule, ops: Operations) -> None:
-        self._running = running
+    def __init__(self, state: "VerifiedRequestState", rule: ExitRule, ops: Operations) -> None:
+        self._state = state
         self.rule = rule
         self.ops = ops
         self.record = None
-        self.cache = SimpleNamespace(length=running.prompt)
+        self.cache = SimpleNamespace(length=state.prompt_length)
 
     def enter(self, token_ids: Tensor, sequences: Ints, columns: Ints, positions: Ints) -> None:
-        """A proposed or checked token is fed back."""
-        assert int(columns[0]) == len(self._running.ids)
-        self._running.append(int(token_ids[0]))
+        """Feeds a draft or verified token back."""
+        assert int(columns[0]) == len(self._state.token_ids)
+        self._state.append(int(token_ids[0]))
 
     def drop_from(self, sequence: int, column: int) -> None:
-        """Tokens were taken back."""
-        self._running.take_back(column)
+        """Rejects the draft tokens from a cache position on."""
+        self._state.reject_from(column)
 
 
-class Verified(Running):
-    """A request whose tokens are proposed early and told once loop T agrees.
+class VerifiedRequestState(RequestState):
+    """A request under `verify`: draft tokens at the exits, output once loop T accepts them.
 
-    Args:
-        *args: As `Running` takes them.
+    Takes what `RequestState` takes.
 
     Attributes:
-        dropped: First column that was taken back since the engine looked; None where none was.
+        rejected_from: First cache position that was rejected since the engine looked; None where none was.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.dropped: int | None = None
+    def __init__(
+        self,
+        entry: SequenceEntry,
+        request: EngineRequest,
+        rule: ExitRule,
+        detokenizer: TextFeed,
+        eos: frozenset[int],
+        model: ServedModel,
+        watch: bool,
+    ) -> None:
+        super().__init__(entry, request, rule, detokenizer, eos, model, watch)
+        self.rejected_from: int | None = None
         self._first_met: bool | None = None
-        config = GenerationConfig(
-            do_sample=self._generator is not None, max_length=self.prompt + self.job.max_new_tokens
-        )
+        max_length = self.prompt_length + request.max_new_tokens
+        config = GenerationConfig(do_sample=self._generator is not None, max_length=max_length)
         config._pad_token_tensor = None
-        criteria = StoppingCriteriaList([MaxLengthCriteria(self.prompt + self.job.max_new_tokens)])
-        if self._eos:
-            criteria.append(EosTokenCriteria(sorted(self._eos)))
+        criteria = StoppingCriteriaList([MaxLengthCriteria(max_length)])
+        if eos:
+            criteria.append(EosTokenCriteria(sorted(eos)))
         self.loop = VerifiedLoop(
-            _Place(self, self.rule, self._model.operations),
-            torch.tensor([self.job.prompt_ids], device=self._device),
-            np.array([self.prompt]),
+            _EngineWave(self, rule, model.operations),
+            torch.tensor([request.prompt_ids], device=self._device),
+            np.array([self.prompt_length]),
             self._processors,
             criteria,
             config,
@@ -227,26 +245,26 @@ class Verified(Running):
         if self._generator is not None:
             self.loop.generators = [self._generator]
 
-    def reads_again(self, column: int, loops: int) -> bool:
-        """At loop T; at every loop, where tokens may be redrafted."""
-        return column >= self.prompt and (self.job.exit_config.redraft or loops == self.rule.total_loops)
+    def is_checked(self, position: int, loops: int) -> bool:
+        """At loop T; at every loop, where tokens may be drafted again."""
+        return position >= self.prompt_length and (self.request.exit_config.redraft or loops == self.rule.total_loops)
 
-    def target(self, column: int) -> int:
+    def target_loops(self, position: int) -> int:
         """Every row runs to loop T."""
-        halted = self.halted.get(column)
-        return self.rule.total_loops if halted is None else halted.loops
+        row = self.suspended.get(position)
+        return self.rule.total_loops if row is None else row.loops
 
-    def take_back(self, column: int) -> None:
-        """Forgets the ids from a column on; the engine drops their rows."""
-        del self.ids[column:]
-        self.waiting = deque(each for each in self.waiting if each < column)
-        self.dropped = column if self.dropped is None else min(self.dropped, column)
+    def reject_from(self, position: int) -> None:
+        """Drops the ids from a cache position on; the engine drops their rows."""
+        del self.token_ids[position:]
+        self.pending = deque(kept for kept in self.pending if kept < position)
+        self.rejected_from = position if self.rejected_from is None else min(self.rejected_from, position)
 
-    def judge_first(self, met: bool, diverged: bool) -> None:
-        """Notes how the rule stands after a loop of the position that the first token is read from.
+    def note_first(self, met: bool, diverged: bool) -> None:
+        """Notes how the rule stands after a loop of the last prompt position, from which the first token is sampled.
 
-        That token is read at loop T whatever comes of it; where it would have stopped first is what counts, as of any
-        other token. Loops that are run again after a preemption say the same again.
+        The first token is sampled at loop T whatever the rule says; its reason is where it would have stopped first,
+        as of any other token. Loops that are recomputed after a preemption give the same again.
 
         Args:
             met: Whether the rule is met there.
@@ -255,8 +273,13 @@ class Verified(Running):
         if self._first_met is None and (met or diverged):
             self._first_met = met
 
-    def take(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
-        """What one pass settled."""
-        if not self.told and exits is not None:
+    def verify(self, exits: Exits | None, readings: Readings | None) -> list[tuple[Emission, Tensor]]:
+        """The tokens that become final with one pass, each with the logits it was sampled from.
+
+        Args:
+            exits: Logits of rows that stop in this pass; None where none does.
+            readings: Logits of draft tokens that are verified in this pass; None where none is.
+        """
+        if not self.outputs and exits is not None:
             return self.loop.begin(replace(exits, met=np.array([bool(self._first_met)])))
         return self.loop.take(exits, readings)

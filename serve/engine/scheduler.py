@@ -1,160 +1,166 @@
-"""Who enters the next pass: admission, prompt rows beside decoding ones, and who gives way when pages run out.
+"""Scheduler: admission, prefill chunks beside decoding rows, and preemption when blocks run out.
 
-First come, first admitted. A text is read a stretch at a time: what is left of a pass's rows beside those under way is
-shared evenly by all texts that are still to be read, so that a long prompt neither holds up decoding nor a short one.
-When pages run out, the one admitted last gives its own up and goes back to the head of the queue; the one admitted
-first is never put back, so that work always ends.
+First come, first admitted. Prompts are prefilled in chunks: the rows of a pass that decoding leaves are shared evenly
+by all sequences with tokens still to prefill, so that a long prompt delays neither decoding nor a short prompt. When
+blocks run out, the sequence admitted last is preempted: it frees its blocks and returns to the head of the queue. The
+one admitted first is never preempted, so that work always ends.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from sigma0.serve.engine.block_pool import PagePool, page_name
+from sigma0.serve.engine.block_pool import BlockPool, block_hash
 
 
 @dataclass
-class Entry:
-    """A text as the scheduler sees it.
+class SequenceEntry:
+    """A sequence as the scheduler sees it.
 
     Attributes:
-        key: Its number.
-        ids: All of its ids; what is written is added by the engine.
-        goal: Columns that are to be read before it can write on.
-        reusable: Columns that pages of an earlier text may stand for.
-        read: Columns that have entered so far.
-        slot: Its place in the engine's tables while it runs.
-        pages: Held, in the order of its columns.
-        known: Leading pages that others may find.
-        name: Of the last of those.
-        cached: Columns that were found instead of read, when it was admitted last.
-        preemptions: How often it was put back.
-        root: What stands ahead of its first page: texts share pages only where it is the same.
+        key: Number of its request.
+        token_ids: All of its ids; the engine appends the generated ones.
+        prefill_end: Cache positions that must have entered before it can decode.
+        cacheable: Leading cache positions that blocks of the prefix cache may stand for.
+        entered: Cache positions that have entered so far.
+        slot: Batch slot while it runs; -1 in the queue.
+        blocks: Block table, in the order of its cache positions.
+        registered: Leading blocks that are registered in the prefix cache.
+        last_hash: Hash of the last of those.
+        cached: Cache positions found in the prefix cache when it was last admitted.
+        preemptions: How often it was preempted.
+        root: Hash ahead of its first block: only sequences with the same one share blocks.
     """
 
     key: int
-    ids: list[int]
-    goal: int
-    reusable: int
-    read: int = 0
+    token_ids: list[int]
+    prefill_end: int
+    cacheable: int
+    entered: int = 0
     slot: int = -1
-    pages: list[int] = field(default_factory=list)
-    known: int = 0
-    name: bytes = b""
+    blocks: list[int] = field(default_factory=list)
+    registered: int = 0
+    last_hash: bytes = b""
     cached: int = 0
     preemptions: int = 0
     root: bytes = b""
 
     def __post_init__(self) -> None:
-        self.name = self.root
+        self.last_hash = self.root
+
+    @property
+    def remaining(self) -> int:
+        """Cache positions still to prefill."""
+        return self.prefill_end - self.entered
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Columns of a text that enter the next pass.
+class PrefillChunk:
+    """Cache positions of a sequence that enter the next pass.
 
     Attributes:
-        entry: Whose.
-        start: The first.
+        entry: The sequence.
+        start: The first position.
         stop: One past the last.
     """
 
-    entry: Entry
+    entry: SequenceEntry
     start: int
     stop: int
 
 
 class Scheduler:
-    """Queues texts and hands out slots, pages and rows.
+    """Queues sequences and hands out batch slots, blocks and rows.
 
     Args:
-        pool: The pages.
-        max_running: Texts that run at most.
-        max_waiting: Texts in the queue at most.
-        pass_rows: Rows that reading texts may bring a pass up to; decoding ones are never held back.
+        pool: The blocks.
+        max_running: Sequences that run at most.
+        max_waiting: Sequences in the queue at most.
+        pass_rows: Rows up to which prefill may fill a pass; decoding rows are never delayed.
 
     Raises:
         ValueError: For a limit under 1.
     """
 
-    def __init__(self, pool: PagePool, max_running: int, max_waiting: int, pass_rows: int) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, max_waiting: int, pass_rows: int) -> None:
         for name, value in (("max_running", max_running), ("max_waiting", max_waiting), ("pass_rows", pass_rows)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.pool = pool
         self.max_waiting = max_waiting
         self.pass_rows = pass_rows
-        self.waiting: deque[Entry] = deque()
-        self.running: dict[int, Entry] = {}
-        self._slots = list(range(max_running - 1, -1, -1))
+        self.waiting: deque[SequenceEntry] = deque()
+        self.running: dict[int, SequenceEntry] = {}
+        self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue takes no more; those that can begin at once do not count as waiting."""
-        return len(self.waiting) >= self.max_waiting + len(self._slots)
+        """Whether the queue takes no more; those that can start at once do not count as waiting."""
+        return len(self.waiting) >= self.max_waiting + len(self._free_slots)
 
-    def add(self, entry: Entry) -> None:
-        """Queues a text."""
+    def add(self, entry: SequenceEntry) -> None:
+        """Queues a sequence."""
         self.waiting.append(entry)
 
-    def remove(self, entry: Entry) -> None:
-        """Forgets a text that is over, or not wanted any more."""
+    def remove(self, entry: SequenceEntry) -> None:
+        """Drops a sequence that is finished or cancelled."""
         if entry.key in self.running:
-            self._let_go(entry)
+            self._release(entry)
         else:
             self.waiting.remove(entry)
 
-    def admit(self) -> list[Entry]:
-        """Takes texts from the queue as long as there are slots and pages to read them and to write one token."""
+    def admit(self) -> list[SequenceEntry]:
+        """Starts queued sequences as long as there are slots, and blocks to prefill them and to write one token."""
         admitted = []
-        while self.waiting and self._slots:
+        while self.waiting and self._free_slots:
             entry = self.waiting[0]
-            found, name = self.pool.match(entry.ids, entry.reusable, entry.root)
-            missing = self.pool.pages_for(entry.goal + 1) - len(found)
-            # a page for each that runs already, lest the newcomer be put back at once
+            blocks, last_hash = self.pool.match_prefix(entry.token_ids, entry.cacheable, entry.root)
+            missing = self.pool.blocks_for(entry.prefill_end + 1) - len(blocks)
+            # one block to spare for each that runs already, lest the newcomer be preempted at once
             if self.pool.available < missing + len(self.running):
-                self.pool.release(found)
+                self.pool.free(blocks)
                 break
             self.waiting.popleft()
-            entry.pages, entry.known, entry.name = found, len(found), name
-            entry.read = entry.cached = len(found) * self.pool.size
-            entry.slot = self._slots.pop()
+            entry.blocks, entry.registered, entry.last_hash = blocks, len(blocks), last_hash
+            entry.entered = entry.cached = len(blocks) * self.pool.size
+            entry.slot = self._free_slots.pop()
             self.running[entry.key] = entry
-            while len(entry.pages) < self.pool.pages_for(entry.goal):
-                page = self.pool.take()
-                assert page is not None
-                entry.pages.append(page)
+            while len(entry.blocks) < self.pool.blocks_for(entry.prefill_end):
+                block = self.pool.allocate()
+                assert block is not None
+                entry.blocks.append(block)
             admitted.append(entry)
         return admitted
 
-    def stretches(self, rows: int) -> list[Stretch]:
-        """What is read next.
+    def prefill_chunks(self, rows: int) -> list[PrefillChunk]:
+        """The prefill of the next pass.
 
         Args:
             rows: Rows that the pass has already.
         """
         room = max(0, self.pass_rows - rows)
-        # of more texts than rows the oldest, or short ones that keep coming would hold a long one up for ever
-        reading = [entry for entry in self.running.values() if entry.read < entry.goal][:room]
-        found = []
-        for left, entry in zip(range(len(reading), 0, -1), sorted(reading, key=_left), strict=True):
-            count = min(_left(entry), -(-room // left))
+        # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
+        unfinished = [entry for entry in self.running.values() if entry.remaining > 0][:room]
+        shortest_first = sorted(unfinished, key=lambda entry: entry.remaining)
+        chunks = []
+        for left, entry in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
+            count = min(entry.remaining, -(-room // left))
             if count:
-                found.append(Stretch(entry, entry.read, entry.read + count))
-                entry.read += count
+                chunks.append(PrefillChunk(entry, entry.entered, entry.entered + count))
+                entry.entered += count
                 room -= count
-        return found
+        return chunks
 
-    def make_room(self, entry: Entry, columns: int) -> list[Entry]:
-        """Gives a running text pages for so many columns.
+    def allocate(self, entry: SequenceEntry, positions: int) -> list[SequenceEntry]:
+        """Extends the block table of a running sequence to so many cache positions, preempting others if needed.
 
         Returns:
-            Those that had to give theirs up, the text itself perhaps among them: it is then in the queue.
+            The preempted sequences; `entry` itself may be among them, and is then in the queue.
         """
-        preempted: list[Entry] = []
-        while len(entry.pages) < self.pool.pages_for(columns):
-            page = self.pool.take()
-            if page is not None:
-                entry.pages.append(page)
+        preempted: list[SequenceEntry] = []
+        while len(entry.blocks) < self.pool.blocks_for(positions):
+            block = self.pool.allocate()
+            if block is not None:
+                entry.blocks.append(block)
                 continue
             last = next(reversed(self.running.values()))
             self.preempt(last)
@@ -163,26 +169,22 @@ class Scheduler:
                 break
         return preempted
 
-    def preempt(self, entry: Entry) -> None:
-        """Puts a running text back to the head of the queue; who does it says what is to be read anew."""
-        self._let_go(entry)
+    def preempt(self, entry: SequenceEntry) -> None:
+        """Moves a running sequence to the head of the queue; the caller sets what is to be recomputed."""
+        self._release(entry)
         entry.preemptions += 1
         self.waiting.appendleft(entry)
 
-    def complete(self, entry: Entry, columns: int) -> None:
-        """Tells others of the leading columns of a text that are exact in every plane."""
+    def register(self, entry: SequenceEntry, positions: int) -> None:
+        """Registers the full blocks of so many leading cache positions, which are exact in every plane."""
         size = self.pool.size
-        for place in range(entry.known, columns // size):
-            entry.name = page_name(entry.name, entry.ids[place * size : (place + 1) * size])
-            self.pool.know(entry.pages[place], entry.name)
-            entry.known = place + 1
+        for index in range(entry.registered, positions // size):
+            entry.last_hash = block_hash(entry.last_hash, entry.token_ids[index * size : (index + 1) * size])
+            self.pool.register(entry.blocks[index], entry.last_hash)
+            entry.registered = index + 1
 
-    def _let_go(self, entry: Entry) -> None:
+    def _release(self, entry: SequenceEntry) -> None:
         del self.running[entry.key]
-        self._slots.append(entry.slot)
-        self.pool.release(entry.pages)
-        entry.pages, entry.slot, entry.known, entry.name, entry.read = [], -1, 0, entry.root, 0
-
-
-def _left(entry: Entry) -> int:
-    return entry.goal - entry.read
+        self._free_slots.append(entry.slot)
+        self.pool.free(entry.blocks)
+        entry.blocks, entry.slot, entry.registered, entry.last_hash, entry.entered = [], -1, 0, entry.root, 0

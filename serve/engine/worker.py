@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, for callers on an event loop: jobs go in, and their events come back."""
+"""Worker thread of the engine, for callers on an event loop: requests go in, and their outputs come back."""
 
 import asyncio
 import logging
@@ -6,92 +6,91 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.messages import (
     Busy,
-    Job,
-    JobCutOff,
-    JobDone,
-    JobFailed,
+    EngineRequest,
+    RequestCutOff,
+    RequestFailed,
+    RequestOutput,
     ServiceStatus,
     ShuttingDown,
-    TokenTold,
+    TokenOutput,
 )
 
 _LOG = logging.getLogger(__name__)
-_Told = TokenTold | JobDone | JobFailed | Busy
+_QueueItem = TokenOutput | RequestOutput | RequestFailed | Busy
 
 
-class Events:
-    """`sigma0.serve.engine.messages.JobEvents` of one job.
+class QueuedEvents:
+    """`sigma0.serve.engine.messages.RequestEvents` of one request, filled by the engine's thread.
 
     Args:
-        loop: Of the caller.
-        cancel: Tells the engine that nobody wants the job any more.
+        loop: Event loop of the caller.
+        cancel: Cancels the request in the engine.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["Events"], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["QueuedEvents"], None]) -> None:
         self._loop = loop
         self._cancel = cancel
-        self._events: asyncio.Queue[_Told] = asyncio.Queue()
+        self._events: asyncio.Queue[_QueueItem] = asyncio.Queue()
         self._is_over = False
 
-    def hear(self, event: _Told) -> None:
-        """Called from the engine's thread."""
+    def put(self, event: _QueueItem) -> None:
+        """Adds an event; called from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
-            # the caller's loop is closed, so that nobody listens any more
+            # the caller's loop is closed: no one reads the event
             _LOG.debug("an event came for a closed loop")
 
-    def __aiter__(self) -> "Events":
+    def __aiter__(self) -> "QueuedEvents":
         return self
 
-    async def __anext__(self) -> TokenTold | JobDone:
+    async def __anext__(self) -> TokenOutput | RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
         event = await self._events.get()
-        self._is_over = not isinstance(event, TokenTold)
-        if isinstance(event, JobFailed | Busy):
+        self._is_over = not isinstance(event, TokenOutput)
+        if isinstance(event, RequestFailed | Busy):
             raise event
         return event
 
     async def aclose(self) -> None:
-        """Cancels the job; one that is over stays as it was."""
+        """Cancels the request; a finished one stays as it was."""
         if not self._is_over:
             self._is_over = True
             self._cancel(self)
 
 
 class EngineService:
-    """Runs an engine; `sigma0.serve.engine.messages.Service` says what callers see.
+    """A `sigma0.serve.engine.messages.Service` of one engine.
 
     Args:
         engine: Owned by the thread from here on.
         name: Of the model.
-        threads: Of torch on a CPU, in the engine's thread; None: as torch has it.
+        threads: CPU threads of torch in the engine's thread; None: torch's default.
 
     Attributes:
         name: Of the model.
         model: The looped model.
         tokenizer: Its tokenizer.
-        context: Tokens that prompt and answer may have together.
+        context: Most tokens of prompt and answer together.
     """
 
     def __init__(self, engine: Engine, name: str, threads: int | None = None) -> None:
         self.name = name
-        self.model: Any = engine.model
-        self.tokenizer: Any = engine.tokenizer
+        self.model = engine.model
+        self.tokenizer = engine.tokenizer
         self.context = engine.context
         self._engine = engine
         self._threads = threads
-        self._listeners: dict[int, Events] = {}
-        self._keys: dict[Events, int] = {}
-        self._inbox: deque[tuple[Job | None, Events]] = deque()
+        self._listeners: dict[int, QueuedEvents] = {}
+        self._keys: dict[QueuedEvents, int] = {}
+        self._inbox: deque[tuple[EngineRequest | None, QueuedEvents]] = deque()
         self._wake = threading.Condition()
         self._status = engine.status()
         self._entering = 0
@@ -100,28 +99,28 @@ class EngineService:
         self._thread = threading.Thread(target=self._run, name="sigma0-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> Events:
-        """Queues a job at once. Must be called on an event loop.
+    def submit(self, request: EngineRequest) -> QueuedEvents:
+        """Queues a request at once. Must be called on an event loop.
 
         Raises:
-            ValueError: For a job that can never run.
-            Busy: Where no more jobs are taken.
+            ValueError: For a request that can never run.
+            Busy: Where no more requests are taken.
         """
-        self._engine.check(job)
+        self._engine.check(request)
         with self._wake:
             if self._is_draining or self._is_closed:
                 raise ShuttingDown("the server is being shut down")
-            # jobs that the engine has not seen yet count as well, and those that can begin at once do not
-            waiting = self._status.waiting + self._entering + _jobs(self._inbox)
+            # requests that the engine has not seen yet count as well, and those that can start at once do not
+            waiting = self._status.waiting + self._entering + _requests(self._inbox)
             limits = self._engine.limits
             if waiting >= limits.max_waiting + limits.max_running - self._status.running:
                 raise Busy(f"{waiting} requests are waiting already")
-            events = Events(asyncio.get_running_loop(), self._cancel)
-            self._inbox.append((job, events))
+            events = QueuedEvents(asyncio.get_running_loop(), self._cancel)
+            self._inbox.append((request, events))
             self._wake.notify()
         return events
 
-    def _cancel(self, events: Events) -> None:
+    def _cancel(self, events: QueuedEvents) -> None:
         with self._wake:
             self._inbox.append((None, events))
             self._wake.notify()
@@ -132,15 +131,15 @@ class EngineService:
         return self._thread.is_alive()
 
     def status(self) -> ServiceStatus:
-        """How the engine stood behind its last pass."""
+        """The engine's status after its last pass."""
         return self._status
 
     def engines(self) -> Mapping[str, ServiceStatus]:
-        """None beside the one that `status` tells of."""
+        """Empty: there is only the one that `status` is about."""
         return {}
 
     async def drain(self) -> None:
-        """Takes no more jobs and returns once all that were taken are over."""
+        """Takes no more requests and returns once all that were taken are finished."""
         with self._wake:
             self._is_draining = True
             self._wake.notify()
@@ -148,7 +147,7 @@ class EngineService:
             await asyncio.sleep(0.05)
 
     def close(self) -> None:
-        """Ends the thread, whatever it is at; jobs under way fail."""
+        """Ends the thread after its current pass; requests that are not finished fail."""
         with self._wake:
             self._is_closed = True
             self._wake.notify()
@@ -163,31 +162,31 @@ class EngineService:
             try:
                 events = self._engine.step()
             except Exception as error:
-                # a pass that breaks leaves no request in a known state
-                # without what it says, which may quote a prompt
+                # a pass that breaks leaves no request in a known state;
+                # the message is left out, since it may quote a prompt
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 _LOG.error("a pass failed: %s; all requests under way end\n%s", type(error).__name__, frames)
-                self._fail_all(JobFailed(f"{type(error).__name__} in the engine"))
+                self._fail_all(RequestFailed(f"{type(error).__name__} in the engine"))
                 continue
             self._status = self._engine.status()
             for key, event in events:
-                self._listeners[key].hear(event)
-                if isinstance(event, JobDone | JobFailed):
+                self._listeners[key].put(event)
+                if isinstance(event, RequestOutput | RequestFailed):
                     self._end(key)
-        self._fail_all(JobCutOff("the server is being shut down"))
+        self._fail_all(RequestCutOff("the server is being shut down"))
 
     def _take_in(self) -> bool:
-        """Waits for work and takes it in; False once there is to be none any more."""
+        """Waits for requests and cancellations and passes them to the engine; False once the thread is to end."""
         with self._wake:
             while not (self._inbox or self._engine.has_work or self._is_draining or self._is_closed):
                 self._wake.wait()
             inbox = list(self._inbox)
             self._inbox.clear()
-            self._entering = _jobs(inbox)
+            self._entering = _requests(inbox)
             closing = self._is_closed or (self._is_draining and not inbox and not self._engine.has_work)
-        for job, events in inbox:
-            if job is not None:
-                self._begin(job, events)
+        for request, events in inbox:
+            if request is not None:
+                self._submit(request, events)
             elif events in self._keys:
                 key = self._keys[events]
                 self._engine.cancel(key)
@@ -196,30 +195,30 @@ class EngineService:
             self._status, self._entering = self._engine.status(), 0
         return not closing
 
-    def _begin(self, job: Job, events: Events) -> None:
+    def _submit(self, request: EngineRequest, events: QueuedEvents) -> None:
         try:
-            key = self._engine.submit(job)
+            key = self._engine.submit(request)
         except Busy as error:
-            events.hear(error)
+            events.put(error)
         except Exception as error:
-            # without its thread the service would neither answer nor end: whoever asked logs what it was
-            failed = JobFailed(f"{type(error).__name__} as this request began")
-            failed.__cause__ = error
-            events.hear(failed)
+            # caught here, since without its thread the service would neither answer nor end; the caller logs the cause
+            failure = RequestFailed(f"{type(error).__name__} as this request began")
+            failure.__cause__ = error
+            events.put(failure)
         else:
             self._listeners[key], self._keys[events] = events, key
 
     def _end(self, key: int) -> None:
         del self._keys[self._listeners.pop(key)]
 
-    def _fail_all(self, why: JobFailed) -> None:
+    def _fail_all(self, failure: RequestFailed) -> None:
         for key, listener in list(self._listeners.items()):
             self._engine.cancel(key)
-            listener.hear(why)
+            listener.put(failure)
             self._end(key)
         self._status = self._engine.status()
 
 
-def _jobs(inbox: Iterable[tuple[Job | None, Events]]) -> int:
-    """How many of these are jobs; the others take one back."""
-    return sum(job is not None for job, _ in inbox)
+def _requests(inbox: Iterable[tuple[EngineRequest | None, QueuedEvents]]) -> int:
+    """Number of requests in an inbox; the other items are cancellations."""
+    return sum(request is not None for request, _ in inbox)

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, saved_share
-from sigma0.calibrate.forced_grid import GridReadings, read_grids
 from sigma0.calibrate.ltt import p_value, passing, units_needed
-from sigma0.calibrate.teacher_forcing import ForcedText
+from sigma0.calibrate.teacher_forcing import ForcedText, GridReadings, read_grids
 from sigma0.config import ExitConfig
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 CHECK_SHARE = 0.2
 _BATCH = 25
@@ -117,7 +117,7 @@ class Calibration:
 
 
 def calibrate(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     mode: str = "qexit",
     agreement: float = 0.99,
@@ -143,7 +143,7 @@ def calibrate(
 
 
 def calibrate_rules(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     modes: Sequence[str] = tuple(GRIDS),
     agreement: float = 0.99,
@@ -279,7 +279,7 @@ def _with_check(fitting: int) -> int:
 
 
 def continue_in_full(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     max_new_tokens: int,
     on_prompt: Callable[[int], None] = lambda done: None,
@@ -296,7 +296,11 @@ def continue_in_full(
 
 
 def continue_alone(
-    model: Any, prompt: tuple[int, ...], config: ExitConfig, max_new_tokens: int, past_the_end: bool = False
+    model: DepthGenerationMixin,
+    prompt: tuple[int, ...],
+    config: ExitConfig,
+    max_new_tokens: int,
+    past_the_end: bool = False,
 ) -> Any:
     """Continues one prompt greedily, alone in its batch.
 
@@ -323,7 +327,9 @@ def continue_alone(
     )
 
 
-def _continue(model: Any, prompts: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[tuple[int, ...]]:
+def _continue(
+    model: DepthGenerationMixin, prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+) -> list[tuple[int, ...]]:
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -354,7 +360,7 @@ def _losses(readings: GridReadings, grid: str) -> tuple[NDArray[np.float64], lis
 
 
 def _check(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     texts: Sequence[ForcedText],
     config: ExitConfig,

@@ -8,13 +8,13 @@ one prompt at a time, since they depend on what follows a proposal.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from sigma0.calibrate.agreement import CHECK_SHARE, GRIDS, THRESHOLD, check_mode, continue_alone
 from sigma0.calibrate.bootstrap import Estimate, clustered_share, ratio, saved_share
 from sigma0.config import ExitConfig
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 # Neighbours on the grid hardly differ in passes, and every setting is really run.
 _STRIDES = {"qexit": 10, "margin": 10, "converge": 24, "accel": 24, "accel-steps": 24}
@@ -67,7 +67,7 @@ def coarse_grid(mode: str) -> tuple[ExitConfig, ...]:
 
 
 def calibrate_latency(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     mode: str = "qexit",
     max_new_tokens: int = 64,
@@ -115,7 +115,7 @@ def _behind(done: int, on_run: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def _run(
-    model: Any,
+    model: DepthGenerationMixin,
     prompts: Sequence[tuple[int, ...]],
     config: ExitConfig,
     max_new_tokens: int,

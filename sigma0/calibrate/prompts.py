@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, field_validator
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.api import Messages, encode
-from sigma0.config import explain
+from sigma0.config import Messages
+from sigma0.jsonl import read_lines, read_text
+from sigma0.models.prompts import encode
 
 MAX_PROMPTS = 100_000
 
@@ -36,6 +38,13 @@ class PromptLine(BaseModel):
     prompt: str | tuple[Message, ...]
     answer: str | None = None
 
+    @field_validator("prompt")
+    @classmethod
+    def _is_not_empty(cls, value: str | tuple[Message, ...]) -> str | tuple[Message, ...]:
+        if not value:
+            raise ValueError("is empty")
+        return value
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -55,20 +64,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         ValueError: If the file is missing, not UTF-8, empty, too long, or a line is malformed; names the line.
     """
-    try:
-        # Some editors put a byte order mark in front.
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    found = _lines(path, text) if path.suffix == ".jsonl" else _paragraphs(text)
-    if not found:
+    prompts = read_lines(path, _prompt, "prompt") if path.suffix == ".jsonl" else _paragraphs(read_text(path))
+    if not prompts:
         raise ValueError(f"{str(path)!r} holds no prompt")
-    if len(found) > MAX_PROMPTS:
-        raise ValueError(f"{str(path)!r} holds {len(found)} prompts, more than {MAX_PROMPTS}; split it")
-    return found
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"{str(path)!r} holds {len(prompts)} prompts, more than {MAX_PROMPTS}; split it")
+    return prompts
 
 
-def encode_prompts(model: Any, tokenizer: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[tuple[int, ...]]:
+def encode_prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[tuple[int, ...]]:
     """Ids of prompts, each with room for what is to come.
 
     Raises:
@@ -102,18 +108,8 @@ def _paragraphs(text: str) -> list[Prompt]:
     return [Prompt("\n".join(part)) for part in parts if part]
 
 
-def _lines(path: Path, text: str) -> list[Prompt]:
-    found = []
-    # Not splitlines, which also parts at separators that may stand inside of a JSON string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            read = PromptLine.model_validate_json(line)
-        except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        content = read.prompt if isinstance(read.prompt, str) else [turn.model_dump() for turn in read.prompt]
-        if not content:
-            raise ValueError(f"line {number} of {str(path)!r}: the prompt is empty")
-        found.append(Prompt(content, read.answer))
-    return found
+def _prompt(line: str) -> Prompt:
+    """A prompt out of one JSON line."""
+    parsed = PromptLine.model_validate_json(line)
+    content = parsed.prompt if isinstance(parsed.prompt, str) else [turn.model_dump() for turn in parsed.prompt]
+    return Prompt(content, parsed.answer)

@@ -15,6 +15,7 @@ from sigma0.calibrate.latency import LatencyCalibration
 from sigma0.calibrate.risk import DoorCalibration
 from sigma0.config import RULE_DEFAULTS
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 # Rows of the table around the choice; the whole list is in the JSON.
 _SHOWN = 12
@@ -224,7 +225,7 @@ def settings_of(found: Found, known: ExitThresholds | None = None) -> dict[str, 
     return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict()}
 
 
-def write_calibration(model: Any, settings: dict[str, dict[str, Any]], folder: Path) -> None:
+def write_calibration(model: DepthGenerationMixin, settings: dict[str, dict[str, Any]], folder: Path) -> None:
     """Stores settings in the `generation_config.json` of a checkpoint's folder.
 
     Args:

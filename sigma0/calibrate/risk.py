@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from scipy.stats import binom
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import TextStream, stream
 from sigma0.calibrate.agreement import check_distinct
@@ -28,6 +29,7 @@ from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.config import BREAK_AFTER, ExitConfig, FateConfig, switches
 from sigma0.decode.ops import FATES
+from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.signals.trajectory import fates_under
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
 
@@ -117,8 +119,8 @@ class DoorCalibration:
 
 
 def calibrate_doors(
-    model: Any,
-    tokenizer: Any,
+    model: DepthGenerationMixin,
+    tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[Prompt],
     risk: float = 0.05,
     confidence: float = 0.95,

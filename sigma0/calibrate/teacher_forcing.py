@@ -8,11 +8,13 @@ For a predicted token, a_t is the argmax and p_t the distribution that the head 
     settled oracle   the first t from which on every a_s = a_T
 
 All loops are run for all positions, so the K/V of every plane are exact: this is what `after_exit="finish"` decodes.
+
+A grid of settings of one rule is ordered from patient to eager, so that no token's exit depth grows along it. Where two
+settings stop a token at the same loop, so does every setting between them: only the other tokens are computed there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sigma0.decode.exits import ExitRule, select_exits
+from sigma0.models.hf_generate import DepthGenerationMixin
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -28,6 +31,8 @@ Bools = NDArray[np.bool_]
 # Tokens run in one forward, pads included, and logits of all loops held at once (in numbers: 64 MiB of float32).
 _TOKENS = 2**13
 _LOGITS = 2**24
+# Of a grid: numbers of loop states held at once (256 MiB of float32).
+_STATES = 2**26
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class LoopReadings:
 
 
 def read_forced(
-    model: Any,
+    model: DepthGenerationMixin,
     rules: Mapping[str, ExitRule],
     texts: Sequence[ForcedText],
     on_text: Callable[[int], None] = lambda done: None,
@@ -157,7 +162,7 @@ class _Part:
 
 
 @torch.no_grad()
-def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]) -> Iterator[_Part]:
+def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]) -> Iterator[_Part]:
     # Pads stand on the right, where no real token sees them.
     ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(model.device)
     real = pad_sequence([torch.ones(len(text.ids) - 1) for text in texts], batch_first=True).bool().to(model.device)
@@ -169,7 +174,7 @@ def _read(model: Any, rules: Mapping[str, ExitRule], texts: Sequence[ForcedText]
         yield _read_tokens(model, rules, states[:, start : start + step], gates[:, start : start + step])
 
 
-def _read_tokens(model: Any, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
+def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
     logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
     top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
@@ -209,3 +214,114 @@ def divergence(full: Tensor, other: Tensor) -> Tensor:
     """KL(full || other) of log-probabilities `[n, V]`, in nats, `[n]`; what full depth rules out counts nothing."""
     chances = full.exp()
     return torch.where(chances > 0, chances * (full - other), 0.0).sum(-1).clamp_min(0.0)
+
+
+@dataclass(frozen=True)
+class GridReadings:
+    """The N new tokens of some texts, in order.
+
+    Attributes:
+        text: Number of the text, from 0, `[N]`.
+        same: Whether the argmax at loop t is that of loop T, `[T, N]`.
+        exits: For each grid, the loop at which each setting stops, `[settings, N]`.
+    """
+
+    text: Ints
+    same: Bools
+    exits: dict[str, Ints]
+
+    def same_at(self, depths: Ints) -> Bools:
+        """Whether the argmax at each token's own loop in `depths` `[N]` is that of loop T."""
+        same: Bools = np.take_along_axis(self.same, depths[None] - 1, 0)[0]
+        return same
+
+
+@torch.no_grad()
+def read_grids(
+    model: DepthGenerationMixin, grids: Mapping[str, Sequence[ExitRule]], texts: Sequence[ForcedText]
+) -> GridReadings:
+    """Reads the new tokens of texts at every loop; each setting decides where it would have stopped.
+
+    Args:
+        model: A looped model.
+        grids: Exit rules by the grid's name, from patient to eager.
+        texts: At least one.
+
+    Raises:
+        ValueError: If the model computes logits that are not finite.
+    """
+    same, exits = [], []
+    for states, gates in _grid_chunks(model, texts):
+        same.append(_same_as_full(model, states))
+        exits.append({name: _grid_exits(model, rules, states, gates) for name, rules in grids.items()})
+    return GridReadings(
+        text=np.repeat(np.arange(len(texts)), [text.new for text in texts]),
+        same=np.concatenate(same, axis=1),
+        exits={name: np.concatenate([part[name] for part in exits], axis=1) for name in grids},
+    )
+
+
+def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Loop states `[T, n, D]` and gate logits `[T, n]` of the positions that new tokens are read from, in order."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    held = 0
+    for group in groups_of(texts):
+        # Pads stand on the right, where no real token sees them.
+        ids = pad_sequence([torch.tensor(text.ids) for text in group], batch_first=True).to(model.device)
+        marks = torch.zeros_like(ids, dtype=torch.bool)
+        for row, text in enumerate(group):
+            marks[row, len(text.ids) - text.new - 1 : len(text.ids) - 1] = True
+        output = model.model(input_ids=ids, use_cache=False)
+        parts.append((output.loop_states[:, marks], output.gate_logits[:, marks]))
+        held += parts[-1][0].numel()
+        if held > _STATES:
+            yield _joined(parts)
+            parts, held = [], 0
+    if parts:
+        yield _joined(parts)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    states, gates = zip(*parts, strict=True)
+    return torch.cat(states, 1), torch.cat(gates, 1)
+
+
+def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
+    step = max(1, _LOGITS // model.config.vocab_size)
+    top = [
+        torch.cat([check_finite(model.head(part), loop).argmax(-1) for part in state.split(step)])
+        for loop, state in enumerate(states, start=1)
+    ]
+    same: Bools = (torch.stack(top) == top[-1]).cpu().numpy()
+    return same
+
+
+def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
+    """Exit depth at each setting, `[settings, n]`."""
+    found = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
+    step = max(1, _LOGITS // model.config.vocab_size)
+
+    def look(place: int, tokens: Ints) -> None:
+        for part in np.array_split(tokens, -(-len(tokens) // step)):
+            index = torch.from_numpy(part).to(states.device)
+            some, of_gate = states.index_select(1, index), gates.index_select(1, index)
+            depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.head).depths[0]
+            found[place, part] = depths.cpu().numpy()
+
+    everything = np.arange(states.shape[1])
+    last = len(rules) - 1
+    look(0, everything)
+    if last > 0:
+        look(last, everything)
+    spans = [(0, last, everything)]
+    while spans:
+        low, high, tokens = spans.pop()
+        if high - low < 2:
+            continue
+        parted = found[low, tokens] != found[high, tokens]
+        found[low + 1 : high, tokens[~parted]] = found[low, tokens[~parted]]
+        if parted.any():
+            middle = (low + high) // 2
+            look(middle, tokens[parted])
+            spans += [(low, middle, tokens[parted]), (middle, high, tokens[parted])]
+    return found

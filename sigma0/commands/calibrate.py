@@ -3,16 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import typer
 
-from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
+from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.config import ExitConfig
 from sigma0.extras import needs_extra
-from sigma0.models.load import checkpoint_folder, load, load_causal, shipped_models
+
+if TYPE_CHECKING:
+    from sigma0.calibrate.prompts import Prompt
+    from sigma0.config import ExitConfig
 
 Objective = Literal["agreement", "latency", "risk"]
 
@@ -59,10 +60,13 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
+    import torch
+
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
         from sigma0.calibrate.agreement import prompts_needed
+        from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
             copy_checkpoint,
             found_json,
@@ -71,6 +75,7 @@ def calibrate(
             settings_of,
             write_calibration,
         )
+        from sigma0.models.load import checkpoint_folder, load
 
         if rate is not None and ladder is None:
             raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
@@ -114,13 +119,14 @@ def calibrate(
     typer.echo(told, err=as_json)
 
 
-def risk_settings(exit: str | None, threshold: float | None) -> ExitConfig | None:
+def risk_settings(exit: str | None, threshold: float | None) -> "ExitConfig | None":
     """The exit rule that a risk is to be kept under; None: the model's own.
 
     Raises:
         ValueError: For a threshold without a rule, or one that the rule cannot have.
     """
     from sigma0.calibrate.agreement import GRIDS, THRESHOLD, check_mode
+    from sigma0.config import ExitConfig
 
     if exit is None:
         if threshold is not None:
@@ -182,10 +188,10 @@ def _find(
 def _find_doors(
     looped: Any,
     tokenizer: Any,
-    read: list[Prompt],
+    read: "list[Prompt]",
     risk: float,
     confidence: float,
-    config: ExitConfig | None,
+    config: "ExitConfig | None",
     max_new_tokens: int,
     quiet: bool,
 ) -> Any:
@@ -209,8 +215,10 @@ def _print_margin(
 ) -> None:
     """Finds and prints when tokens should go up."""
     from sigma0.calibrate.ladder import calibrate_margin
+    from sigma0.calibrate.prompts import encode_prompts, read_prompts
     from sigma0.ladder import Margin, Rung
     from sigma0.ladder.triggers import trigger_to_dict
+    from sigma0.models.load import load_causal
 
     rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
     ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)

@@ -1,23 +1,22 @@
-"""What the command line prints: coloured tokens, the legend, and the doctor's report."""
+"""What the command line prints: coloured tokens, the legend, tables, progress and errors."""
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from unicodedata import category
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from transformers.utils import logging
 
-from sigma0.api import Generation, TextStream
-from sigma0.commands.doctor import Finding, Report
-from sigma0.config import explain
-from sigma0.signals.verdict import explain as explain_door
+from sigma0.errors import one_line
+
+if TYPE_CHECKING:
+    from sigma0.api import TextStream
+    from sigma0.signals.generation import Generation
 
 # From shallow to deep; told apart with red-green colour blindness as well.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
@@ -29,8 +28,9 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        message = explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-        Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+        Console(stderr=True, highlight=False).print(
+            f"error: {one_line(error)}", style="red", markup=False, soft_wrap=True
+        )
         raise typer.Exit(2) from error
 
 
@@ -41,12 +41,23 @@ def printable(text: str) -> str:
 
 def quiet_transformers() -> None:
     """Keeps loading bars out of the output; warnings stay."""
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
 
 
 @contextmanager
 def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Shows a bar on stderr; yields a function that takes the number done so far."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hidden) as progress:
@@ -67,7 +78,7 @@ def depth_style(depth: int, total_loops: int) -> str:
 
 
 def print_stream(
-    tokens: TextStream, total_loops: int, prompt: str, svg: str | None = None, verdict: bool = False
+    tokens: "TextStream", total_loops: int, prompt: str, svg: str | None = None, verdict: bool = False
 ) -> None:
     """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
 
@@ -97,7 +108,7 @@ def print_stream(
         picture.save_svg(svg, title="sigma0 generate")
 
 
-def legend(generation: Generation) -> Text:
+def legend(generation: "Generation") -> Text:
     """How many tokens were read at each loop, in the loop's colour."""
     text = Text("tokens by loop  ")
     for depth in range(1, generation.total_loops + 1):
@@ -107,7 +118,7 @@ def legend(generation: Generation) -> Text:
     return text
 
 
-def summary(generation: Generation) -> list[str]:
+def summary(generation: "Generation") -> list[str]:
     """The savings under their names, one a line, and why the text ended."""
     new = len(generation.tokens)
     lines = [f"new tokens      {new} (ended by {generation.stop_reason}), {generation.total_loops} loops at full depth"]
@@ -121,12 +132,14 @@ def summary(generation: Generation) -> list[str]:
     return lines
 
 
-def verdict_lines(generation: Generation) -> list[str]:
+def verdict_lines(generation: "Generation") -> list[str]:
     """The verdict, one line for each fact with the reason for it, and the door it opens.
 
     Raises:
         ValueError: Where no verdict was asked for.
     """
+    from sigma0.signals.verdict import explain
+
     verdict, grounding = generation.verdict, generation.grounding
     if verdict is None or grounding is None:
         raise ValueError("no verdict was asked for: pass verdict=True")
@@ -149,23 +162,13 @@ def verdict_lines(generation: Generation) -> list[str]:
             f"grounded        {grounding.score:.2f}: {anchored} of {len(grounding.claims)} claims are anchored"
         )
         lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
-    lines.append(f"door            {explain_door(verdict, generation.policy)}")
+    lines.append(f"door            {explain(verdict, generation.policy)}")
     return lines
 
 
-def print_report(report: Report) -> None:
-    """Prints the doctor's report, a table for each section."""
-    console = Console(highlight=False)
-    sections: dict[str, tuple[Finding, ...]] = {
-        "versions": report.versions,
-        "devices": report.devices,
-        "features": report.features,
-        "switches": report.switches,
-        "models": report.models,
-    }
-    for title, findings in sections.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        for finding in findings:
-            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
-            table.add_row(mark, finding.name, finding.detail)
-        console.print(table)
+def print_table(title: str, rows: Iterable[tuple[Text | str, ...]]) -> None:
+    """Prints rows in aligned columns under a title."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)

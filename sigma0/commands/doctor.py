@@ -1,21 +1,53 @@
-"""What this installation has, what is off, and why."""
+"""`sigma0 doctor`: what this installation has, what is off, and why."""
 
+import ctypes
+import json
+import os
 import platform
+import runpy
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from packaging.requirements import Requirement
-from pydantic import BaseModel, ConfigDict
+import typer
+from rich.text import Text
 
-from sigma0.config import switches
-from sigma0.models.load import shipped_models
-from sigma0.reason.sandbox.sandbox import Sandbox
+from sigma0.checkpoints import shipped_models
+from sigma0.commands.console import print_table
+from sigma0.commands.options import AsJson
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 DISTRIBUTION = "sigma0-lm"
 
 
-class Finding(BaseModel):
+def doctor(as_json: AsJson = False) -> None:
+    """Print versions, devices, and what is installed or off, and why."""
+    report = examine()
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2, ensure_ascii=False))
+    else:
+        print_report(report)
+
+
+def print_report(report: "Report") -> None:
+    """Prints a table for each section of the report."""
+    for section in fields(report):
+        findings: tuple[Finding, ...] = getattr(report, section.name)
+        rows = []
+        for finding in findings:
+            mark = Text("on", style="green") if finding.ok else Text("off", style="yellow")
+            rows.append((mark, finding.name, finding.detail))
+        print_table(section.name, rows)
+
+
+@dataclass(frozen=True)
+class Finding:
     """One line of the report.
 
     Attributes:
@@ -24,17 +56,14 @@ class Finding(BaseModel):
         detail: Version or device; or why it is off and what to do.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     ok: bool
     detail: str
 
 
-class Report(BaseModel):
+@dataclass(frozen=True)
+class Report:
     """All findings, by section: `versions`, `devices`, `features`, `switches`, `models`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     versions: tuple[Finding, ...]
     devices: tuple[Finding, ...]
@@ -44,81 +73,111 @@ class Report(BaseModel):
 
 
 def examine() -> Report:
-    """Looks at the machine and the installation, and probes the sandbox; loads no model."""
+    """Looks at the machine and the installation, and probes the sandbox; loads no model.
+
+    Torch is imported only where there may be a GPU to ask it for, since that takes longer than all the rest.
+    """
+    devices = _devices()
     return Report(
-        versions=_versions(), devices=_devices(), features=_features(), switches=_switches(), models=_models()
+        versions=_versions(),
+        devices=devices,
+        features=(_triton(any(device.ok and device.name != "cpu" for device in devices)), _sandbox()),
+        switches=_switches(),
+        models=_models(),
     )
 
 
 def _versions() -> tuple[Finding, ...]:
-    findings = [Finding(name="python", ok=True, detail=platform.python_version())]
-    for name in (DISTRIBUTION, *sorted(_requirements())):
-        findings.append(_installed(name))
-    return tuple(findings)
-
-
-def _requirements() -> dict[str, Requirement]:
-    """What the distribution needs here, extras left out."""
+    python = Finding(name="python", ok=True, detail=platform.python_version())
     try:
-        lines = requires(DISTRIBUTION) or []
+        needed = _requirements(requires(DISTRIBUTION) or [])
     except PackageNotFoundError:
-        return {}
-    wanted = [Requirement(line) for line in lines]
-    return {item.name: item for item in wanted if item.marker is None or item.marker.evaluate({"extra": ""})}
+        needed = {}
+    return python, _installed(DISTRIBUTION), *(_installed(name, needed[name]) for name in sorted(needed))
 
 
-def _installed(name: str) -> Finding:
+def _requirements(lines: list[str]) -> dict[str, "SpecifierSet"]:
+    """The versions that the distribution needs here, extras left out."""
+    from packaging.requirements import Requirement
+
+    items = [Requirement(line) for line in lines]
+    return {item.name: item.specifier for item in items if item.marker is None or item.marker.evaluate({"extra": ""})}
+
+
+def _installed(name: str, needed: "SpecifierSet | None" = None) -> Finding:
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         return Finding(name=name, ok=False, detail=f"not installed; pip install {name}")
-    wanted = _requirements().get(name)
-    if wanted is not None and not wanted.specifier.contains(found, prereleases=True):
-        return Finding(name=name, ok=False, detail=f"{found}, but {wanted.specifier} is needed")
-    return Finding(name=name, ok=True, detail=found)
+    if needed is not None and not needed.contains(installed, prereleases=True):
+        return Finding(name=name, ok=False, detail=f"{installed}, but {needed} is needed")
+    return Finding(name=name, ok=True, detail=installed)
 
 
 def _devices() -> tuple[Finding, ...]:
-    findings = [Finding(name="cpu", ok=True, detail=f"{torch.get_num_threads()} threads, {platform.machine()}")]
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            memory = properties.total_memory / 2**30
-            findings.append(Finding(name=f"cuda:{index}", ok=True, detail=f"{properties.name}, {memory:.0f} GiB"))
-    else:
-        built = torch.version.cuda is not None
-        why = "no CUDA device is visible" if built else "this torch was built without CUDA"
-        findings.append(Finding(name="cuda", ok=False, detail=f"{why}; models run on the CPU"))
-    return tuple(findings)
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    findings = [Finding(name="cpu", ok=True, detail=f"{count} CPUs, {platform.machine()}")]
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return *findings, Finding(name="cuda", ok=False, detail="torch is not installed; pip install torch")
+    # the file says what torch was built for, and imports nothing of torch
+    build = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    if _has_driver(build):
+        import torch
+
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                properties = torch.cuda.get_device_properties(index)
+                memory = properties.total_memory / 2**30
+                findings.append(Finding(name=f"cuda:{index}", ok=True, detail=f"{properties.name}, {memory:.0f} GiB"))
+            return tuple(findings)
+    why = "no CUDA device is visible" if build["cuda"] is not None else "this torch was built without CUDA"
+    return *findings, Finding(name="cuda", ok=False, detail=f"{why}; models run on the CPU")
 
 
-def _features() -> tuple[Finding, ...]:
-    return _triton(), _sandbox()
+def _has_driver(build: Mapping[str, Any]) -> bool:
+    """Whether torch may find a GPU.
+
+    Args:
+        build: What `torch/version.py` defines.
+    """
+    if build["cuda"] is None or sys.platform != "linux":
+        return build["cuda"] is not None or build["hip"] is not None
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
-def _triton() -> Finding:
+def _triton(has_cuda: bool) -> Finding:
     if find_spec("triton") is None:
         return Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA")
-    chosen = "the kernels run on CUDA" if torch.cuda.is_available() else "the kernels need CUDA; here plain torch runs"
+    chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
 
 
 def _sandbox() -> Finding:
+    from sigma0.reason.sandbox.sandbox import Sandbox
+
     why = Sandbox().unavailable
     return Finding(name="sandbox", ok=why is None, detail=why or "bubblewrap contains what the probe tried")
 
 
 def _switches() -> tuple[Finding, ...]:
-    told = {
+    from sigma0.config import switches
+
+    effects = {
         "verdict": "every generation has a verdict",
         "inner_break": "a token whose loop diverges stops",
         "ladder": "what a verdict sends up goes up, where generate is given a ladder",
         "routing": "a server with a ladder hands up the answers whose verdict says escalate",
     }
-    values = switches().model_dump()
     return tuple(
-        Finding(name=f"SIGMA0_{name.upper()}", ok=on, detail=f"{told[name]}{'' if on else '; set to 1 to turn it on'}")
-        for name, on in values.items()
+        Finding(
+            name=f"SIGMA0_{name.upper()}", ok=on, detail=f"{effects[name]}{'' if on else '; set to 1 to turn it on'}"
+        )
+        for name, on in switches().model_dump().items()
     )
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.decode.ops import Backend
 from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay

@@ -1,78 +1,15 @@
 """`sigma0 solve`: the outer loops from the command line, with their progress, a trail, and what came of it."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors, printable, quiet_transformers
-from sigma0.commands.solve_models import as_ladder, follows_instructions, open_chats
-from sigma0.commands.solve_progress import SolveProgress, lemma_line
 from sigma0.extras import needs_extra
-from sigma0.reason.agent.agent import AgentSettings, RepoAgent
-from sigma0.reason.chat import ChatFailed, ChatModel
-from sigma0.reason.desk import Desk, Limits
-from sigma0.reason.lemma import ALGSolver, LemmaSettings, draw
-from sigma0.reason.progressive.bare import BareQuestion
-from sigma0.reason.progressive.critique import Critique
-from sigma0.reason.progressive.effort import ProgressiveReasoningManager
-from sigma0.reason.progressive.policies import named_config
-from sigma0.reason.progressive.verify_loop import VerifyLoop
-from sigma0.reason.sandbox.sandbox import Sandbox
-from sigma0.reason.trail import Heading, Outcome, Strategy, Trail
-
-_LIBRARIES = ("sigma0-lm", "torch", "transformers")
-
-
-@dataclass(frozen=True)
-class Solved:
-    """What a strategy hands back to the command line.
-
-    Attributes:
-        solved: Whether its own gate was passed.
-        text: What is printed.
-        why: In a sentence.
-        report: All of it, as JSON.
-    """
-
-    solved: bool
-    text: str
-    why: str
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the command line asks for.
-
-    Attributes:
-        problem: What is to be solved.
-        strategy: Which outer loop.
-        chats: Models, the cheapest first.
-        config: Name of a policy, or a JSON file; None: the default.
-        memory: Of a progressive run.
-        resume: Whether the memory is taken up.
-        repo: Folder of an agent's task.
-        graph: Where a lemma graph is drawn.
-        temperature: None: the strategy's own.
-        max_tokens: Likewise.
-    """
-
-    problem: str
-    strategy: Strategy
-    chats: list[ChatModel]
-    config: str | None
-    memory: Path | None
-    resume: bool
-    repo: Path | None
-    graph: Path | None
-    temperature: float | None
-    max_tokens: int | None
 
 
 def solve(
@@ -111,6 +48,13 @@ def solve(
         _check(text, strategy, {"memory": memory, "repo": repo, "patch": patch, "graph": graph}, resume, temperature)
         for path in (trail, patch, graph, memory):
             _check_writable(path)
+        from sigma0.commands.solve_models import open_chats
+        from sigma0.commands.solve_progress import SolveProgress
+        from sigma0.commands.solve_strategies import STRATEGIES, Order
+        from sigma0.reason.chat import ChatFailed
+        from sigma0.reason.desk import Desk, Limits
+        from sigma0.reason.trail import Strategy, Trail
+
         quiet_transformers()
         limits = Limits(calls=max_calls, seconds=max_seconds)
         chats = open_chats(model, ladder, base_url, device, dtype)
@@ -120,7 +64,7 @@ def solve(
         with SolveProgress(order.strategy, hidden=as_json) as progress:
             desk = Desk(Trail(trail, progress), limits, seed)
             try:
-                found = _STRATEGIES[strategy](order, desk)
+                found = STRATEGIES[strategy](order, desk)
             except ChatFailed as error:
                 kept = f"; --memory {memory} --resume goes on" if memory is not None else ""
                 raise ValueError(f"{error}{kept}") from error
@@ -158,6 +102,8 @@ def _check(
     Raises:
         ValueError: Naming it.
     """
+    from sigma0.reason.trail import Strategy
+
     if not problem.strip():
         raise ValueError("the problem is empty")
     if any("\ud800" <= sign <= "\udfff" for sign in problem):
@@ -182,72 +128,3 @@ def _check(
         raise ValueError(f"--strategy agent needs --repo FOLDER, got {'none' if repo is None else repr(str(repo))}")
     if temperature is not None and not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
-
-
-def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str, Any]) -> None:
-    names = tuple(model.name for model in models)
-    versions = {name: version(name) for name in _LIBRARIES}
-    desk.trail.add(Heading(order.strategy, order.problem, names, settings, versions, order.resume))
-
-
-def _own(order: Order) -> dict[str, Any]:
-    """The settings of a JSON file, and over them what stands on the command line."""
-    values: dict[str, Any] = {}
-    if order.config is not None:
-        try:
-            values = json.loads(Path(order.config).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"--config {order.config!r} cannot be read as JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"--config {order.config!r} holds no JSON object")
-    given = {"temperature": order.temperature, "max_tokens": order.max_tokens}
-    return {**values, **{name: value for name, value in given.items() if value is not None}}
-
-
-def _progressive(order: Order, desk: Desk) -> Solved:
-    chat, samples = as_ladder(order.chats)
-    manager = ProgressiveReasoningManager(None if order.config is None else named_config(order.config))
-    own = 0.7 if samples else 0.0
-    settings: dict[str, Any] = {"temperature": own if order.temperature is None else order.temperature}
-    if order.max_tokens is not None:
-        settings["max_tokens"] = order.max_tokens
-    kind = Critique if follows_instructions(order.chats) else BareQuestion
-    loop = VerifyLoop(
-        kind(order.problem), desk, chat, manager=manager, memory=order.memory, problem=order.problem, **settings
-    )
-    if order.resume:
-        loop.resume()
-        if order.config is not None and loop.manager.config != manager.config:
-            raise ValueError(f"--config {order.config} is not the policy of the memory file: leave it out to go on")
-    _head(order, desk, [chat], {**settings, "policy": loop.manager.config.to_dict()})
-    report = loop.run()
-    return Solved(report.solved, report.solution or "", report.why, report.to_dict())
-
-
-def _lemma(order: Order, desk: Desk) -> Solved:
-    settings = LemmaSettings.from_dict(_own(order))
-    model, above = order.chats[0], order.chats[-1] if len(order.chats) > 1 else None
-    _head(order, desk, order.chats, settings.to_dict())
-    found = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
-    desk.trail.add(Outcome(found.verified, found.answer or found.best_guess, found.why, asdict(found.usage)))
-    if order.graph is not None and found.graph is not None:
-        draw(found.graph, order.graph)
-    lemmas = [] if found.graph is None else [lemma_line(each.id, each.status) for each in found.graph.order()]
-    answer = found.answer if found.verified else f"best guess, which nothing vouches for: {found.best_guess or 'none'}"
-    return Solved(found.verified, "\n".join([*lemmas, answer or ""]), found.why, found.to_dict())
-
-
-def _agent(order: Order, desk: Desk) -> Solved:
-    settings = AgentSettings.from_dict(_own(order))
-    _head(order, desk, order.chats, settings.to_dict())
-    assert order.repo is not None
-    found = RepoAgent(order.chats, Sandbox(), desk, settings).solve(order.problem, order.repo)
-    desk.trail.add(Outcome(found.solved, found.patch, found.why, asdict(found.usage)))
-    return Solved(found.solved, found.patch or "the workspace is unchanged", found.why, found.to_dict())
-
-
-_STRATEGIES: dict[str, Callable[[Order, Desk], Solved]] = {
-    "progressive": _progressive,
-    "lemma": _lemma,
-    "agent": _agent,
-}

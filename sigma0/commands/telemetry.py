@@ -14,16 +14,17 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from sigma0.api import Generation
-from sigma0.config import ExitConfig, explain
+from sigma0.commands.options import KEPT_FILES
+from sigma0.config import ExitConfig
 from sigma0.decode.exits import Reason
+from sigma0.jsonl import parse_lines
+from sigma0.signals.generation import Generation
 from sigma0.signals.verdict import Door, ReasonVerdict
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 64 * 2**20
-KEPT_FILES = 5
 # Lines that wait to be written at most: a disk that hangs must not fill the memory.
 WAITING_LINES = 10_000
 # Seconds that the end waits for a disk, twice.
@@ -314,8 +315,4 @@ def read_telemetry(path: Path) -> Iterator[RequestLine]:
         ValueError: Naming a line that is none.
     """
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield RequestLine.model_validate_json(line)
-            except ValidationError as error:
-                raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
+        yield from parse_lines(path, file, RequestLine.model_validate_json, "telemetry line")

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sigma0.commands.console import one_line_errors, printable
-from sigma0.commands.ladder import show_trail
-from sigma0.reason.trail import Call, Decision, Heading, Line, Outcome, Run, is_heading, read_lines
+
+if TYPE_CHECKING:
+    from sigma0.reason.trail import Line
 
 # characters of an answer or of code that a line shows
 SHOWN = 100
@@ -24,8 +25,12 @@ def trail(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Show the decisions of a ladder, each made again from what was recorded, or the course of an outer loop."""
+    from sigma0.reason.trail import Decision, Outcome, read_lines
+
     with one_line_errors():
         if not is_of_a_loop(file):
+            from sigma0.commands.ladder import show_trail
+
             show_trail(file, as_json)
             return
         lines = read_lines(file)
@@ -41,6 +46,8 @@ def trail(
 
 def is_of_a_loop(file: Path) -> bool:
     """Whether a file's first line is that of an outer loop; what cannot be read is left to whoever reads it next."""
+    from sigma0.reason.trail import is_heading
+
     try:
         with file.open(encoding="utf-8") as opened:
             return is_heading(opened.readline())
@@ -48,8 +55,10 @@ def is_of_a_loop(file: Path) -> bool:
         return False
 
 
-def print_lines(lines: Sequence[Line]) -> None:
+def print_lines(lines: "Sequence[Line]") -> None:
     """A line for each question, run and decision, in their order."""
+    from sigma0.reason.trail import Call, Decision, Heading, Run
+
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for line in lines:

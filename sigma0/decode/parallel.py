@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch import Tensor
 
 from sigma0.decode.ops import alone
+from sigma0.errors import first_line
 
 _STARTED_BY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -182,7 +183,7 @@ def together(wanted: bool) -> Iterator[bool]:
     except RuntimeError as error:
         if not _is_of_the_group(error):
             raise
-        rank, first = os.environ.get("RANK", "?"), str(error).strip().splitlines()[0]
+        rank, first = os.environ.get("RANK", "?"), first_line(error)
         raise ConnectionError(
             f"process {rank}: another process of this job has ended, or has not answered for "
             f"{ParallelSettings().parallel_timeout:g} seconds, so this one ends too ({first})"

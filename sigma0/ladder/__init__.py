@@ -1,7 +1,6 @@
 """The fidelity ladder: what a small model cannot settle goes up to a larger one, within a hard budget."""
 
 from sigma0.ladder.budget import Budget, Price, RungCost, Spending
-from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.ladder import FidelityLadder, TokenRun
 from sigma0.ladder.results import LadderGeneration, LadderToken
 from sigma0.ladder.rungs import EndpointRung, LocalRung, Rung
@@ -13,6 +12,7 @@ from sigma0.ladder.triggers import (
     Collapse,
     Divergence,
     Entropy,
+    Hysteresis,
     Margin,
     Never,
     Random,

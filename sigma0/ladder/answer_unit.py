@@ -14,17 +14,19 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from sigma0.api import Generation, Messages, check_context, encode
 from sigma0.api import generate as generate_text
-from sigma0.config import ExitConfig
+from sigma0.config import ExitConfig, Messages
 from sigma0.ladder.budget import Purse, RungCost, Spending
 from sigma0.ladder.endpoint import Asker, as_messages
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
 from sigma0.ladder.triggers import Signs, Trigger
+from sigma0.models.limits import check_context
 from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.prompts import encode
 from sigma0.signals.canary import CollapseCanary
+from sigma0.signals.generation import Generation
 from sigma0.signals.grounding.check import check
 from sigma0.signals.tokens import Token
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, aggregate, of_token

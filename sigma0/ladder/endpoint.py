@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.ladder.budget import Purse, RungCost, Spending
 from sigma0.ladder.rungs import EndpointRung
 from sigma0.signals.verdict import Door, ReasonVerdict

@@ -7,15 +7,13 @@ from typing import Any, cast
 import torch
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import PreTrainedTokenizerFast, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from sigma0.api import Generation, Messages, check_context, encode
-from sigma0.config import ExitConfig
+from sigma0.config import ExitConfig, Messages
 from sigma0.decode.ladder_sampler import choosers_for
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
-from sigma0.ladder.hysteresis import Hysteresis
 from sigma0.ladder.reader import Reader
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
@@ -23,7 +21,10 @@ from sigma0.ladder.settling import check_policy, check_settings, final_door, not
 from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Saturation, ShutDoor, Trigger
+from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Hysteresis, Saturation, ShutDoor, Trigger
+from sigma0.models.limits import check_context
+from sigma0.models.prompts import encode
+from sigma0.signals.generation import Generation
 from sigma0.signals.grounding.check import check
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
 
@@ -343,7 +344,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
 class _Text:
     """A text as it grows."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokens: list[LadderToken] = []
         self.so_far = ""
         self.stop_reason: LadderStop = "budget"

@@ -1,14 +1,15 @@
 """The rungs of a ladder: local models, looped or not, and endpoints that speak OpenAI's protocol."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.config import ExitConfig
+from sigma0.config import Effort, ExitConfig, exit_for
 from sigma0.decode.endings import end_ids
 from sigma0.ladder.budget import Price
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -47,8 +48,8 @@ class LocalRung:
     """
 
     name: str
-    model: Any = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerFast = field(repr=False)
     exit_config: ExitConfig | None = None
     kv_limit: int | None = None
     declines: Declines = declines_nothing
@@ -127,13 +128,26 @@ class EndpointRung:
 AnyRung = LocalRung | EndpointRung
 
 
+def at_effort(rung: AnyRung, effort: Effort) -> AnyRung:
+    """A rung with its exit setting at an effort; one without loops as it is.
+
+    Args:
+        rung: Of any kind.
+        effort: Changes over the rung's setting, or its checkpoint's: see `sigma0.config`.
+    """
+    if isinstance(rung, EndpointRung) or not rung.is_looped:
+        return rung
+    setting = rung.model.resolve_exit_config(rung.exit_config)
+    return replace(rung, exit_config=exit_for(effort, setting, rung.model.num_loops))
+
+
 class Rung:
     """How rungs are made."""
 
     @staticmethod
     def local(
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
         name: str | None = None,
         exit_config: ExitConfig | Mapping[str, Any] | None = None,
         kv_limit: int | None = None,
@@ -196,7 +210,7 @@ def check_same_tokens(lower: LocalRung, upper: LocalRung) -> None:
         )
 
 
-def _difference(lower: Any, upper: Any) -> str | None:
+def _difference(lower: PreTrainedTokenizerFast, upper: PreTrainedTokenizerFast) -> str | None:
     mine, other = lower.get_vocab(), upper.get_vocab()
     if mine != other:
         odd = min(key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key))

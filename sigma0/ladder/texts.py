@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sigma0.api import Messages
-from sigma0.config import ExitConfig
+from sigma0.config import ExitConfig, Messages
 from sigma0.ladder.answer_unit import Attempt, Climb, Writer, climb
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, ladder_token

@@ -19,10 +19,9 @@ from sigma0.decode.exits import Reason
 from sigma0.decode.ladder_sampler import Chooser
 from sigma0.decode.ops import Fate
 from sigma0.ladder.budget import Purse, Spending
-from sigma0.ladder.hysteresis import Hysteresis, Parking
 from sigma0.ladder.reader import Look, Reader
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail, reason_up
-from sigma0.ladder.triggers import Signs, Trigger
+from sigma0.ladder.triggers import Hysteresis, Parking, Signs, Trigger
 from sigma0.signals.canary import CollapseCanary
 from sigma0.signals.verdict import of_token
 

@@ -1,22 +1,20 @@
 """The evidence trail: one JSON line for each decision, and how the same decisions are made again from it."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from sigma0.config import explain
+from sigma0.jsonl import dump_line, parse_by_kind, read_lines
 from sigma0.ladder.budget import Budget, Purse, Spending
-from sigma0.ladder.hysteresis import Hysteresis, Parking
-from sigma0.ladder.triggers import ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
+from sigma0.ladder.triggers import Hysteresis, Parking, ShutDoor, Signs, Trigger, trigger_from_dict, trigger_to_dict
 from sigma0.signals.verdict import DoorPolicy
 
 Unit = Literal["token", "draft", "answer"]
 Outcome = Literal["accept", "hand_up", "stay", "abort", "decline", "error", "top_rung"]
-MAX_LINES = 1_000_000
 # of lines read back: unknown keys are refused
 CLOSED = ConfigDict(extra="forbid")
 
@@ -129,7 +127,7 @@ class Trail:
 
     def to_jsonl(self) -> str:
         """One JSON object a line."""
-        return "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in self.lines)
+        return "".join(dump_line(line) for line in self.lines)
 
     def write(self, path: Path) -> None:
         """Writes the lines to a file."""
@@ -158,23 +156,7 @@ def read_trail(path: Path) -> Trail:
     Raises:
         ValueError: If it cannot be read, or a line is malformed; names the line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    lines: list[Line] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        if number > MAX_LINES:
-            raise ValueError(f"{str(path)!r} holds more than {MAX_LINES} lines")
-        try:
-            value = json.loads(line)
-            lines.append(_LINES[value["kind"]].validate_python(value))
-        except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
+    lines: list[Line] = read_lines(path, partial(parse_by_kind, _LINES), "line of a trail")
     if not lines or not isinstance(lines[0], Heading) or any(isinstance(line, Heading) for line in lines[1:]):
         raise ValueError(f"{str(path)!r} does not begin with one heading")
     return Trail(lines)

@@ -1,4 +1,4 @@
-"""When a unit goes up: small classes that look at its signs, as frozen messages that JSON can hold."""
+"""When a unit goes up, and how long a larger model then stays: frozen messages that JSON can hold."""
 
 import random
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, objections
 
 _STRICT = ConfigDict(extra="forbid")
@@ -279,4 +279,56 @@ def trigger_from_dict(value: Mapping[str, Any]) -> Trigger:
     try:
         return cast(Trigger, TRIGGER.validate_python(dict(value)))
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
+        raise ValueError(one_line(error)) from error
+
+
+@checked(frozen=True, config=_STRICT)
+class Hysteresis:
+    """Hand-ups cluster, and each one after a pause has to be caught up on.
+
+    Attributes:
+        stay: Further tokens that the larger model writes at least.
+        leave: It goes on while the margin of its last token is under this, in [0, 1]; None: it does not.
+    """
+
+    stay: Annotated[int, Field(ge=0)] = 0
+    leave: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+@dataclass
+class _Place:
+    rung: int = 0
+    left: int = 0
+    margin: float | None = None
+
+
+class Parking:
+    """Where the next token of each sequence begins.
+
+    Args:
+        hysteresis: How long a larger model stays.
+    """
+
+    def __init__(self, hysteresis: Hysteresis) -> None:
+        self.hysteresis = hysteresis
+        self._places: dict[int, _Place] = {}
+
+    def start(self, sequence: int) -> int:
+        """The rung that the next token of a sequence begins at, 0 the lowest."""
+        place = self._places.get(sequence, _Place())
+        leave = self.hysteresis.leave
+        unsure = leave is not None and place.margin is not None and place.margin < leave
+        return place.rung if place.left > 0 or unsure else 0
+
+    def wrote(self, sequence: int, rung: int, handed_up: bool, margin: float | None) -> None:
+        """A token of a sequence was settled.
+
+        Args:
+            sequence: Batch index.
+            rung: That wrote it.
+            handed_up: Whether it went up to that rung in this token; one that was parked there did not.
+            margin: Of that rung.
+        """
+        before = self._places.get(sequence, _Place())
+        left = self.hysteresis.stay if handed_up else max(0, before.left - 1)
+        self._places[sequence] = _Place(rung, left if rung else 0, margin if rung else None)

@@ -10,11 +10,12 @@ no threshold, and set nothing else of the rule otherwise than the record has it.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from transformers.utils import logging
 
 from sigma0.config import RULE_DEFAULTS, AccelScale, ExitConfig, ExitMode, Stored
+from sigma0.errors import one_line
 
 logger = logging.get_logger(__name__)
 
@@ -49,10 +50,10 @@ class CalibratedThreshold:
     confidence: float = Field(gt=0, lt=1)
     prompts: int = Field(ge=1)
     mean_depth: float = Field(ge=1)
-    q: float | None = None
-    theta: float | None = None
-    eps: float | None = None
-    patience: int | None = None
+    q: float | None = Field(None, gt=0, le=1)
+    theta: float | None = Field(None, gt=0, le=1)
+    eps: float | None = Field(None, gt=0, allow_inf_nan=False)
+    patience: int | None = Field(None, ge=1)
     accel_scale: AccelScale | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,6 +76,17 @@ class ExitThresholds(Stored):
     converge: CalibratedThreshold | None = None
     accel: CalibratedThreshold | None = None
     accel_steps: CalibratedThreshold | None = None
+
+    @classmethod
+    def parse(cls, value: "ExitThresholds | Mapping[str, Any]") -> "ExitThresholds":
+        """As for all stored settings; a mistake is one line that names the record and the way out."""
+        try:
+            return super().parse(value)
+        except ValidationError as error:
+            raise ValueError(
+                f"{cls.stored_as}: {one_line(error)}; take the record out of generation_config.json, and let "
+                "`sigma0 calibrate` store it anew"
+            ) from error
 
     @model_validator(mode="after")
     def _fits_the_rules(self) -> "ExitThresholds":

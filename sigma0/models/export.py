@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 SHIM = "shim"
 
 
-def export(model: Any, tokenizer: Any, folder: str | Path) -> Path:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> Path:
     """Writes model and tokenizer with an `auto_map`, so that `trust_remote_code=True` finds the installed package.
 
     Args:

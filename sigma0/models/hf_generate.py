@@ -54,7 +54,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     verified_loop: type[VerifiedLoop] = VerifiedLoop
 
     @property
-    def operations(self: Any) -> Operations:
+    def operations(self) -> Operations:
         """What runs a pass.
 
         Raises:
@@ -68,7 +68,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     @torch.no_grad()
     def decode_step(
-        self: Any,
+        self,
         input_ids: Tensor,
         positions: Ints,
         cache: DepthCache,
@@ -154,7 +154,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         prepared.output_statistics = bool(told)
         return prepared, model_kwargs
 
-    def _prepare_model_inputs(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
+    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
         """Refuses ids that the model does not know, ahead of everything that would stumble over them."""
         inputs, name, model_kwargs = super()._prepare_model_inputs(*args, **kwargs)
         if name == "input_ids":
@@ -214,12 +214,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         finally:
             cache.reading_prompt = False
 
-    def _get_logits_processor(self: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         """Hands the exit settings to the one processor that runs the model itself."""
         prepared = super()._get_logits_processor(*args, **kwargs)
         for item in prepared:
             if isinstance(item, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-                item.model = partial(self, exit_config=kwargs["model_kwargs"]["exit_config"])
+                item.model = partial(self.__call__, exit_config=kwargs["model_kwargs"]["exit_config"])
         return prepared
 
     def _get_candidate_generator(self, *, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         return super()._get_candidate_generator(model_kwargs=others, **kwargs)
 
     def _sample(
-        self: Any,
+        self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -273,7 +273,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         return loop.sequences
 
     def open_token_loop(
-        self: Any,
+        self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -321,7 +321,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     @contextmanager
     def _recording(
-        self: Any, input_ids: Tensor, generation_config: GenerationConfig, cache: DepthCache
+        self, input_ids: Tensor, generation_config: GenerationConfig, cache: DepthCache
     ) -> Iterator[RunRecord | None]:
         """Lets forwards through the cache tell statistics, where they are asked for."""
         record = None
@@ -335,7 +335,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache.record = None
 
     def _sample_in_lockstep(
-        self: Any,
+        self,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,

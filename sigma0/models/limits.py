@@ -1,13 +1,29 @@
 """What a request may ask of a model: ids that it knows, positions that it has, and K/V that fit into memory."""
 
-from typing import Any
+from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def check_context(model: Any, prompt_tokens: int, max_new_tokens: int) -> None:
+class CachingModel(Protocol):
+    """A looped model, as far as the size of its K/V goes; no weights are needed."""
+
+    config: PreTrainedConfig
+    num_block_layers: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of the K/V."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the K/V lie."""
+
+
+def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:
     """Refuses a text that the model's positions cannot hold.
 
     Raises:
@@ -50,11 +66,11 @@ def check_ids(input_ids: Tensor, vocabulary: int, look: bool = True) -> None:
         )
 
 
-def kv_bytes(model: Any, columns: int, batch: int, planes: int) -> int:
+def kv_bytes(model: CachingModel, columns: int, batch: int, planes: int) -> int:
     """Bytes of the keys and values of a cache.
 
     Args:
-        model: A looped model; its weights are not looked at but for their dtype.
+        model: A looped model.
         columns: Tokens of each sequence.
         batch: Sequences.
         planes: Loops that K/V are kept for.
@@ -75,7 +91,7 @@ def free_memory(device: torch.device) -> int | None:
     return None
 
 
-def check_memory(model: Any, columns: int, batch: int, planes: int, held: int = 0) -> None:
+def check_memory(model: CachingModel, columns: int, batch: int, planes: int, held: int = 0) -> None:
     """Refuses K/V that do not fit into what is free, before any of them is reserved.
 
     Args:

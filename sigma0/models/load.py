@@ -1,31 +1,24 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
-from pydantic import ValidationError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from sigma0.config import explain
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import join_processes
+from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.stored import check_dtypes, read_headers
 
-CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def shipped_models() -> tuple[str, ...]:
-    """Names of the models inside this package."""
-    return tuple(sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json")))
 
 
 def resolve_model(name: str) -> str:
@@ -72,7 +65,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device {str(device)!r} cannot be used: {first_line(error)}") from error
     return resolved
 
 
@@ -89,7 +82,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     except OSError:
         raise
     except Exception as error:  # tokenizers raises bare Exception for a malformed file
-        raise ValueError(f"{source!r} has no usable tokenizer.json: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(f"{source!r} has no usable tokenizer.json: {first_line(error)}") from error
 
 
 def load(
@@ -100,7 +93,7 @@ def load(
     backend: Backend = "auto",
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
     Args:
@@ -129,7 +122,7 @@ def load_causal(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
@@ -142,7 +135,7 @@ def _load(
     looped_only: bool,
     tensor_parallel: bool = False,
     check: bool = True,
-) -> tuple[Any, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source, target = resolve_model(name), resolve_device(device)
@@ -169,9 +162,9 @@ def _load(
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
         in_config = isinstance(error, StrictDataclassError)
-        told = str(error.__cause__ if in_config and error.__cause__ else error).strip().splitlines()[0]
+        message = first_line(error.__cause__ if in_config and error.__cause__ else error)
         where = " (in its config.json)" if in_config else ""
-        raise ValueError(f"{name!r} could not be loaded: {told}{where}") from error
+        raise ValueError(f"{name!r} could not be loaded: {message}{where}") from error
     tokenizer.padding_side = "left"
     model = model.to(target).eval()
     if looped:
@@ -186,7 +179,7 @@ def _load(
     return model, tokenizer
 
 
-def _check_settings(model: Any) -> None:
+def _check_settings(model: DepthGenerationMixin) -> None:
     """Refuses a `generation_config.json` whose settings of ours no generation could use.
 
     Raises:
@@ -196,8 +189,7 @@ def _check_settings(model: Any) -> None:
         model.resolve_exit_config(None).stops_at(model.num_loops)
         _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
     except ValueError as error:
-        told = explain(error) if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"generation_config.json: {told}") from error
+        raise ValueError(f"generation_config.json: {one_line(error)}") from error
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:

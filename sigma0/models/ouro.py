@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -102,7 +102,7 @@ def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path |
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_files(folder: Path, config: Any) -> None:
+def _check_files(folder: Path, config: PreTrainedConfig | None) -> None:
     """Refuses a folder whose files contradict each other, before any memory is taken."""
     tensors = read_headers(folder)
     check_dtypes(tensors)
@@ -256,7 +256,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """T, loops at full depth."""
         return self.config.total_ut_steps  # type: ignore[no-any-return]
 
-    def adjust_generation_fn(self, generation_config: Any, *args: Any, **kwargs: Any) -> None:
+    def adjust_generation_fn(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> None:
         """Repairs the published special ids where transformers reads them for generation."""
         super().adjust_generation_fn(generation_config, *args, **kwargs)
         settings = self.generation_config

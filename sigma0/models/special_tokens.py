@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 
 class TextEncoder:
@@ -25,7 +26,7 @@ class TextEncoder:
         tokenizer: A fast transformers tokenizer; it stays as it is.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         tokens = special_tokens(tokenizer)
         nonce = secrets.token_hex(16)
         # longest first, as the tokenizer itself matches
@@ -84,13 +85,13 @@ class TextEncoder:
         return value
 
 
-def special_tokens(tokenizer: Any) -> dict[int, AddedToken]:
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, AddedToken]:
     """The special tokens of a fast transformers tokenizer, by id."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return {number: token for number, token in added.items() if token.special}
 
 
-def text_encoder(tokenizer: Any) -> TextEncoder:
+def text_encoder(tokenizer: PreTrainedTokenizerFast) -> TextEncoder:
     """The encoder of a tokenizer: made at first use, and again when tokens were added since."""
     size = tokenizer.backend_tokenizer.get_vocab_size(), len(special_tokens(tokenizer))
     known = _ENCODERS.get(tokenizer)

@@ -4,6 +4,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import GenerationConfig, PreTrainedConfig
+
 from sigma0.config import ExitConfig, FateConfig, switches
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import ExitThresholds, fill_in
@@ -21,8 +23,8 @@ STORED: dict[str, type[ExitConfig] | type[ExitThresholds] | type[FateConfig] | t
 class StoredSettings:
     """Reads and saves a model's exit settings, thresholds, fates and door policy."""
 
-    config: Any
-    generation_config: Any
+    config: PreTrainedConfig
+    generation_config: GenerationConfig
 
     @property
     @abstractmethod

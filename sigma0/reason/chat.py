@@ -3,26 +3,31 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from sigma0.api import Messages, check_context, encode, generate
-from sigma0.config import Effort, ExitConfig, exit_for
+from sigma0.api import generate
+from sigma0.config import Effort, ExitConfig, Messages, exit_for
 from sigma0.decode.endings import cut, end_ids
 from sigma0.extras import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker
+from sigma0.ladder.rungs import AnyRung, at_effort
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
+from sigma0.models.limits import check_context
+from sigma0.models.prompts import encode
+from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 
 __all__ = [
     "ChatFailed",
     "ChatModel",
+    "ChatSettings",
     "Chooser",
     "Completion",
     "EndpointChat",
@@ -46,7 +51,13 @@ class LocalChat:
         ValueError: For a tokenizer without a chat template, an exit setting of a model without loops, or a bad one.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, exit_config: Any = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        exit_config: ExitConfig | Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
@@ -58,21 +69,12 @@ class LocalChat:
         self._own = model.resolve_exit_config(exit_config) if self.is_looped else None
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
-        sampling: dict[str, Any] = {"do_sample": temperature > 0}
-        if temperature > 0:
-            sampling["temperature"] = temperature
-        return self._write(messages, effort, max_tokens, seed, stop, sampling)
+        sampling: dict[str, Any] = {"do_sample": settings.temperature > 0}
+        if settings.temperature > 0:
+            sampling["temperature"] = settings.temperature
+        return self._write(messages, settings, sampling)
 
     def choose(
         self, messages: Messages, labels: Sequence[str], *, effort: Effort = "low", seed: int | None = None
@@ -87,51 +89,34 @@ class LocalChat:
             return sorted({way[len(so_far)] for way in ways if way[: len(so_far)] == so_far < way}) or ends
 
         longest = max(map(len, ways)) + 1
-        found = self._write(messages, effort, longest, seed, (), {"prefix_allowed_tokens_fn": allowed})
+        settings = ChatSettings(effort, longest, seed=seed)
+        found = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed})
         label = found.text.strip()
         assert label in labels, (label, labels)
         return label, found
 
-    def _write(
-        self,
-        messages: Messages,
-        effort: Effort,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-    ) -> Completion:
-        check_fits(self.name, self.model, self.tokenizer, messages, max_tokens)
+    def _write(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any]) -> Completion:
+        check_fits(self.name, self.model, self.tokenizer, messages, settings.max_tokens)
         with self._alone:
             began = time.monotonic()
-            if self.is_looped:
-                return self._looped(messages, effort, max_tokens, seed, stop, settings, began)
-            return self._plain(messages, max_tokens, seed, stop, settings, began)
+            write = self._looped if self.is_looped else self._plain
+            return write(messages, settings, sampling, began)
 
-    def _looped(
-        self,
-        messages: Messages,
-        effort: Effort,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-        began: float,
-    ) -> Completion:
+    def _looped(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any], began: float) -> Completion:
         assert self._own is not None
         written = generate(
             self.model,
             self.tokenizer,
             messages,
-            exit_config=exit_for(effort, self._own, self.model.num_loops),
-            max_new_tokens=max_tokens,
-            stop=stop,
-            seed=seed,
+            exit_config=exit_for(settings.effort, self._own, self.model.num_loops),
+            max_new_tokens=settings.max_tokens,
+            stop=settings.stop,
+            seed=settings.seed,
             verdict=True,
-            **settings,
+            **sampling,
         )
         return Completion(
-            text=cut(written.text, stop),
+            text=cut(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=written.prompt_tokens,
@@ -144,26 +129,19 @@ class LocalChat:
             door=written.door,
         )
 
-    def _plain(
-        self,
-        messages: Messages,
-        max_tokens: int,
-        seed: int | None,
-        stop: Sequence[str],
-        settings: dict[str, Any],
-        began: float,
-    ) -> Completion:
+    def _plain(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any], began: float) -> Completion:
         ids = encode(self.tokenizer, messages).to(self.model.device)
+        stop = settings.stop
         if stop:
-            settings = {**settings, "stop_strings": list(stop), "tokenizer": self.tokenizer}
-        with torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
+            sampling = {**sampling, "stop_strings": list(stop), "tokenizer": self.tokenizer}
+        with torch.random.fork_rng(enabled=settings.seed is not None):
+            if settings.seed is not None:
+                torch.manual_seed(settings.seed)
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                **{"do_sample": False, **settings},
+                max_new_tokens=settings.max_tokens,
+                **{"do_sample": False, **sampling},
             )
         new = out[0, ids.shape[1] :]
         text = str(self.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -193,36 +171,27 @@ class LadderChat:
         self.name = name or ",".join(rung.name for rung in ladder.rungs)
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
         sampling: dict[str, Any] = {}
         if self.unit == "token":
-            sampling = {"do_sample": temperature > 0, "seed": seed}
-            if temperature > 0:
-                sampling["temperature"] = temperature
-        elif temperature > 0:
+            sampling = {"do_sample": settings.temperature > 0, "seed": settings.seed}
+            if settings.temperature > 0:
+                sampling["temperature"] = settings.temperature
+        elif settings.temperature > 0:
             raise ValueError(
-                f"a ladder of whole {self.unit}s is greedy: temperature {temperature} needs unit='token', or is 0"
+                f"a ladder of whole {self.unit}s is greedy: temperature {settings.temperature} needs unit='token', "
+                "or is 0"
             )
         for rung in self.ladder.rungs:
             if isinstance(rung, LocalRung):
-                check_fits(rung.name, rung.model, rung.tokenizer, messages, max_tokens)
+                check_fits(rung.name, rung.model, rung.tokenizer, messages, settings.max_tokens)
         with self._alone:
-            written = self.ladder.generate(
+            written = self._at(settings.effort).generate(
                 [dict(message) for message in messages],
                 self.unit,
-                exit_config=self._exit(effort),
-                max_new_tokens=max_tokens,
-                stop=stop,
+                max_new_tokens=settings.max_tokens,
+                stop=settings.stop,
                 **sampling,
             )
         if not written.text and written.stop_reason == "budget":
@@ -230,7 +199,7 @@ class LadderChat:
         costs = written.costs
         outcomes = Counter(decision.outcome for decision in written.trail.decisions)
         return Completion(
-            text=cut(written.text, stop),
+            text=cut(written.text, settings.stop),
             usage=Usage(
                 calls=1,
                 prompt_tokens=sum(cost.read for cost in costs),
@@ -245,17 +214,21 @@ class LadderChat:
             notes={"rung": written.rung, "outcomes": dict(outcomes), "costs": [cost.to_dict() for cost in costs]},
         )
 
-    def _exit(self, effort: Effort) -> ExitConfig | None:
-        """The first looped rung's own setting at this effort, for all of them; None where none loops."""
-        looped = [rung for rung in self.ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
-        if not looped:
-            return None
-        loops = max(rung.model.num_loops for rung in looped)
-        found = exit_for(effort, looped[0].model.resolve_exit_config(looped[0].exit_config), loops)
-        if found.after_exit == "verify":
-            # a token that may go up cannot be taken back: all loops are run instead, the rule being asked at the last
-            return replace(found, after_exit="finish", min_loops=loops)
-        return found
+    def _at(self, effort: Effort) -> FidelityLadder:
+        """The ladder with each rung at an effort."""
+        ladder = self.ladder
+        rungs = [_kept_back(at_effort(rung, effort)) for rung in ladder.rungs]
+        return FidelityLadder(rungs, ladder.budget, ladder.policy, ladder.hysteresis, ladder.doors)
+
+
+def _kept_back(rung: AnyRung) -> AnyRung:
+    """The rung with all loops in place of `verify`, the rule being met at the last.
+
+    A token that may go up cannot be taken back.
+    """
+    if not isinstance(rung, LocalRung) or rung.exit_config is None or rung.exit_config.after_exit != "verify":
+        return rung
+    return replace(rung, exit_config=replace(rung.exit_config, after_exit="finish", min_loops=rung.model.num_loops))
 
 
 class EndpointChat:
@@ -291,27 +264,18 @@ class EndpointChat:
         self.rung = Rung.endpoint(base_url, model, key, name=self.name, timeout=timeout, attempts=attempts)
         self.send_effort = send_effort
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`; the verdict is the server's, where it tells one as sigma0's own does."""
         cost = RungCost(self.name)
         asker = Asker(self.rung, Purse(Budget()), cost)
-        options: dict[str, Any] = {"temperature": temperature}
-        if seed is not None:
-            options["seed"] = seed
-        if stop:
-            options["stop"] = list(stop)
+        options: dict[str, Any] = {"temperature": settings.temperature}
+        if settings.seed is not None:
+            options["seed"] = settings.seed
+        if settings.stop:
+            options["stop"] = list(settings.stop)
         if self.send_effort:
-            options["reasoning_effort"] = effort
-        reply = asker.ask(messages, max_tokens, options)
+            options["reasoning_effort"] = settings.effort
+        reply = asker.ask(messages, settings.max_tokens, options)
         if reply.text is None:
             raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.told}")
         return Completion(
@@ -351,24 +315,11 @@ class ScriptedChat:
         self._replies = iter(()) if callable(replies) else iter(replies)
         self._alone = Lock()
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
         asked = {
             "messages": [dict(message) for message in messages],
-            "effort": effort,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "stop": tuple(stop),
+            **asdict(settings),
         }
         with self._alone:
             self.asked.append(asked)
@@ -381,7 +332,9 @@ class ScriptedChat:
         return reply if isinstance(reply, Completion) else Completion(reply)
 
 
-def check_fits(name: str, model: Any, tokenizer: Any, messages: Messages, max_tokens: int) -> None:
+def check_fits(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, messages: Messages, max_tokens: int
+) -> None:
     """Refuses what a model's positions cannot hold: how long a question gets is no setting of whoever asked it.
 
     Raises:
@@ -395,7 +348,7 @@ def check_fits(name: str, model: Any, tokenizer: Any, messages: Messages, max_to
         raise ChatFailed(f"{name} cannot hold the question: {error}") from error
 
 
-def label_ways(tokenizer: Any, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def label_ways(tokenizer: PreTrainedTokenizerFast, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Ids of each label, with and without the space that some models begin an answer with.
 
     Raises:

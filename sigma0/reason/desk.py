@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from threading import Lock
 
-from sigma0.api import Messages
-from sigma0.config import Effort
-from sigma0.reason.messages import MAX_TOKENS, ChatFailed, ChatModel, Chooser, Completion, Usage
+from sigma0.config import Effort, Messages
+from sigma0.reason.messages import DEFAULTS, ChatFailed, ChatModel, ChatSettings, Chooser, Completion, Usage
 from sigma0.reason.trail import Call, Trail
 
 # of a label that is asked for in words: it, and a sign or two
@@ -71,27 +70,14 @@ class Desk:
         self._began = time.monotonic()
         self._alone = Lock()
 
-    def ask(
-        self,
-        model: ChatModel,
-        purpose: str,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def ask(self, model: ChatModel, purpose: str, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """Asks for a text.
 
         Args:
             model: Who is asked.
             purpose: What for: names the question in the trail, and gives it its seed. Two of one purpose have one seed.
-            messages: As `ChatModel.complete` takes them, like the rest.
-            effort: Of this question.
-            max_tokens: New tokens at most.
-            temperature: 0 is greedy.
-            stop: Strings that end the text.
+            messages: As `ChatModel.complete` takes them.
+            settings: Of this question; its seed is the purpose's.
 
         Raises:
             LimitReached: If a limit forbids it.
@@ -99,13 +85,11 @@ class Desk:
         """
         seed = self._begin(purpose)
         try:
-            found = model.complete(
-                messages, effort=effort, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
-            )
+            found = model.complete(messages, replace(settings, seed=seed))
         except ChatFailed as error:
-            self.trail.add(Call(purpose, model.name, effort, seed, None, str(error)))
+            self.trail.add(Call(purpose, model.name, settings.effort, seed, None, str(error)))
             raise
-        self._end(Call(purpose, model.name, effort, seed, found.to_dict()), found.usage)
+        self._end(Call(purpose, model.name, settings.effort, seed, found.to_dict()), found.usage)
         return found
 
     def choose(
@@ -133,7 +117,7 @@ class Desk:
             return label
         told = list(messages)
         for attempt in ("", " again"):
-            found = self.ask(model, f"{purpose}{attempt}", told, effort=effort, max_tokens=LABEL_TOKENS)
+            found = self.ask(model, f"{purpose}{attempt}", told, ChatSettings(effort, LABEL_TOKENS))
             label_found = as_label(found.text, labels)
             if label_found is not None:
                 return label_found

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.signals.verdict import Door, ReasonVerdict
 
 FinishReason = Literal["stop", "length"]
@@ -70,6 +69,28 @@ class Completion:
         }
 
 
+@dataclass(frozen=True)
+class ChatSettings:
+    """How one question is answered.
+
+    Attributes:
+        effort: On a looped model depth (`sigma0.config`), on an endpoint `reasoning_effort`.
+        max_tokens: New tokens at most, >= 1.
+        temperature: 0 is greedy.
+        seed: Of the sampling.
+        stop: Strings that end the text.
+    """
+
+    effort: Effort = "low"
+    max_tokens: int = MAX_TOKENS
+    temperature: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+DEFAULTS = ChatSettings()
+
+
 class ChatFailed(RuntimeError):
     """A model that gave no answer: an endpoint that is down or refuses, a budget that is spent."""
 
@@ -84,25 +105,12 @@ class ChatModel(Protocol):
 
     name: str
 
-    def complete(
-        self,
-        messages: Messages,
-        *,
-        effort: Effort = "low",
-        max_tokens: int = MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Completion:
+    def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """Answers.
 
         Args:
             messages: With `role` and `content`, not empty.
-            effort: On a looped model depth (`sigma0.config`), on an endpoint `reasoning_effort`.
-            max_tokens: New tokens at most, >= 1.
-            temperature: 0 is greedy.
-            seed: Of the sampling.
-            stop: Strings that end the text.
+            settings: How.
 
         Raises:
             ChatFailed: If there is no answer.

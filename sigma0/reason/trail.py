@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from sigma0.config import Effort, explain
+from sigma0 import jsonl
+from sigma0.config import Effort
 
 Strategy = Literal["progressive", "lemma", "agent"]
-MAX_LINES = 1_000_000
 # of lines read back: unknown keys are refused
 CLOSED = ConfigDict(extra="forbid")
 
@@ -143,15 +144,14 @@ class Trail:
         self._listener = listener
         self._alone = Lock()
         if path is not None and path.is_file():
-            _mend(path)
+            jsonl.cut_torn_line(path, is_heading, "trail of an outer loop")
 
     def add(self, line: Line) -> None:
         """Adds a line."""
         with self._alone:
             self.lines.append(line)
             if self._path is not None:
-                with self._path.open("a", encoding="utf-8", errors="replace") as file:
-                    file.write(json.dumps(asdict(line), ensure_ascii=False, default=str) + "\n")
+                jsonl.append_line(self._path, jsonl.dump_line(line, default=str))
             if self._listener is not None:
                 self._listener(line)
 
@@ -163,27 +163,6 @@ class Trail:
     def decisions(self) -> list[Decision]:
         """The decisions alone."""
         return [line for line in self.lines if isinstance(line, Decision)]
-
-
-def _mend(path: Path) -> None:
-    """Takes away a last line that a crash cut off, so that the next one does not go on with it.
-
-    Raises:
-        ValueError: If the file cannot be read, or does not begin as a trail does: it is left as it is.
-    """
-    try:
-        with path.open("rb+") as file:
-            first = file.readline()
-            if first and not is_heading(first.decode("utf-8", "replace")):
-                raise ValueError(f"{str(path)!r} exists and is no trail of an outer loop: name another file")
-            end = whole = file.tell() if first.endswith(b"\n") else 0
-            for line in file:
-                end += len(line)
-                whole = end if line.endswith(b"\n") else whole
-            if first:
-                file.truncate(whole)
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be written: {error}") from error
 
 
 def is_heading(line: str) -> bool:
@@ -201,22 +180,7 @@ def read_lines(path: Path) -> Sequence[Line]:
     Raises:
         ValueError: If the file cannot be read, or a line is malformed; names it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    whole = text.split("\n")[:-1]
-    if len(whole) > MAX_LINES:
-        raise ValueError(f"{str(path)!r} holds more than {MAX_LINES} lines")
-    lines: list[Line] = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            value = json.loads(line)
-            lines.append(_LINES[value["kind"]].validate_python(value))
-        except ValidationError as error:
-            raise ValueError(f"line {number} of {str(path)!r}: {explain(error)}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"line {number} of {str(path)!r} is no line of a trail") from error
+    lines: list[Line] = jsonl.read_lines(path, partial(jsonl.parse_by_kind, _LINES), "line of a trail", drop_torn=True)
     if not lines or not isinstance(lines[0], Heading):
         raise ValueError(f"{str(path)!r} does not begin with a heading")
     return lines

@@ -1,12 +1,20 @@
-"""A new token, as text: its id, its depth, and what its loops and its reading tell."""
+"""A new token: its text, its exit depth, and the statistics of its loops and logits."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sigma0.decode.exits import Reason
-from sigma0.decode.ops import Fate
-from sigma0.signals.verdict import ReasonVerdict, of_token
+import numpy as np
+from numpy.typing import NDArray
+
+from sigma0.decode.exits import ExitRule, Reason
+from sigma0.decode.ops import FATES, READINGS, STATISTICS, Fate
+from sigma0.signals.verdict import ReasonVerdict, mildest, of_token
+
+Floats = NDArray[np.float32]
+_RADIUS, _ANGLE = STATISTICS.index("radius"), STATISTICS.index("angle")
+_PROXIMITY, _MARGIN, _ENTROPY = (READINGS.index(name) for name in ("proximity", "margin", "entropy"))
 
 
 @dataclass(frozen=True)
@@ -18,15 +26,15 @@ class Token:
         text: What it adds to the text; "" for special tokens and for bytes of a character that is not complete yet.
         depth: Loop at which it was read, from 1.
         reason: Why it stopped there, as `sigma0.decode.exits.exit_reason` names it.
-        radius: Of the spectrum of its loops so far, as are the next two; None, like all below, where no verdict is
-            asked for. In a finished generation the loops that ran behind its exit count too.
-        angle: Radians.
-        fate: The mildest of its last loops; None where too few were run.
-        proximity: How near the text was to running in circles.
-        margin: Lead of the likeliest id; None also where the logits are no numbers, as is the next.
-        entropy: Of the distribution, nats.
-        would_have_met: Under `full` and `fixed`, whether the checkpoint's own rule would have been met by that loop;
-            None where its statistics do not say, and under rules, whose tokens say it by their reason.
+        radius: Spectral radius of its loops so far. None without a verdict, as are all fields below. In a finished
+            generation the loops that ran after its exit count too.
+        angle: Angle of the same spectrum, radians.
+        fate: Convergence class: the mildest of its last loops; None where too few were run.
+        proximity: Repetition score of the text up to this token, in [0, 1].
+        margin: Top-1 probability minus top-2; None for logits that are not finite.
+        entropy: Of the distribution, nats; None for logits that are not finite.
+        would_have_met: Under `full` and `fixed`, whether the checkpoint's exit rule would have been met by that loop;
+            None where the statistics do not say, and under an exit rule, where `reason` says it.
     """
 
     id: int
@@ -46,45 +54,86 @@ class Token:
         """On this token alone.
 
         Raises:
-            ValueError: Where no verdict was asked for.
+            ValueError: Without statistics.
         """
         if self.proximity is None:
             raise ValueError("no verdict was asked for: pass verdict=True")
         return of_token(self.reason, self.depth, self.fate, self.proximity)
 
 
-class StreamedToken(Token):
-    """A token of a stream, until somebody looks at what its loops tell: then it is an ordinary one.
+def with_statistics(
+    tokens: Sequence[Token],
+    paths: Floats,
+    fates: NDArray[np.int8],
+    logit_stats: Floats,
+    patience: int,
+    rule: ExitRule | None = None,
+    max_loops: int | None = None,
+) -> tuple[Token, ...]:
+    """The tokens with their statistics.
 
-    Working that out for each token as it comes takes longer than a small model takes to write it.
+    Args:
+        tokens: N consecutive tokens.
+        paths: Statistics of each loop (`decode.ops.STATISTICS`), `[N, T, 8]`; NaN where no loop was run.
+        fates: Index into `decode.ops.FATES` of each loop, `[N, T]`.
+        logit_stats: Statistics of the logits (`decode.ops.READINGS`), `[N, 8]`.
+        patience: Loops of which the mildest fate is a token's.
+        rule: Sets `would_have_met`; None leaves it None.
+        max_loops: How many loops of each token count; None: all that were run.
+    """
+    loops_run = np.isfinite(paths[:, :, 0]).sum(axis=1)
+    if max_loops is not None:
+        loops_run = np.minimum(loops_run, max_loops)
+    last = paths[np.arange(len(paths)), loops_run - 1]  # [N, 8]
+    columns = [last[:, _RADIUS], last[:, _ANGLE], *logit_stats[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T]
+    rows = np.stack(columns, axis=1).tolist()
+    described = []
+    for token, path, row, codes, count in zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), strict=True):
+        radius, angle, proximity, margin, entropy = map(_finite, row)
+        fate = mildest([FATES[code] for code in codes[:count]], patience)
+        met = None if rule is None else rule.would_have_been_met(path[:count], margin)
+        figures = (radius, angle, fate, proximity, margin, entropy, met)
+        described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
+    return tuple(described)
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold; None for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+class StreamedToken(Token):
+    """A token of a stream whose statistics are computed at first use; it then turns into an ordinary `Token`.
+
+    Computing them for every token as it comes takes longer than a small model takes to decode it.
     """
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _WORKED_OUT:
-            self._work_out()
+        if name in _COMPUTED:
+            self._compute()
         return object.__getattribute__(self, name)
 
     def __eq__(self, other: object) -> bool:
-        self._work_out()
+        self._compute()
         return self == other
 
     def __hash__(self) -> int:
-        self._work_out()
+        self._compute()
         return hash(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._work_out()
+        self._compute()
         return self.__reduce_ex__(protocol)
 
-    def wait(self, told: Callable[["Token"], "Token"]) -> "Token":
-        """Itself, which asks for the same token with its figures once they are looked at."""
-        object.__setattr__(self, "_told", told)
+    def defer(self, statistics: Callable[["Token"], "Token"]) -> "Token":
+        """Itself; `statistics` gives the same token with its figures, and is called when one of them is read."""
+        object.__setattr__(self, "_statistics", statistics)
         return self
 
-    def _work_out(self) -> None:
-        told = self.__dict__.pop("_told")
+    def _compute(self) -> None:
+        statistics = self.__dict__.pop("_statistics")
         object.__setattr__(self, "__class__", Token)
-        self.__dict__.update(vars(told(self)))
+        self.__dict__.update(vars(statistics(self)))
 
 
-_WORKED_OUT = frozenset({"radius", "angle", "fate", "proximity", "margin", "entropy", "would_have_met"})
+_COMPUTED = frozenset({"radius", "angle", "fate", "proximity", "margin", "entropy", "would_have_met"})

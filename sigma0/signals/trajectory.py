@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sigma0.config import FateConfig
+from sigma0.decode.attention import LoopedModel
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.ops import FATES, KEPT, PARALLEL, STATISTICS, Fate, Fit, Steps, fate_of, solve
 
@@ -192,7 +193,7 @@ class _OnePosition:
 
 
 def jacobian_radius(
-    model: Any, hidden: Tensor, cache: DepthCache, plane: int, position: int, tolerance: float = 1e-4
+    model: LoopedModel, hidden: Tensor, cache: DepthCache, plane: int, position: int, tolerance: float = 1e-4
 ) -> float:
     """Spectral radius of one loop at a state: Arnoldi iteration on Jacobian-vector products.
 
@@ -218,7 +219,7 @@ def jacobian_radius(
             f"a cache of one sequence with {position} columns and plane {plane}; this one holds {cache.batch} "
             f"sequences, {cache.length} columns and {cache.depth} planes"
         )
-    rows = _OnePosition(cache, plane, position)
+    rows: Any = _OnePosition(cache, plane, position)
 
     def loop(state: Tensor) -> Tensor:
         mapped: Tensor = model.norm(model.block(state[None], rows))[0]

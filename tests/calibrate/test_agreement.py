@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 import sigma0
 from sigma0.calibrate.agreement import GRIDS, calibrate, calibrate_rules, continue_in_full, prompts_needed
-from sigma0.calibrate.forced_grid import read_grids
 from sigma0.calibrate.ltt import p_value
-from sigma0.calibrate.teacher_forcing import read_forced
+from sigma0.calibrate.teacher_forcing import read_forced, read_grids
 from sigma0.cli import app
 from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder

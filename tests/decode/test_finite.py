@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
 from sigma0.decode.finite import check_weights, flag_broken
-from sigma0.models.load import CHECKPOINTS, load_causal
+from sigma0.models.load import load_causal
 from tests.reference import tiny_model
 
 BROKEN = "model.layers.0.mlp.up_proj.weight"

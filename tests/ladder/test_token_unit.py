@@ -21,7 +21,7 @@ from sigma0.ladder import (
     Signs,
     replay,
 )
-from sigma0.ladder.hysteresis import Parking
+from sigma0.ladder.triggers import Parking
 from sigma0.signals.verdict import of_token
 
 QEXIT = ExitConfig(q=0.4)

@@ -2,17 +2,17 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 import sigma0
-from sigma0.config import RULE_DEFAULTS, ExitConfig, explain
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.config import RULE_DEFAULTS, ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
-from sigma0.models.load import CHECKPOINTS, shipped_models
 from tests.reference import tiny_model
 
 PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
@@ -105,12 +105,25 @@ def test_a_rule_without_a_model_has_the_librarys():
         ({"accel": {**PROMISE, "eps": 0.3}}, "accel needs eps, patience, accel_scale, got eps"),
         ({"fixed": PROMISE}, "fixed: Unexpected"),
         ({"margin": {**PROMISE, "agreement": 1.5, "theta": 0.9}}, "margin.agreement"),
+        ({"margin": {**PROMISE, "theta": 7.0}}, "margin.theta: Input should be less than or equal to 1, got 7.0"),
+        ({"qexit": {**PROMISE, "q": float("nan")}}, "qexit.q: "),
+        ({"converge": {**PROMISE, "eps": float("inf")}}, "converge.eps: Input should be a finite number, got inf"),
+        ({"accel": {**STORED["accel"], "patience": 0}}, "accel.patience: Input should be greater than or equal to 1"),
+        ({"margin": 3, "qexit": PROMISE}, "margin: Input should be a dictionary"),
     ],
 )
-def test_bad_records_are_named(wrong, message):
-    with pytest.raises(ValidationError) as caught:
+def test_bad_records_are_named_in_one_line_with_the_way_out(wrong, message, tmp_path):
+    with pytest.raises(ValueError, match=r"`sigma0 calibrate` store it anew$") as caught:
         ExitThresholds.parse(wrong)
-    assert message in explain(caught.value)
+    text = str(caught.value)
+    assert message in text and "\n" not in text and text.startswith("exit_thresholds: ")
+    folder = tmp_path / "pocket"
+    shutil.copytree(CHECKPOINTS / "pocket", folder)
+    stored = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**stored, "exit_thresholds": wrong}))
+    with pytest.raises(ValueError, match=r"^generation_config\.json: ") as refused:
+        sigma0.load(str(folder), device="cpu")
+    assert str(refused.value) == f"generation_config.json: {text}"
 
 
 def test_records_survive_saving_and_loading(calibrated, tmp_path):

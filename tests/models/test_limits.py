@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
 from sigma0.models.limits import check_memory, kv_bytes
-from sigma0.models.load import CHECKPOINTS
 
 IDS = torch.tensor([[5, 6, 7]])
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import sigma0
-from sigma0.api import encode
 from sigma0.cli import app
+from sigma0.models.prompts import encode
 
 START, END = 1, 2
 QUESTION = "John went to the park. Where is Sara?"

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
-from sigma0.models.load import CHECKPOINTS
 
 HUGE = 10**9
 

@@ -19,6 +19,7 @@ from sigma0.reason.chat import (
     ScriptedChat,
     label_ways,
 )
+from sigma0.reason.messages import ChatSettings
 from tests.serve.conftest import served
 
 STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
@@ -53,12 +54,12 @@ def test_every_kind_is_a_chat_model(local, pocket):
 
 
 def test_a_looped_model_answers_with_its_verdict(local, pocket):
-    found = local.complete(ASKED, effort="medium", max_tokens=20)
+    found = local.complete(ASKED, ChatSettings(effort="medium", max_tokens=20))
     alone = sigma0.generate(*pocket, ASKED, max_new_tokens=20)
     assert (found.text, found.verdict, found.door) == (alone.text, alone.verdict, alone.door)
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (alone.prompt_tokens, len(alone.tokens))
     assert found.usage.loop_passes == alone.loop_passes and found.finish_reason == "stop"
-    assert local.complete(ASKED, max_tokens=2).finish_reason == "length"
+    assert local.complete(ASKED, ChatSettings(max_tokens=2)).finish_reason == "length"
 
 
 @pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high"])
@@ -66,24 +67,24 @@ def test_effort_is_depth(local, pocket, effort):
     model, _ = pocket
     config = exit_for(effort, model.resolve_exit_config(None), model.num_loops)
     expected = sigma0.generate(*pocket, ASKED, exit_config=config, max_new_tokens=20)
-    found = local.complete(ASKED, effort=effort, max_tokens=20)
+    found = local.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
     assert (found.text, found.verdict) == (expected.text, expected.verdict)
 
 
 def test_seeds_tell_samples_apart(local):
     settings = {"temperature": 3.0, "max_tokens": 12}
-    first, same, other = (local.complete(ASKED, seed=seed, **settings).text for seed in (1, 1, 2))
+    first, same, other = (local.complete(ASKED, ChatSettings(seed=seed, **settings)).text for seed in (1, 1, 2))
     assert first == same != other
 
 
 def test_a_stop_string_is_no_part_of_the_text(local, plain, pocket):
     whole = local.complete(ASKED).text
-    found = local.complete(ASKED, stop=[" in"])
+    found = local.complete(ASKED, ChatSettings(stop=(" in",)))
     assert found.text == whole.split(" in")[0] and found.finish_reason == "stop"
     random = LocalChat(plain, pocket[1], "plain")
-    whole = random.complete(ASKED, max_tokens=12).text
+    whole = random.complete(ASKED, ChatSettings(max_tokens=12)).text
     stop = whole[len(whole) // 2 :][:2]
-    assert random.complete(ASKED, max_tokens=12, stop=[stop]).text == whole.split(stop)[0]
+    assert random.complete(ASKED, ChatSettings(max_tokens=12, stop=(stop,))).text == whole.split(stop)[0]
 
 
 @pytest.mark.parametrize("effort", ["low", "high"])
@@ -96,14 +97,14 @@ def test_labels_are_all_that_can_be_written(local, effort):
 
 def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     chat = LocalChat(plain, pocket[1], "plain")
-    found = chat.complete(ASKED, max_tokens=9)
+    found = chat.complete(ASKED, ChatSettings(max_tokens=9))
     ids = pocket[1].apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = plain.generate(**ids, max_new_tokens=9, do_sample=False)
     new = out[0, ids["input_ids"].shape[1] :]
     assert found.text == pocket[1].decode(new, skip_special_tokens=True) and found.verdict is None
     assert found.usage.completion_tokens == len(new) and found.door is None
     assert chat.choose(BINARY, ("Yes", "No"))[0] in ("Yes", "No")
-    sampled = [chat.complete(ASKED, max_tokens=9, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
+    sampled = [chat.complete(ASKED, ChatSettings(max_tokens=9, temperature=1.0, seed=seed)).text for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     silent = copy.deepcopy(pocket[1])
     silent.chat_template = None
@@ -112,10 +113,10 @@ def test_a_model_without_loops_answers_and_is_held_to_labels(plain, pocket):
     with pytest.raises(ValueError, match="no loops"):
         LocalChat(plain, pocket[1], "plain", {"mode": "full"})
     with pytest.raises(ChatFailed, match=r"plain cannot hold the question: .* context of 256"):
-        chat.complete(ASKED, max_tokens=400)
+        chat.complete(ASKED, ChatSettings(max_tokens=400))
     ladder = LadderChat(FidelityLadder([Rung.local(plain, pocket[1], "plain")]))
     with pytest.raises(ChatFailed, match="context of 256"):
-        ladder.complete(ASKED, max_tokens=400)
+        ladder.complete(ASKED, ChatSettings(max_tokens=400))
 
 
 @pytest.mark.parametrize("labels", [("Yes",), ("Yes", "Yes"), ("Yes", ""), ("Yes", " No"), ("Yes", "<|im_end|>")])
@@ -129,21 +130,36 @@ def test_a_ladder_answers_for_its_rungs(pocket, effort):
     small, large = rungs(pocket)
     for policy, rung in ((Never(), small), (Always(), large)):
         chat = LadderChat(FidelityLadder([small, large], policy=policy), "token")
-        found = chat.complete(ASKED, effort=effort, max_tokens=20)
+        found = chat.complete(ASKED, ChatSettings(effort=effort, max_tokens=20))
         own = small.model.resolve_exit_config(None)
         config = exit_for(effort, own, large.model.num_loops)
         text = LocalChat(rung.model, rung.tokenizer, "alone", {"mode": "full"} if effort == "high" else config)
-        assert found.text == text.complete(ASKED, effort="medium", max_tokens=20).text
+        assert found.text == text.complete(ASKED, ChatSettings(effort="medium", max_tokens=20)).text
         assert found.usage.bytes_read > 0 and found.notes["rung"] == rung.name and found.verdict is not None
     assert chat.name == "small,large"
+
+
+def test_a_ladders_rungs_have_the_effort_over_their_own_settings(pocket):
+    small = rungs(pocket)[0]
+    model = copy.deepcopy(pocket[0])
+    model.generation_config.exit_config = {"mode": "fixed", "depth": 4}
+    above = Rung.local(model, pocket[1], "above")
+    for effort, depth in (("minimal", 2), ("medium", 4), ("high", 6)):
+        runs = []
+        for level, setting in ((effort, None), ("medium", {"mode": "fixed", "depth": depth})):
+            rung = above if setting is None else Rung.local(model, pocket[1], "above", setting)
+            chat = LadderChat(FidelityLadder([small, rung], policy=Always()), "token")
+            answer = chat.complete(ASKED, effort=level, max_tokens=20)
+            runs.append((answer.text, answer.notes["costs"][1]["rows"]))
+        assert runs[0] == runs[1]
 
 
 def test_a_ladder_of_whole_answers_is_greedy_and_says_so(pocket):
     small, large = rungs(pocket)
     chat = LadderChat(FidelityLadder([small, large]))
-    assert chat.complete(ASKED, max_tokens=20).text.strip() == "The hat is in the park."
+    assert chat.complete(ASKED, ChatSettings(max_tokens=20)).text.strip() == "The hat is in the park."
     with pytest.raises(ValueError, match=r"temperature 0\.5 needs unit='token'"):
-        chat.complete(ASKED, temperature=0.5)
+        chat.complete(ASKED, ChatSettings(temperature=0.5))
     broke = LadderChat(FidelityLadder([small, large], Budget(loop_passes=1)))
     with pytest.raises(ChatFailed, match="budget"):
         broke.complete(ASKED)
@@ -152,22 +168,22 @@ def test_a_ladder_of_whole_answers_is_greedy_and_says_so(pocket):
 def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
     with served(pocket) as server:
         chat = EndpointChat(f"{server.url}/v1", "pocket")
-        found = chat.complete(ASKED, effort="low", max_tokens=20)
-        expected = local.complete(ASKED, effort="low", max_tokens=20)
+        found = chat.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
+        expected = local.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
         assert (found.text, found.verdict, found.door) == (expected.text.strip(), expected.verdict, expected.door)
         assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (
             expected.usage.prompt_tokens,
             expected.usage.completion_tokens,
         )
         assert found.usage.loop_passes > 0 and found.notes == {"requests": 1}
-        job = server.service.tickets[-1].job
+        job = server.service.tickets[-1].request
         assert job.exit_config == exit_for("low", pocket[0].resolve_exit_config(None), 6)
-        chat.complete(ASKED, temperature=0.5, seed=7, stop=["barn"], max_tokens=4)
-        job = server.service.tickets[-1].job
+        chat.complete(ASKED, ChatSettings(temperature=0.5, seed=7, stop=("barn",), max_tokens=4))
+        job = server.service.tickets[-1].request
         assert (job.sampling.temperature, job.sampling.seed, job.stop) == (0.5, 7, ("barn",))
         silent = EndpointChat(f"{server.url}/v1", "pocket", send_effort=False)
-        silent.complete(ASKED, effort="low", max_tokens=4)
-        assert server.service.tickets[-1].job.exit_config == pocket[0].resolve_exit_config(None)
+        silent.complete(ASKED, ChatSettings(effort="low", max_tokens=4))
+        assert server.service.tickets[-1].request.exit_config == pocket[0].resolve_exit_config(None)
         with pytest.raises(ChatFailed, match="refused"):
             EndpointChat(f"{server.url}/v1", "no-such-model").complete(ASKED)
 

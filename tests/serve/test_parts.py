@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.config import ExitConfig
 from sigma0.decode.stopping import StopCut
 from sigma0.ladder import FidelityLadder, Rung
-from sigma0.serve.api.events import ClientGone, RunningJobs, unless_gone
-from sigma0.serve.api.ladder import Laddering, LadderTask
+from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
+from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.logprobs import LEAST, finite, token_text
-from sigma0.serve.engine.messages import Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
 
-TOKEN = TokenTold(5, "a", 1, "threshold_met", None, 0.0, 1.0, 0.0, None, (), "m")
-DONE = JobDone("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, None, None), None, "escalate", None)
+TOKEN = TokenOutput(5, "a", 1, "threshold_met", None, 0.0, 1.0, 0.0, None, (), "m")
+DONE = RequestOutput("a", (TOKEN,), "stop", 1, 0, 6, 0, 0, Savings(None, None, None, None), None, "escalate", None)
 TEXTS = st.text("ab", max_size=12)
 
 
@@ -104,7 +104,7 @@ def run(body):
 
 def running(*sources, seconds=20.0):
     over = []
-    found = RunningJobs(seconds, lambda *_: None, lambda: over.append(True))
+    found = RunningChoices(seconds, lambda *_: None, lambda: over.append(True))
     for source in sources:
         found.add(source)
     return found, over
@@ -112,7 +112,7 @@ def running(*sources, seconds=20.0):
 
 def test_ends_come_in_the_order_of_the_jobs():
     async def body():
-        other = JobDone(**{**vars(DONE), "text": "b"})
+        other = RequestOutput(**{**vars(DONE), "text": "b"})
         found, over = running(Source(TOKEN, TOKEN, DONE).begin(), Source(other).begin())
         assert [done.text for done in await found.all_done()] == ["a", "b"]
         await found.close()
@@ -143,9 +143,9 @@ async def _first(found):
 @pytest.mark.parametrize(
     "source, kind, seconds",
     [
-        (Source(TOKEN, JobFailed("x")), JobFailed, 20.0),
+        (Source(TOKEN, RequestFailed("x")), RequestFailed, 20.0),
         (Source(TOKEN, KeyError("x")), KeyError, 20.0),
-        (Source(TOKEN), JobFailed, 20.0),
+        (Source(TOKEN), RequestFailed, 20.0),
         (Source(TOKEN, stays=True), (TimeoutError, asyncio.TimeoutError), 0.05),
     ],
 )
@@ -194,8 +194,8 @@ def test_who_leaves_cancels_what_is_waited_for():
 
 
 def test_closing_a_route_closes_the_engine_behind_it(pocket):
-    laddering = Laddering(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
-    task = LadderTask(Job((5,), 2, ExitConfig()), "Once upon", "answer")
+    laddering = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+    task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "Once upon", "answer")
 
     async def body():
         engine = Source(TOKEN, stays=True)
@@ -204,7 +204,7 @@ def test_closing_a_route_closes_the_engine_behind_it(pocket):
         await found.close()
         assert engine.closed == 1
         behind = Iterator()
-        fresh = RunningJobs(20.0, lambda *_: None, lambda: None)
+        fresh = RunningChoices(20.0, lambda *_: None, lambda: None)
         fresh.add(laddering.route(behind, task), behind)
         await fresh.close()
         assert behind.closed
@@ -214,8 +214,8 @@ def test_closing_a_route_closes_the_engine_behind_it(pocket):
 
 
 def test_a_ladder_that_fails_says_so(pocket):
-    laddering = Laddering(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
-    task = LadderTask(Job((5,), 2, ExitConfig()), "", "answer")
+    laddering = LadderRunner(FidelityLadder([Rung.local(*pocket, "pocket")]), 6)
+    task = LadderTask(EngineRequest((5,), 2, ExitConfig()), "", "answer")
 
     async def body():
         with pytest.raises(ValueError, match="empty"):

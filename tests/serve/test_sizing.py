@@ -21,9 +21,9 @@ from sigma0.cli import app
 from sigma0.decode.paged_kv import PagedPlanes, PageShape
 from sigma0.decode.sampler import Sampling
 from sigma0.models import OuroConfig, OuroForCausalLM
-from sigma0.serve.engine.block_pool import PagePool
+from sigma0.serve.engine.block_pool import BlockPool
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job
+from sigma0.serve.engine.messages import EngineRequest
 from sigma0.serve.sizing import (
     ModelShape,
     Serving,
@@ -89,7 +89,7 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
 @given(st.integers(1, 500), st.integers(1, 64))
 def test_a_sequence_takes_the_pages_that_the_pool_gives_it(tokens, size):
     shape = ModelShape.of(small())
-    pages = PagePool(1, size).pages_for(tokens)
+    pages = BlockPool(1, size).blocks_for(tokens)
     assert pages_for(tokens, size) == pages
     assert sequence_bytes(shape, 2, size, tokens) == pages * page_bytes(shape, 2, size)
     assert 0 <= sequence_bytes(shape, 2, size, tokens) - tokens * token_bytes(shape, 2) < page_bytes(shape, 2, size)
@@ -141,7 +141,7 @@ def test_as_many_sequences_fit_as_an_engine_of_that_memory_runs(config, size, co
         return
     model = OuroForCausalLM(config)
     engine = Engine(model, None, "tiny", EngineLimits(page_size=size, kv_bytes=memory - around))
-    assert engine.pool.total // engine.pool.pages_for(context) == sequences
+    assert engine.pool.total // engine.pool.blocks_for(context) == sequences
     assert engine.pool.total * size == fit(shape, serving, memory, context).tokens
 
 
@@ -178,7 +178,9 @@ def _most_of_a_pass(model, tokenizer, requests, prompt):
     rng = np.random.default_rng(0)
     for _ in range(requests):
         ids = tuple(rng.integers(5, 500, prompt).tolist())
-        engine.submit(Job(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling()))
+        engine.submit(
+            EngineRequest(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.5), sampling=Sampling())
+        )
     most = 0
     # a collection in between, which comes when other tests have left enough behind, would hide some of it
     gc.collect()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 MAX_REPLY_CHARS = 200_000
 MAX_READ_LINES = 400
@@ -141,7 +141,7 @@ def parse_action(reply: str) -> AnyAction:
     try:
         return _ACTIONS.validate_python(value)
     except ValidationError as error:
-        raise ActionFault(f"The reply is no action: {explain(error)[:MAX_FAULT_CHARS]}.") from error
+        raise ActionFault(f"The reply is no action: {one_line(error)[:MAX_FAULT_CHARS]}.") from error
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from sigma0.reason.agent.reports import CommandRunner, TestReport, read_report
 from sigma0.reason.agent.work_strategies import STRATEGIES, next_strategy, opening_of, raised
 from sigma0.reason.agent.workspace import Workspace, WorkspaceFault
 from sigma0.reason.desk import Desk, LimitReached
-from sigma0.reason.messages import ChatFailed, ChatModel
+from sigma0.reason.messages import ChatFailed, ChatModel, ChatSettings
 from sigma0.reason.sandbox.sandbox import SandboxUnavailable
 from sigma0.reason.trail import Run
 
@@ -166,9 +166,7 @@ class _Work:
             self._model,
             f"step {step}",
             question,
-            effort=self._effort,
-            max_tokens=self.settings.max_tokens,
-            temperature=self.settings.temperature,
+            ChatSettings(self._effort, self.settings.max_tokens, self.settings.temperature),
         )
         self.steps = step
         told, finished = answer.text, False
@@ -286,9 +284,7 @@ class _Work:
             self._model,
             f"plan {self.plans}",
             self.context.plan_question(),
-            effort=self._effort,
-            max_tokens=min(PLAN_TOKENS, self.settings.max_tokens),
-            temperature=self.settings.temperature,
+            ChatSettings(self._effort, min(PLAN_TOKENS, self.settings.max_tokens), self.settings.temperature),
         )
         self.context.plan = plan.text
 

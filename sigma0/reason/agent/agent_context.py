@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.reason.agent.actions import GRAMMAR
 from sigma0.reason.agent.work_strategies import WorkStrategy
 

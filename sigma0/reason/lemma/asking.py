@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Literal
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma.settings import LemmaSettings
-from sigma0.reason.messages import ChatFailed, ChatModel, Completion
+from sigma0.reason.messages import ChatFailed, ChatModel, ChatSettings, Completion
 
 Kind = Literal["plan", "prove", "check", "code"]
 
@@ -75,14 +75,9 @@ class Questions:
 
     def _ask(self, model: ChatModel, kind: Kind, purpose: str, messages: Messages, lemma: str | None) -> Completion:
         self._count(lemma, purpose)
-        return self.desk.ask(
-            model,
-            purpose,
-            messages,
-            effort=getattr(self.settings.efforts, kind),
-            max_tokens=self.settings.max_tokens,
-            temperature=self.settings.temperature,
-        )
+        effort = getattr(self.settings.efforts, kind)
+        settings = ChatSettings(effort, self.settings.max_tokens, self.settings.temperature)
+        return self.desk.ask(model, purpose, messages, settings)
 
     def _larger(self, purpose: str, error: ChatFailed) -> ChatModel:
         if self.above is None:

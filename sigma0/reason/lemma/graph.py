@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 LemmaType = Literal["structural", "reduction", "computational", "verification", "synthesis"]
 LemmaStatus = Literal["pending", "verified", "failed", "unverified"]
@@ -73,7 +73,7 @@ class Lemma:
         try:
             return _LEMMA.validate_python(dict(value))
         except ValidationError as error:
-            raise ValueError(f"lemma {str(value.get('id'))[:40]!r}: {explain(error)}") from error
+            raise ValueError(f"lemma {str(value.get('id'))[:40]!r}: {one_line(error)}") from error
 
 
 _LEMMA = TypeAdapter(Lemma)

@@ -23,8 +23,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 import sigma0.reason.lemma.prompts as prompts
-from sigma0.api import Messages
-from sigma0.config import explain
+from sigma0.config import Messages
+from sigma0.errors import one_line
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.graph import FINAL, ID_PATTERN, MAX_TEXT, TYPES, Lemma, LemmaGraph, shortened
 from sigma0.reason.lemma.plan_formats import Block, json_blocks, list_blocks
@@ -198,7 +198,7 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
             verification_strategy=fields["VERIFY"],
         )
     except ValidationError as error:
-        raise ValueError(f"lemma {shown}: {explain(error)}") from error
+        raise ValueError(f"lemma {shown}: {one_line(error)}") from error
 
 
 def _ids(lemma_id: str, text: str) -> tuple[str, ...]:

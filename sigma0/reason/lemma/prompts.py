@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS, TYPES, Lemma, LemmaGraph, shortened
 
 # characters of a verified proof that later ones may read, from its end

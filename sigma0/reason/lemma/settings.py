@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.config import Effort, explain
+from sigma0.config import Effort
+from sigma0.errors import one_line
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -72,7 +73,7 @@ class LemmaSettings:
         try:
             return _SETTINGS.validate_python(dict(value))
         except ValidationError as error:
-            raise ValueError(explain(error)) from error
+            raise ValueError(one_line(error)) from error
 
 
 _SETTINGS = TypeAdapter(LemmaSettings)

@@ -1,6 +1,6 @@
 """A problem in prose: solved, criticised in words, judged by a label, corrected from the bug report."""
 
-from sigma0.api import Messages
+from sigma0.config import Messages
 from sigma0.reason.progressive.policies import Level
 from sigma0.reason.progressive.verify_loop import Turn, Verification
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.reason.progressive.policies import LEVELS, Level, ProgressiveConfig, Stage, chosen_config, named_config
 
 TaskType = Literal["generation", "verification"]
@@ -161,7 +161,7 @@ class ProgressiveReasoningManager:
         try:
             state = TypeAdapter(_State).validate_python(value["state"])
         except ValidationError as error:
-            raise ValueError(f"progressive state: {explain(error)}") from error
+            raise ValueError(f"progressive state: {one_line(error)}") from error
         if state.stage >= len(manager.config.stages):
             raise ValueError(f"progressive state: stage {state.stage} of {len(manager.config.stages)}")
         manager._state = state

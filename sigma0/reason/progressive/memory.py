@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 from sigma0.reason.messages import Usage
 
 MAX_BYTES = 16 * 2**20
@@ -64,7 +64,7 @@ def read_memory(path: Path) -> Memory:
     except OSError as error:
         raise ValueError(f"the memory file {str(path)!r} cannot be read: {error}") from error
     except ValidationError as error:
-        raise ValueError(f"the memory file {str(path)!r}: {explain(error)}") from error
+        raise ValueError(f"the memory file {str(path)!r}: {one_line(error)}") from error
 
 
 def write_memory(path: Path, memory: Memory) -> None:

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from sigma0.config import explain
+from sigma0.errors import one_line
 
 Level = Literal["low", "medium", "high"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -121,7 +121,7 @@ class ProgressiveConfig:
         try:
             return TypeAdapter(cls).validate_python(value)
         except ValidationError as error:
-            raise ValueError(f"progressive config: {explain(error)}") from error
+            raise ValueError(f"progressive config: {one_line(error)}") from error
 
 
 def _hybrid(

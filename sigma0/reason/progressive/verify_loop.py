@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sigma0.api import Messages
-from sigma0.config import Effort
+from sigma0.config import Effort, Messages
 from sigma0.reason.desk import Desk, LimitReached
-from sigma0.reason.messages import MAX_TOKENS, ChatModel, Completion, Usage
+from sigma0.reason.messages import MAX_TOKENS, ChatModel, ChatSettings, Completion, Usage
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
 from sigma0.reason.progressive.memory import Memory, read_memory, write_memory
 from sigma0.reason.trail import Outcome
@@ -36,14 +35,8 @@ class Turn:
 
     def text(self, messages: Messages, part: str = "") -> Completion:
         """Asks for a text; `part` tells apart several questions of one step."""
-        return self.desk.ask(
-            self.model,
-            f"{self.purpose}{part}",
-            messages,
-            effort=self.effort,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-        )
+        settings = ChatSettings(self.effort, self.max_tokens, self.temperature)
+        return self.desk.ask(self.model, f"{self.purpose}{part}", messages, settings)
 
     def label(self, messages: Messages, labels: Sequence[str], part: str = "") -> str | None:
         """Asks for one of some labels; None where the answer was none."""

@@ -20,7 +20,7 @@ from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.table import whole as levels_table
 from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
-from sigma0.models.load import shipped_models
+from sigma0.checkpoints import shipped_models
 from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 
 ROOT = Path(__file__).parents[3]

@@ -70,9 +70,9 @@ def test_the_simulation_takes_as_long_as_the_engine(model, lawful):
 
 def test_arrivals_are_kept(model, lawful):
     from sigma0.serve.engine.engine import Engine
-    from sigma0.serve.engine.messages import Job
+    from sigma0.serve.engine.messages import EngineRequest
 
-    jobs = [Job(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
+    jobs = [EngineRequest(ids, 3, ExitConfig(mode="full")) for ids in prompts(3)]
     engine = Engine(*model, "tiny", measure.LIMITS)
     played = play(engine, [(0.0, jobs[0]), (100.0, jobs[1]), (100.0, jobs[2])], Stopwatch(model[0].device))
     assert [len(each.done.tokens) for each in played] == [3, 3, 3]

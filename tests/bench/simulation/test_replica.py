@@ -9,7 +9,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.simulation.replica import Replica, ReplicaLimits, Request
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, Job, JobDone, TokenTold
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput
 from tests.reference import settled_model
 
 LOOPS = 4
@@ -43,10 +43,10 @@ def played(engine, jobs):
             return told, depths, rows
         before = engine.status().rows
         for key, event in engine.step():
-            if isinstance(event, TokenTold):
+            if isinstance(event, TokenOutput):
                 told.setdefault(keys[key], []).append(number)
             else:
-                assert isinstance(event, JobDone) and not event.preemptions
+                assert isinstance(event, RequestOutput) and not event.preemptions
                 depths[keys[key]] = [token.depth for token in event.tokens]
         rows.append(engine.status().rows - before)
     raise AssertionError("the engine does not end")
@@ -77,7 +77,7 @@ def loads(draw):
     for number in range(draw(st.integers(1, 7))):
         # first ids apart, so that no text is found by another's prefix
         ids = (10 + number, *np.random.default_rng(number).integers(40, 90, draw(st.integers(0, 30))).tolist())
-        job = Job(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
+        job = EngineRequest(ids, draw(st.integers(1, 12)), draw(st.sampled_from(CONFIGS)))
         jobs.append((draw(st.integers(0, 25)), job))
     return jobs
 
@@ -104,8 +104,8 @@ def test_a_turn_finds_what_the_turn_before_it_left(model, tokenizer):
     limits = ReplicaLimits(LOOPS, 2, 64, 4)
     replica = Replica(limits, lambda rows, told, running: 1.0)
     for _ in range(4):
-        engine.submit(Job(tuple(ids), 6, ExitConfig(q=0.5)))
-        (done,) = [event for event in drained(engine) if isinstance(event, JobDone)]
+        engine.submit(EngineRequest(tuple(ids), 6, ExitConfig(q=0.5)))
+        (done,) = [event for event in drained(engine) if isinstance(event, RequestOutput)]
         request = Request(len(ids), tuple(token.depth for token in done.tokens), session=1)
         replica.add(request)
         while replica.has_work:
@@ -185,14 +185,14 @@ def test_a_replica_is_full_with_as_many_as_the_engine_takes(model, tokenizer):
     replica = Replica(ReplicaLimits(LOOPS, 2, 64, 4, waiting=3), lambda rows, told, running: 1.0)
     taken = 0
     while not replica.is_full:
-        engine.submit(Job((20 + taken, 5), 3, ExitConfig(mode="full")))
+        engine.submit(EngineRequest((20 + taken, 5), 3, ExitConfig(mode="full")))
         replica.add(Request(2, (LOOPS,) * 3))
         taken += 1
     assert taken == 5
     with pytest.raises(Busy):
-        engine.submit(Job((9, 5), 3, ExitConfig(mode="full")))
+        engine.submit(EngineRequest((9, 5), 3, ExitConfig(mode="full")))
     engine.step()
     replica.begin_pass(0.0)
     with pytest.raises(Busy):
-        engine.submit(Job((9, 5), 3, ExitConfig(mode="full")))
+        engine.submit(EngineRequest((9, 5), 3, ExitConfig(mode="full")))
     assert replica.is_full

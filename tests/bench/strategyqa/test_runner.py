@@ -21,7 +21,7 @@ from sigma0.bench.strategyqa.measure import score
 from sigma0.bench.strategyqa.registry import ONCE
 from sigma0.bench.strategyqa.runner import run_level
 from sigma0.reason.chat import ChatFailed, Completion, LocalChat, ScriptedChat
-from sigma0.reason.messages import Usage
+from sigma0.reason.messages import ChatSettings, Usage
 
 ITEMS = world_items(8)
 SETTINGS = AskSettings()
@@ -207,7 +207,7 @@ def test_batches_say_what_each_question_is_told_alone(pocket):
         assert [each.prediction for each in batched.answered] == [each.prediction for each in alone.answered]
         assert batched.usage.completion_tokens == alone.usage.completion_tokens
     with pytest.raises(ChatFailed, match="context of 512"):
-        BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it?"}], max_tokens=600)
+        BatchedChat(chat, 3).complete([{"role": "user", "content": "Is it?"}], ChatSettings(max_tokens=600))
     with pytest.raises(ValueError, match="is looped"):
         BatchedChat(LocalChat(*pocket, "pocket"), 4)
 

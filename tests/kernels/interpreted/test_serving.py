@@ -5,7 +5,7 @@ import numpy as np
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job, JobDone
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.reference import settled_model
 
@@ -23,10 +23,10 @@ def test_the_kernels_tell_what_torch_tells():
         assert model.operations.backend == backend
         for number, config in enumerate(CONFIGS):
             ids = np.random.default_rng(number).integers(5, 60, 6 + number).tolist()
-            engine.submit(Job(tuple(ids), 4, config))
+            engine.submit(EngineRequest(tuple(ids), 4, config))
         ends = {}
         while engine.has_work:
-            ends |= {key: event for key, event in engine.step() if isinstance(event, JobDone)}
+            ends |= {key: event for key, event in engine.step() if isinstance(event, RequestOutput)}
         told.append(
             {
                 key: [(token.id, token.depth, token.reason, token.fate) for token in end.tokens]

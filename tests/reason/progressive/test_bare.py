@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.cli import app
 from sigma0.commands.solve_models import follows_instructions
-from sigma0.models.load import CHECKPOINTS
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.reason import Desk, ProgressiveReasoningManager, ScriptedChat, Trail, VerifyLoop
 from sigma0.reason.messages import Completion

@@ -143,7 +143,7 @@ def test_n_choices_have_seeds_of_their_own(plain):
     for chunk in chunks(plain, **asked, n=3, seed=5):
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
     assert streamed == texts
-    sampled = [job.job.sampling for job in plain.service.tickets[-3:]]
+    sampled = [job.request.sampling for job in plain.service.tickets[-3:]]
     assert [(each.seed, each.temperature) for each in sampled] == [(5, 1.5), (6, 1.5), (7, 1.5)]
 
 
@@ -182,14 +182,14 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
         plain, temperature=0.7, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.5,
         frequency_penalty=-0.5, seed=-1, max_tokens=2, user="u", sigma0={"sources": ["A source."]},
     )  # fmt: skip
-    job = plain.service.tickets[-1].job
+    job = plain.service.tickets[-1].request
     assert vars(job.sampling) == {
         "temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 2**63 - 1,
     }  # fmt: skip
     assert STORY in job.context[0] and job.context[1:] == ("A source.",)
     post(plain, max_tokens=2)
-    default = plain.service.tickets[-1].job
+    default = plain.service.tickets[-1].request
     assert default.sampling.temperature == 0 and default.exit_config == pocket[0].resolve_exit_config(None)
 
 
@@ -198,7 +198,7 @@ def test_effort_sets_the_exit(plain, pocket, effort, share):
     theta = pytest.approx(share * pocket[0].resolve_exit_config(None).theta, abs=1e-6)
     told = post(plain, reasoning_effort=effort).json()["sigma0"]
     assert (told["exit"]["mode"], told["exit"]["theta"], told["reasoning_effort"]) == ("margin", theta, effort)
-    used = plain.service.tickets[-1].job.exit_config
+    used = plain.service.tickets[-1].request.exit_config
     assert (used.mode, used.theta) == ("margin", theta)
     if effort == "high":
         assert (used.after_exit, used.min_loops) == ("verify", 3)
@@ -221,7 +221,7 @@ def test_roles_and_parts(plain):
         {"role": "assistant", "content": "Sara is"},
     ]
     said = post(plain, messages=asked).json()["choices"][0]["message"]["content"]
-    ids = plain.service.tickets[-1].job.prompt_ids
+    ids = plain.service.tickets[-1].request.prompt_ids
     read = plain.service.tokenizer.decode(list(ids), skip_special_tokens=False)
     assert read.startswith("<|im_start|>system\nBe short.<|im_end|>")
     # the assistant's turn is not over: it is continued

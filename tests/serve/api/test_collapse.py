@@ -9,7 +9,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job, JobDone
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput
 from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV
 
@@ -31,12 +31,12 @@ def test_the_engine_writes_what_the_library_writes(pocket, how, after_exit):
     engine = Engine(model, tokenizer, "pocket", EngineLimits(kv_bytes=KV))
     texts = ["The", ORDINARY, CIRCLES]
     keys = [
-        engine.submit(Job(tuple(tokenizer(text)["input_ids"]), 80, config, on_collapse=how, context=(text,)))
+        engine.submit(EngineRequest(tuple(tokenizer(text)["input_ids"]), 80, config, on_collapse=how, context=(text,)))
         for text in texts
     ]
     done = {}
     while engine.has_work:
-        done |= {key: event for key, event in engine.step() if isinstance(event, JobDone)}
+        done |= {key: event for key, event in engine.step() if isinstance(event, RequestOutput)}
     for key, text in zip(keys, texts, strict=True):
         alone = sigma0.generate(
             model, tokenizer, text, max_new_tokens=80, exit_config=config, on_collapse=how, do_sample=False

@@ -10,6 +10,7 @@ import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance, status_code_conformance
 
+from sigma0.config import ExitConfig
 from sigma0.ladder import FidelityLadder, Rung
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
@@ -88,6 +89,8 @@ def test_nothing_that_is_sent_breaks_it_or_is_answered_otherwise_than_described(
 CHAT = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 TEXT = {"model": "pocket", "prompt": "Hi", "max_tokens": 1}
 
+ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
+
 
 @pytest.mark.parametrize(
     "body, fits",
@@ -106,6 +109,14 @@ TEXT = {"model": "pocket", "prompt": "Hi", "max_tokens": 1}
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": 6}}}, True),
         ({**CHAT, "sigma0": {"exit": {"depth": 2}}}, False),
         ({**CHAT, "sigma0": {"exit": {"q": 0}}}, False),
+        ({**CHAT, "sigma0": {"exit": {"q": None}}}, True),
+        ({**CHAT, "sigma0": {"exit": {"mode": "margin", "theta": None, "q": None, "accel_scale": None}}}, True),
+        ({**CHAT, "sigma0": {"exit": {"mode": "accel", "eps": None, "patience": None, "accel_scale": None}}}, True),
+        ({**CHAT, "sigma0": {"exit": {"mode": "accel", "accel_scale": "steps"}}}, True),
+        ({**CHAT, "sigma0": {"exit": {"mode": "margin", "accel_scale": "steps"}}}, False),
+        ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": None}}}, False),
+        ({**CHAT, "sigma0": {"exit": {**ALL_FIELDS, "q": 0.5}}}, False),
+        ({**CHAT, "sigma0": {"exit": ALL_FIELDS}}, True),
         ({**CHAT, "max_tokens": 4}, False),
         ({**CHAT, "n": 3}, False),
         ({**CHAT, "tools": []}, True),

@@ -11,7 +11,7 @@ from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 import sigma0
-from sigma0.api import encode
+from sigma0.models.prompts import encode
 from sigma0.serve.api.fields import NO_EFFECT, UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, ChatMessage
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from tests.serve.api.test_chat import ASKED, SAID, STORY, post
@@ -289,7 +289,7 @@ def test_a_ladder_reads_special_tokens_as_text(climbing):
 
 def test_a_job_holds_its_salt(plain):
     post(plain, cache_salt="mine", n=2)
-    jobs = [ticket.job for ticket in plain.service.tickets[-2:]]
+    jobs = [ticket.request for ticket in plain.service.tickets[-2:]]
     assert [job.cache_salt for job in jobs] == ["mine", "mine"] and jobs[0] == replace(
         jobs[1], sampling=jobs[0].sampling
     )

@@ -16,7 +16,7 @@ from sigma0.serve.api import requests as planning
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.errors import ApiError
 from sigma0.serve.api.large import LARGE, LargeBodies, turn_is_over
-from sigma0.serve.api.requests import Planner
+from sigma0.serve.api.requests import RequestParser
 from tests.serve.api.test_chat import post
 from tests.serve.api.test_load import until
 from tests.serve.conftest import served
@@ -80,7 +80,7 @@ def test_a_servers_own_limit_of_a_prompt_counts(pocket, monkeypatch):
 
 
 def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypatch):
-    entered, go_on, plan = [], threading.Event(), Planner.plan
+    entered, go_on, plan = [], threading.Event(), RequestParser.plan
 
     def slow(planner, body):
         if len(str(body.messages)) > LARGE:
@@ -88,7 +88,7 @@ def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypat
             go_on.wait(20)
         return plan(planner, body)
 
-    monkeypatch.setattr(Planner, "plan", slow)
+    monkeypatch.setattr(RequestParser, "plan", slow)
     with served(pocket) as server:
         big = {"messages": [{"role": "user", "content": WORD * (LARGE // len(WORD) + 1)}], "max_tokens": 1}
         answers = []
@@ -106,14 +106,14 @@ def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypat
 
 
 def test_too_many_that_are_tokenized_are_asked_to_come_back(pocket, monkeypatch):
-    entered, go_on, plan = threading.Event(), threading.Event(), Planner.plan
+    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.plan
 
     def slow(planner, body):
         entered.set()
         go_on.wait(20)
         return plan(planner, body)
 
-    monkeypatch.setattr(Planner, "plan", slow)
+    monkeypatch.setattr(RequestParser, "plan", slow)
     with served(pocket, ServerSettings(max_planning=1)) as server:
         answers = []
         thread = threading.Thread(target=lambda: answers.append(post(server)))

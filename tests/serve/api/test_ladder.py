@@ -78,6 +78,51 @@ def test_the_budget_is_the_tighter_of_both(pocket):
     assert "sigma0_aborts_total 4.0" in text and "sigma0_hand_ups_total 11.0" in text
 
 
+def otherwise_calibrated(pocket, theta, exit_config):
+    """The same weights with a calibration and a setting of their own."""
+    model = copy.deepcopy(pocket[0])
+    promise = {"agreement": 0.99, "confidence": 0.95, "prompts": 9, "mean_depth": 6.0}
+    model.generation_config.exit_thresholds = {"margin": {**promise, "theta": theta}}
+    model.generation_config.exit_config = exit_config
+    return Rung.local(model, pocket[1], "above")
+
+
+@pytest.mark.parametrize(
+    "unit, stored, fields, setting",
+    [
+        ("token", {"mode": "full"}, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
+        ("answer", {"mode": "full"}, {"sigma0": {"exit": {"mode": "margin"}}}, {"mode": "margin", "theta": 1.0}),
+        (
+            "token",
+            {"mode": "full"},
+            {"sigma0": {"exit": {"mode": "margin", "theta": 0.5}}},
+            {"mode": "margin", "theta": 0.5},
+        ),
+        ("token", {"mode": "full"}, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
+        ("answer", {"mode": "full"}, {"reasoning_effort": "minimal"}, {"mode": "fixed", "depth": 3}),
+        ("answer", {"mode": "fixed", "depth": 2}, {"reasoning_effort": "high"}, {"mode": "full"}),
+        ("token", {"mode": "fixed", "depth": 2}, {"reasoning_effort": "medium"}, {"mode": "fixed", "depth": 2}),
+        # a setting wins over an effort
+        (
+            "token",
+            {"mode": "full"},
+            {"reasoning_effort": "low", "sigma0": {"exit": {"mode": "margin"}}},
+            {"mode": "margin", "theta": 1.0},
+        ),
+    ],
+)
+def test_each_rung_takes_its_own_thresholds_and_its_own_effort(pocket, unit, stored, fields, setting):
+    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), otherwise_calibrated(pocket, 1.0, stored)], policy=Always())
+    runs = []
+    with served(pocket, ladder=ladder) as server:
+        for body in (fields, {"sigma0": {"exit": setting}}):
+            raw = post(server, **{**body, "sigma0": {**body.get("sigma0", {}), "ladder": unit}}).json()
+            (choice,) = raw["sigma0"]["choices"]
+            above = choice["costs"][1]
+            runs.append((raw["choices"][0]["message"]["content"], choice["depths"], above["rows"], above["passes"]))
+    assert runs[0] == runs[1] and runs[0][2] > 0
+
+
 @pytest.mark.parametrize(
     "body, told",
     [

@@ -12,7 +12,7 @@ import pytest
 from sigma0.serve.api import handlers as answering
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import drain
-from sigma0.serve.api.requests import Planner
+from sigma0.serve.api.requests import RequestParser
 from tests.serve.api.test_chat import ASKED, SAID, lines, post
 from tests.serve.conftest import served
 
@@ -181,14 +181,14 @@ def test_a_request_that_is_cancelled_from_outside_ends_its_job_and_counts(held):
 
 def test_requests_that_are_taken_apart_count(pocket, monkeypatch):
     """A flood that only the tokenizer has seen so far is refused as one that the engine has."""
-    entered, go_on, plan = threading.Event(), threading.Event(), Planner.plan
+    entered, go_on, plan = threading.Event(), threading.Event(), RequestParser.plan
 
     def slow(planner, body):
         entered.set()
         go_on.wait()
         return plan(planner, body)
 
-    monkeypatch.setattr(Planner, "plan", slow)
+    monkeypatch.setattr(RequestParser, "plan", slow)
     with served(pocket, ServerSettings(max_concurrent=1)) as server:
         answers = []
         thread = threading.Thread(target=lambda: answers.append(post(server)))

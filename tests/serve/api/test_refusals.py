@@ -7,6 +7,7 @@ import openai
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from sigma0.config import ExitConfig
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from tests.serve.api.test_chat import ASKED, STORY, lines, post
@@ -65,6 +66,16 @@ def error_of(answer, status):
         ({"sigma0": {"exit": {"mode": "qexit", "q": 2}}}, "sigma0.exit.q", "must lie in (0, 1]"),
         ({"sigma0": {"exit": {"mode": "fixed", "depth": 7}}}, "sigma0.exit", "exceeds the model's 6 loops"),
         ({"sigma0": {"exit": {"mode": "margin", "q": 0.5}}}, "sigma0.exit", "q has no effect with exit mode 'margin'"),
+        (
+            {"sigma0": {"exit": {"mode": "margin", "accel_scale": "steps"}}},
+            "sigma0.exit",
+            "accel_scale has no effect with exit mode 'margin'",
+        ),
+        (
+            {"sigma0": {"exit": {**ExitConfig(mode="margin", theta=0.9).to_dict(), "q": 0.5}}},
+            "sigma0.exit",
+            "q has no effect with exit mode 'margin', only with qexit",
+        ),
         ({"sigma0": {"exit": {"mod": "full"}}}, "sigma0.exit.mod", "nexpected keyword"),
         ({"sigma0": {"budget": {"calls": -1}}}, "sigma0.budget.calls", "greater than"),
         ({"sigma0": {"budget": {"calls": 1}}}, "sigma0.budget", "needs sigma0.ladder"),
@@ -149,7 +160,7 @@ def test_a_failure_fails_one_request_alone(plain, caplog):
     error = error_of(answer, 500)
     assert error["type"] == "server_error" and answer.headers["x-request-id"] in error["message"]
     # found again in the log, which says what it was and not what it was about
-    assert answer.headers["x-request-id"] in caplog.text and "JobFailed, by RuntimeError" in caplog.text
+    assert answer.headers["x-request-id"] in caplog.text and "RequestFailed, by RuntimeError" in caplog.text
     assert STORY not in caplog.text
     plain.service.fails = RuntimeError("broke")
     told = post(plain, stream=True)

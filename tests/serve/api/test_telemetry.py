@@ -91,7 +91,7 @@ def test_a_failure_leaves_a_line_without_its_message(pocket, tmp_path):
         assert post(server).status_code == 500
         assert post(server, max_tokens=-1).status_code == 400, "which was never begun"
     (line,) = read_telemetry(tmp_path / "log.jsonl")
-    assert (line.outcome, line.error) == ("failed", "JobFailed")
+    assert (line.outcome, line.error) == ("failed", "RequestFailed")
     assert "secret" not in (tmp_path / "log.jsonl").read_text()
 
 

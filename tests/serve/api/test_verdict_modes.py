@@ -5,7 +5,7 @@ import pytest
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job
+from sigma0.serve.engine.messages import EngineRequest
 from tests.reference import setting
 from tests.serve.engine.spied_worker import KV
 from tests.serve.engine.test_engine import drain
@@ -42,7 +42,7 @@ def both(pocket, config):
     keys = []
     for prompt in PROMPTS:
         ids = tuple(tokenizer(prompt)["input_ids"])
-        keys.append(engine.submit(Job(ids, 12, config, context=(prompt,))))
+        keys.append(engine.submit(EngineRequest(ids, 12, config, context=(prompt,))))
     events = drain(engine)
     alone = [sigma0.generate(*pocket, prompt, exit_config=config, max_new_tokens=12) for prompt in PROMPTS]
     return alone, [events[key][-1] for key in keys]

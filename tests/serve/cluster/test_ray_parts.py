@@ -31,20 +31,20 @@ from sigma0.serve.cluster.app import build, scaling_of
 from sigma0.serve.cluster.command import check_room
 from sigma0.serve.cluster.front import Front
 from sigma0.serve.cluster.policies import NamedReplica
-from sigma0.serve.cluster.replica import EngineReplica, Failed, Refused, Taken
+from sigma0.serve.cluster.replica import Accepted, EngineReplica, Failed, Refused
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.cluster.scaling import EngineLoad
 from sigma0.serve.cluster.service import RayService, RemoteEvents
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold, Unavailable
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput, Unavailable
 from sigma0.serve.engine.worker import EngineService
 from sigma0.signals.savings import Savings
 
-JOB = Job((1, 2, 3), 4, ExitConfig())
-WHOLE = Job((1, 2, 3), 4, ExitConfig(), whole=True)
-A, B, C = (TokenTold(place, text, 1, None, None, 0.0, 1.0, 0.0, None, (), "m") for place, text in enumerate("abc"))
-DONE = JobDone("abc", (A, B, C), "stop", 3, 0, 6, 0, 0, Savings(None, None, None, None), None, None, None)
+JOB = EngineRequest((1, 2, 3), 4, ExitConfig())
+WHOLE = EngineRequest((1, 2, 3), 4, ExitConfig(), whole=True)
+A, B, C = (TokenOutput(place, text, 1, None, None, 0.0, 1.0, 0.0, None, (), "m") for place, text in enumerate("abc"))
+DONE = RequestOutput("abc", (A, B, C), "stop", 3, 0, 6, 0, 0, Savings(None, None, None, None), None, None, None)
 DIED = ActorDiedError()
 TASK = RayTaskError("run", "a traceback", KeyError("what somebody said"))
 
@@ -106,12 +106,12 @@ class Cluster:
 
 
 def test_events_come_through():
-    cluster = Cluster([Taken("a"), A, B, C, DONE])
+    cluster = Cluster([Accepted("a"), A, B, C, DONE])
     assert cluster.told() == [A, B, C, DONE] and not cluster.streams[0].cancelled
 
 
 def test_a_replica_that_refuses_is_passed_over():
-    cluster = Cluster([Refused("a", "full")], [Taken("b"), A, DONE])
+    cluster = Cluster([Refused("a", "full")], [Accepted("b"), A, DONE])
     assert cluster.told() == [A, DONE] and [each.engine for each in cluster.streams] == ["a", "b"]
 
 
@@ -125,7 +125,7 @@ def test_all_that_refuse_are_busy():
 
 
 def test_a_job_that_came_elsewhere_counts_there():
-    cluster = Cluster([Taken("b"), A, ...])
+    cluster = Cluster([Accepted("b"), A, ...])
 
     async def run():
         events = cluster.events()
@@ -138,32 +138,32 @@ def test_a_job_that_came_elsewhere_counts_there():
 
 
 @pytest.mark.parametrize("lost", [DIED, RayServeException("no such replica"), asyncio.CancelledError()])
-@pytest.mark.parametrize("before", [[], [Taken("a")]])
+@pytest.mark.parametrize("before", [[], [Accepted("a")]])
 def test_a_job_of_which_nothing_was_told_begins_anew(lost, before):
-    cluster = Cluster([*before, lost], [Taken("b"), A, B, C, DONE])
+    cluster = Cluster([*before, lost], [Accepted("b"), A, B, C, DONE])
     assert cluster.told() == [A, B, C, DONE]
     assert [each.engine for each in cluster.streams] == ["a", "b"] and set(cluster.fleet.engines()) == {"b"}
 
 
 def test_a_job_of_which_something_was_told_fails():
-    cluster = Cluster([Taken("a"), A, B, DIED])
+    cluster = Cluster([Accepted("a"), A, B, DIED])
     *told, error = cluster.told()
-    assert told == [A, B] and isinstance(error, JobFailed) and str(error) == "its engine was lost"
+    assert told == [A, B] and isinstance(error, RequestFailed) and str(error) == "its engine was lost"
     assert len(cluster.streams) == 1
 
 
 def test_a_whole_job_begins_anew_and_tells_nothing_twice():
-    cluster = Cluster([Taken("a"), A, B, DIED], [Taken("b"), A, B, C, DONE])
+    cluster = Cluster([Accepted("a"), A, B, DIED], [Accepted("b"), A, B, C, DONE])
     assert cluster.told(WHOLE) == [A, B, C, DONE]
 
 
 def test_a_job_that_ends_every_replica_it_comes_to_ends_two_at_most():
-    *told, error = Cluster([Taken("a"), DIED], [Taken("b"), DIED], engines="abc").told(WHOLE)
-    assert told == [] and isinstance(error, JobFailed)
+    *told, error = Cluster([Accepted("a"), DIED], [Accepted("b"), DIED], engines="abc").told(WHOLE)
+    assert told == [] and isinstance(error, RequestFailed)
 
 
 def test_without_another_replica_there_is_none():
-    cluster = Cluster([Taken("a"), DIED], engines="a")
+    cluster = Cluster([Accepted("a"), DIED], engines="a")
     assert [type(each) for each in cluster.told()] == [Unavailable] and not cluster.fleet.is_up
 
 
@@ -171,15 +171,15 @@ def test_without_another_replica_there_is_none():
     "end, said", [(Failed("KeyError inside of this request"), "KeyError inside"), (TASK, "KeyError in a replica")]
 )
 def test_what_breaks_in_a_replica_breaks_there_alone(end, said):
-    cluster = Cluster([Taken("a"), A, end])
+    cluster = Cluster([Accepted("a"), A, end])
     *told, error = cluster.told()
-    assert told == [A] and isinstance(error, JobFailed) and said in str(error) and "somebody" not in str(error)
+    assert told == [A] and isinstance(error, RequestFailed) and said in str(error) and "somebody" not in str(error)
     assert len(cluster.streams) == 1 and set(cluster.fleet.engines()) == {"a", "b"}
 
 
 def test_closing_cancels_the_replica_and_an_end_does_not():
     async def run():
-        cluster = Cluster([...], [Taken("a"), DONE])
+        cluster = Cluster([...], [Accepted("a"), DONE])
         unread, ended = cluster.events(), cluster.events()
         await unread.aclose()
         await unread.aclose()
@@ -193,7 +193,7 @@ def test_closing_cancels_the_replica_and_an_end_does_not():
 
 def test_a_reader_that_is_cancelled_is_cancelled():
     async def run():
-        cluster = Cluster([Taken("a"), ...])
+        cluster = Cluster([Accepted("a"), ...])
         events = cluster.events()
         reading = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.01)
@@ -221,13 +221,13 @@ def test_messages_come_through_pickle_as_they_are(pocket):
         service = EngineService(Engine(*pocket, "pocket"), "pocket")
         ids = tuple(pocket[1]("Mary went to the kitchen. Where is Mary?")["input_ids"])
         try:
-            return [each async for each in service.submit(Job(ids, 6, ExitConfig(q=0.6), logprobs=2))]
+            return [each async for each in service.submit(EngineRequest(ids, 6, ExitConfig(q=0.6), logprobs=2))]
         finally:
             service.close()
 
     told = asyncio.run(run())
-    assert isinstance(told[-1], JobDone) and told[-1].verdict is not None
-    for message in (JOB, Taken("a"), Refused("a", "full"), Failed("x"), EngineReport("a", 1, 2, NOTHING), *told):
+    assert isinstance(told[-1], RequestOutput) and told[-1].verdict is not None
+    for message in (JOB, Accepted("a"), Refused("a", "full"), Failed("x"), EngineReport("a", 1, 2, NOTHING), *told):
         assert pickle.loads(cloudpickle.dumps(message)) == message
 
 
@@ -239,7 +239,7 @@ def test_a_job_ends_with_its_front(pocket, monkeypatch):
 
     async def run():
         replica = EngineReplica(RaySettings(device="cpu", kv_memory="64MiB"))
-        job = Job(tuple(pocket[1]("Once upon")["input_ids"]), 500, ExitConfig(mode="full"))
+        job = EngineRequest(tuple(pocket[1]("Once upon")["input_ids"]), 500, ExitConfig(mode="full"))
         here, gone = replica.run(job, "here"), replica.run(job, "gone")
         told = [await anext(each) for each in (here, gone, here, gone)]
         now[0] = 50.0
@@ -252,7 +252,7 @@ def test_a_job_ends_with_its_front(pocket, monkeypatch):
         return told, rest, report
 
     told, rest, report = asyncio.run(asyncio.wait_for(run(), 60))
-    assert told[:2] == [Taken("r1")] * 2 and all(isinstance(each, TokenTold) for each in told[2:])
+    assert told[:2] == [Accepted("r1")] * 2 and all(isinstance(each, TokenOutput) for each in told[2:])
     assert rest == [], "not even its end"
     assert (report.engine, report.max_running, report.capacity) == ("r1", 16, 80)
 

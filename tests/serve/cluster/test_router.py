@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sigma0.serve.cluster.router import NOTHING, EngineReport, Fleet
 from sigma0.serve.cluster.sessions import SessionTable
-from sigma0.serve.engine.block_pool import root_name
+from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import Busy, Unavailable
 
 IDS = st.lists(st.integers(0, 3), max_size=6)
@@ -47,8 +47,8 @@ def test_a_chat_comes_back_to_where_its_own_salt_was_read():
     table = SessionTable()
     table.note([1, 2], "bare")
     for salt in ("x", "y"):
-        table.note([1, 2], salt, root_name(salt))
-    assert [table.find([1, 2, 3], root_name(salt)) for salt in (None, "x", "y", "z")] == ["bare", "x", "y", None]
+        table.note([1, 2], salt, root_hash(salt))
+    assert [table.find([1, 2, 3], root_hash(salt)) for salt in (None, "x", "y", "z")] == ["bare", "x", "y", None]
 
 
 def test_a_table_without_room():
@@ -126,8 +126,8 @@ def test_a_job_that_came_to_another_engine_counts_there():
 
 def test_what_was_done_counts_also_of_engines_that_are_gone():
     engines = Fleet()
-    engines.update([report("a", tokens=5, passes=9, waiting=2, pages_total=8), report("b", tokens=7, pages_total=8)])
-    assert engines.status() == replace(NOTHING, tokens=12, passes=9, waiting=2, pages_total=16)
-    engines.update([report("b", tokens=8, pages_total=8)])
-    assert engines.status() == replace(NOTHING, tokens=13, passes=9, pages_total=8)
+    engines.update([report("a", tokens=5, passes=9, waiting=2, blocks_total=8), report("b", tokens=7, blocks_total=8)])
+    assert engines.status() == replace(NOTHING, tokens=12, passes=9, waiting=2, blocks_total=16)
+    engines.update([report("b", tokens=8, blocks_total=8)])
+    assert engines.status() == replace(NOTHING, tokens=13, passes=9, blocks_total=8)
     assert set(engines.engines()) == {"b"}

@@ -1,10 +1,10 @@
-"""The real engine behind a window: jobs that were submitted, a gate that holds it, and a failure on demand."""
+"""The real engine behind a window: requests that were submitted, a gate that holds it, and a failure on demand."""
 
 import threading
 from time import sleep
 
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Job, JobDone
+from sigma0.serve.engine.messages import EngineRequest, RequestOutput
 from sigma0.serve.engine.worker import EngineService
 
 # Bytes of K/V: a test's requests are short, and engines that were closed are not collected at once.
@@ -12,10 +12,10 @@ KV = 2**25
 
 
 class Ticket:
-    """The events of one job; `cancelled` once they were closed before their end."""
+    """The events of one request; `cancelled` once they were closed before their end."""
 
-    def __init__(self, job: Job, events) -> None:
-        self.job, self.cancelled = job, False
+    def __init__(self, request: EngineRequest, events) -> None:
+        self.request, self.cancelled = request, False
         self._events, self._ended = events, False
 
     def __aiter__(self):
@@ -27,7 +27,7 @@ class Ticket:
         except Exception:
             self._ended = True
             raise
-        self._ended = isinstance(event, JobDone)
+        self._ended = isinstance(event, RequestOutput)
         return event
 
     async def aclose(self) -> None:
@@ -41,7 +41,7 @@ class HeldEngine(Engine):
     Attributes:
         gate: Passes are run while it is set.
         tokens: Where it is not None, each token waits for a permit.
-        fails: What the next job raises, if anything.
+        fails: What the next request raises, if anything.
     """
 
     def __init__(self, *args, **settings) -> None:
@@ -61,15 +61,15 @@ class HeldEngine(Engine):
             events = super().step()
         return events
 
-    def submit(self, job):
-        key = super().submit(job)
+    def submit(self, request):
+        key = super().submit(request)
         failing, self.fails = self.fails, None
         if failing is not None:
 
             def broken(text):
                 raise failing
 
-            self._jobs[key].is_last = broken
+            self._states[key].is_last = broken
         return key
 
 
@@ -77,7 +77,7 @@ class SpiedService(EngineService):
     """See `sigma0.serve.engine.messages.Service`.
 
     Attributes:
-        tickets: All jobs that were submitted.
+        tickets: All requests that were submitted.
     """
 
     def __init__(self, model, tokenizer, limit: int | None = None) -> None:
@@ -93,14 +93,14 @@ class SpiedService(EngineService):
 
     @property
     def fails(self) -> Exception | None:
-        """What the next job raises, if anything."""
+        """What the next request raises, if anything."""
         return self.held.fails
 
     @fails.setter
     def fails(self, error: Exception | None) -> None:
         self.held.fails = error
 
-    def submit(self, job: Job) -> Ticket:
-        ticket = Ticket(job, super().submit(job))
+    def submit(self, request: EngineRequest) -> Ticket:
+        ticket = Ticket(request, super().submit(request))
         self.tickets.append(ticket)
         return ticket

@@ -1,4 +1,4 @@
-"""The engine: whatever runs beside a request, it is told what it would be told alone."""
+"""Engine: whatever runs beside a request, its output is what it would be alone."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +13,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampler import Sampling
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
@@ -37,7 +37,7 @@ SAMPLINGS = (
     Sampling(repetition_penalty=1.3),
     Sampling(presence_penalty=0.5, frequency_penalty=0.5),
 )
-PAGE = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one column of the model below
+POSITION_BYTES = 2 * 2 * 4 * 2 * 8 * 4  # bytes of K/V of one position of the model below
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def alone(model, tokenizer, job):
     return drain(engine)[key]
 
 
-def told(events):
-    """What must not depend on company, near ties apart."""
+def outcome(events):
+    """What must not depend on other requests, near ties apart."""
     done = events[-1]
-    assert isinstance(done, JobDone)
+    assert isinstance(done, RequestOutput)
     tokens = [
         (token.id, token.depth, token.reason, token.text, token.rung, [each.id for each in token.alternatives])
         for token in done.tokens
@@ -100,7 +100,7 @@ def jobs(draw):
     length = draw(st.integers(1, 40))
     seed = draw(st.integers(0, 50))
     ids = np.random.default_rng(seed).integers(5, 60, length)
-    return Job(
+    return EngineRequest(
         prompt_ids=tuple(ids.tolist()),
         max_new_tokens=draw(st.integers(1, 12)),
         exit_config=draw(st.sampled_from(CONFIGS)),
@@ -115,7 +115,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
     """Arrivals, cancellations, preemptions and prefixes found: each request as if it were alone."""
     tokenizer, rng = pocket[1], np.random.default_rng(seed)
     columns = max(len(job.prompt_ids) + job.max_new_tokens for job in asked) + (page if crowded else 400)
-    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, PAGE * page * (-(-columns // page) + 1))
+    limits = EngineLimits(4, 16, int(rng.integers(3, 40)), page, POSITION_BYTES * page * (-(-columns // page) + 1))
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     queue, keys, found, cancelled = list(enumerate(asked)), {}, {}, set()
     for _ in range(3000):
@@ -125,7 +125,7 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
         if keys and rng.random() < 0.02:
             key = int(rng.choice(list(keys)))
             engine.cancel(key)
-            if key not in found or not isinstance(found[key][-1], JobDone):
+            if key not in found or not isinstance(found[key][-1], RequestOutput):
                 cancelled.add(key)
         for key, event in engine.step():
             assert key not in cancelled
@@ -138,9 +138,9 @@ def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
             continue
         job = asked[number]
         expected = alone(model, tokenizer, job)
-        if told(found[key]) != told(expected):
+        if outcome(found[key]) != outcome(expected):
             ids = [*job.prompt_ids, *(token.id for token in expected[-1].tokens)]
-            assert is_near(model, ids, job.exit_config), f"{job} is told otherwise in company"
+            assert is_near(model, ids, job.exit_config), f"{job} differs in company"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -149,7 +149,7 @@ def test_alone_is_what_generate_says(pocket, config, number):
     """The very depths, reasons, fates, passes, rows and verdict of `sigma0.generate`, greedy and drawn."""
     model, tokenizer = pocket
     story = "Mary went to the park. Leo took the book. The book is in the box. Tom went to the office. Where is Mary?"
-    job = Job(
+    job = EngineRequest(
         tuple(tokenizer(story)["input_ids"]),
         12,
         config,
@@ -174,19 +174,19 @@ def test_alone_is_what_generate_says(pocket, config, number):
 
 def job(length=5, new=6, seed=1, **settings):
     ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
-    return Job(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
+    return EngineRequest(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)
 
 
 def test_a_prompt_begun_alike_is_found(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     ids = tuple(np.random.default_rng(1).integers(5, 60, 30).tolist())
-    first = engine.submit(Job(ids, 4, ExitConfig(mode="full")))
+    first = engine.submit(EngineRequest(ids, 4, ExitConfig(mode="full")))
     cold = drain(engine)[first][-1]
-    again = engine.submit(Job((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
+    again = engine.submit(EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     warm = drain(engine)[again][-1]
     assert cold.cached_tokens == 0 and warm.cached_tokens == 20
-    assert told([warm]) == told(
-        alone(model, pocket[1], Job((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
+    assert outcome([warm]) == outcome(
+        alone(model, pocket[1], EngineRequest((*ids[:20], 7, 8, 9), 4, ExitConfig(q=0.5, after_exit="drop")))
     )
 
 
@@ -194,19 +194,19 @@ def test_a_prompt_begun_alike_is_found(model, pocket):
 def test_prompts_are_shared_by_those_with_the_same_salt(model, pocket, mode):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(30, 4, exit_config=ExitConfig(mode=mode))
-    expected = told(alone(model, pocket[1], asked))
+    expected = outcome(alone(model, pocket[1], asked))
     cached = []
     for salt in (None, "a", "b", "a", None, "b"):
         key = engine.submit(replace(asked, cache_salt=salt))
         found = drain(engine)[key]
-        assert told(found) == expected, "a salt changes no answer"
+        assert outcome(found) == expected, "a salt changes no answer"
         cached.append(found[-1].cached_tokens)
     assert cached == [0, 0, 0, 28, 28, 28]
 
 
-def test_a_salt_outlasts_being_put_back(model, pocket):
+def test_a_salt_outlasts_preemption(model, pocket):
     """What a salted request wrote before and after is found by its salt alone."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, PAGE * 4 * 14), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14), watch=True)
     asked = [job(10, 30, seed, exit_config=ExitConfig(mode="full"), cache_salt="a") for seed in range(3)]
     for each in asked:
         engine.submit(each)
@@ -221,21 +221,21 @@ def test_a_salt_outlasts_being_put_back(model, pocket):
 
 
 def test_what_was_dropped_is_never_found(model, pocket):
-    """The prompt's pages are exact, the answer's are not: the next turn finds the former alone."""
+    """The blocks of the prompt are exact, those of the answer are not: the next turn finds the former alone."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     asked = job(8, 12, exit_config=ExitConfig(q=0.01, after_exit="drop"))
     key = engine.submit(asked)
     done = drain(engine)[key][-1]
     assert any(token.depth < 4 for token in done.tokens)
-    turn = Job((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, ExitConfig(mode="full"))
+    turn = EngineRequest((*asked.prompt_ids, *(token.id for token in done.tokens), 9, 9), 3, ExitConfig(mode="full"))
     key = engine.submit(turn)
     assert drain(engine)[key][-1].cached_tokens == 8
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2]], ids=str)
-def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
+def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
     tokenizer = pocket[1]
-    limits = EngineLimits(3, 8, 8, 4, PAGE * 4 * 14)
+    limits = EngineLimits(3, 8, 8, 4, POSITION_BYTES * 4 * 14)
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     asked = [job(10, 30, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(3)]
     keys = [engine.submit(each) for each in asked]
@@ -243,34 +243,34 @@ def test_a_request_that_is_put_back_again_and_again(model, pocket, config):
     assert engine.status().preemptions > 0
     assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
     for key, each in zip(keys, asked, strict=True):
-        assert told(found[key]) == told(alone(model, tokenizer, each))
-        assert found[key][-1].cached_tokens == 0, "its own columns, found again, are no prompt's"
+        assert outcome(found[key]) == outcome(alone(model, tokenizer, each))
+        assert found[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
 
 
-def test_fates_outlast_a_request_that_is_put_back_while_it_reads_anew(model, pocket):
-    """Put back as its columns have entered again and before they have run: what was known of them still is."""
+def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
+    """Preempted after its positions have entered again and before they have run: their fates are kept."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     key = engine.submit(job(6, 20, exit_config=ExitConfig(mode="full")))
-    running = engine._jobs[key]
-    while len(running.told) < 8:
+    state = engine._states[key]
+    while len(state.outputs) < 8:
         engine.step()
     saved = []
     for _ in range(2):
-        slot = running.entry.slot
-        engine.scheduler.preempt(running.entry)
-        engine._put_back(running, slot)
-        saved.append(running.fates.copy())
-        running.entry.reusable = 0
+        slot = state.entry.slot
+        engine.scheduler.preempt(state.entry)
+        engine._preempt(state, slot)
+        saved.append(state.fates.copy())
+        state.entry.cacheable = 0
         engine._schedule()
     assert saved[0].any() and (saved[0] == saved[1]).all()
     done = drain(engine)[key][-1]
-    assert told([done]) == told(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
+    assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
 
 
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     engine.submit(job(5, 1, exit_config=ExitConfig(mode="fixed", depth=1)))
-    assert isinstance(engine.step()[0][1], TokenTold)
+    assert isinstance(engine.step()[0][1], TokenOutput)
 
 
 def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
@@ -283,24 +283,24 @@ def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
 
 
 def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
-    """A request whose states are no numbers ends; the pages it wrote do no harm to the next."""
+    """A request whose states are no numbers ends; the blocks it wrote do no harm to the next."""
     tokenizer = pocket[1]
-    limits = EngineLimits(2, 4, 64, 4, PAGE * 4 * 10)
+    limits = EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10)
     engine = Engine(model, tokenizer, "tiny", limits, watch=True)
     weights = model.get_input_embeddings().weight
     kept = weights[60].clone()
     with torch.no_grad():
         weights[60] = torch.nan
     try:
-        good, bad = engine.submit(job(9, 8)), engine.submit(Job((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
+        good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
         found = drain(engine)
         again = engine.submit(job(9, 8))
         afterwards = drain(engine)[again]
     finally:
         with torch.no_grad():
             weights[60] = kept
-    assert isinstance(found[bad][-1], JobFailed) and len(found[bad]) == 1
-    assert told(found[good]) == told(alone(model, tokenizer, job(9, 8))) == told(afterwards)
+    assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
+    assert outcome(found[good]) == outcome(alone(model, tokenizer, job(9, 8))) == outcome(afterwards)
 
 
 @contextmanager
@@ -321,44 +321,44 @@ FULL = ExitConfig(mode="full")
 
 
 def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
-    """A row of few pages is padded up to those of the longest: not with pages of somebody else."""
+    """A row of few blocks is padded up to those of the longest: not with blocks of another request."""
     engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, KV), watch=True)
     with poisoned(model, 60):
-        bad = engine.submit(Job((5, 60, 7, 8, 9), 8, FULL))
+        bad = engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, FULL))
         long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
         found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed)
-    assert told(found[long]) == told(alone(model, pocket[1], job(9, 12)))
-    assert told(found[short]) == told(alone(model, pocket[1], job(2, 12, 2)))
+    assert isinstance(found[bad][-1], RequestFailed)
+    assert outcome(found[long]) == outcome(alone(model, pocket[1], job(9, 12)))
+    assert outcome(found[short]) == outcome(alone(model, pocket[1], job(2, 12, 2)))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, PAGE * 4 * 3), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, POSITION_BYTES * 4 * 3), watch=True)
     with poisoned(model, 60):
-        bad = engine.submit(Job((5, 7, 8, 60, 60, 60), 2, FULL))
+        bad = engine.submit(EngineRequest((5, 7, 8, 60, 60, 60), 2, FULL))
         for _ in range(passes):
             engine.step()
         engine.cancel(bad)
         asked = job(1, 7, 4)
         key = engine.submit(asked)
         found = drain(engine)
-    assert told(found[key]) == told(alone(model, pocket[1], asked))
+    assert outcome(found[key]) == outcome(alone(model, pocket[1], asked))
 
 
 def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
     engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
     shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
-    good = Job((*shared, 7, 8, 9), 16, FULL)
+    good = EngineRequest((*shared, 7, 8, 9), 16, FULL)
     with poisoned(model, 60):
         key = engine.submit(good)
         found = [event for _ in range(8) for _, event in engine.step()]
-        bad = engine.submit(Job((*shared, 60), 4, FULL))
+        bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
         rest = drain(engine)
-    assert isinstance(rest[bad][-1], JobFailed)
+    assert isinstance(rest[bad][-1], RequestFailed)
     again = engine.submit(good)
-    expected = told(alone(model, pocket[1], good))
-    assert told([*found, *rest[key]]) == told(drain(engine)[again]) == expected
+    expected = outcome(alone(model, pocket[1], good))
+    assert outcome([*found, *rest[key]]) == outcome(drain(engine)[again]) == expected
 
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
@@ -368,10 +368,10 @@ def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypa
     def broken(logits):
         raise RuntimeError("a processor broke")
 
-    monkeypatch.setattr(engine._jobs[bad], "choose", broken)
+    monkeypatch.setattr(engine._states[bad], "sample", broken)
     found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed) and "RuntimeError" in str(found[bad][-1])
-    assert isinstance(found[good][-1], JobDone) and engine.pool.used == 0
+    assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
+    assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
 
 
 @pytest.mark.parametrize("where", ["add", "end"])
@@ -382,23 +382,23 @@ def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, 
     def broken(*args):
         raise RuntimeError("a decoder broke")
 
-    monkeypatch.setattr(engine._jobs[bad].feed, where, broken)
+    monkeypatch.setattr(engine._states[bad].detokenizer, where, broken)
     found = drain(engine)
-    assert isinstance(found[bad][-1], JobFailed) and isinstance(found[good][-1], JobDone)
+    assert isinstance(found[bad][-1], RequestFailed) and isinstance(found[good][-1], RequestOutput)
     assert engine.pool.used == 0 and not engine.scheduler.running
 
 
 def test_what_cannot_run_is_refused(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, PAGE * 4 * 4), watch=True)
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 1, 8, 4, POSITION_BYTES * 4 * 4), watch=True)
     with pytest.raises(ValueError, match="17 tokens exceed the 16 that this engine's K/V hold"):
         engine.submit(job(10, 7))
     with pytest.raises(ValueError, match="exceed the model's context of 256"):
         engine.submit(job(10, 250))
     with pytest.raises(ValueError, match="at least one prompt id"):
-        engine.submit(Job((), 4, ExitConfig()))
+        engine.submit(EngineRequest((), 4, ExitConfig()))
     for odd in (10_000, -1):
         with pytest.raises(ValueError, match="an id outside of the model's"):
-            engine.submit(Job((5, odd), 4, ExitConfig()))
+            engine.submit(EngineRequest((5, odd), 4, ExitConfig()))
     with pytest.raises(ValueError, match="depth=9 exceeds the model's 4 loops"):
         engine.submit(job(2, 2, exit_config=ExitConfig(mode="fixed", depth=9)))
     for _ in range(2):

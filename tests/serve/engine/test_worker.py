@@ -8,7 +8,7 @@ import pytest
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, Job, JobDone, JobFailed, TokenTold
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from sigma0.serve.engine.worker import EngineService
 from tests.serve.engine.spied_worker import KV
 
@@ -28,13 +28,15 @@ def service(pocket):
 
 
 def job(pocket, new=12, **settings):
-    return Job(tuple(pocket[1](STORY)["input_ids"]), new, settings.pop("exit_config", ExitConfig(q=0.6)), **settings)
+    return EngineRequest(
+        tuple(pocket[1](STORY)["input_ids"]), new, settings.pop("exit_config", ExitConfig(q=0.6)), **settings
+    )
 
 
 def endless(pocket, new=200):
     """A job that does not come to an end by itself: its end is not the likeliest id for long."""
     ids = tuple(pocket[1](STORY)["input_ids"])[:6]
-    return Job(ids, new, ExitConfig(mode="full"))
+    return EngineRequest(ids, new, ExitConfig(mode="full"))
 
 
 async def collect(events):
@@ -43,7 +45,7 @@ async def collect(events):
 
 def test_tokens_come_then_the_end(service, pocket):
     events = asyncio.run(_one(service, job(pocket)))
-    assert all(isinstance(event, TokenTold) for event in events[:-1]) and isinstance(events[-1], JobDone)
+    assert all(isinstance(event, TokenOutput) for event in events[:-1]) and isinstance(events[-1], RequestOutput)
     assert "".join(event.text for event in events[:-1]) == events[-1].text == " Mary is in the kitchen."
 
 
@@ -57,20 +59,20 @@ def test_many_at_once_are_told_apart(service, pocket):
 
     told = asyncio.run(run())
     assert [len(events) - 1 for events in told] == [1, 2, 3, 4, 5, 6, 7, 7]
-    assert service.status().pages_used == 0
+    assert service.status().blocks_used == 0
 
 
 def test_a_closed_iterator_frees_what_it_held(service, pocket):
     async def run():
         events = service.submit(endless(pocket))
-        assert isinstance(await anext(events), TokenTold)
+        assert isinstance(await anext(events), TokenOutput)
         await events.aclose()
         # the next job comes behind the cancellation
         await collect(service.submit(job(pocket, 1)))
         return service.status()
 
     status = asyncio.run(run())
-    assert status.running == 0 and status.pages_used == 0
+    assert status.running == 0 and status.blocks_used == 0
 
 
 def test_a_job_that_nobody_reads_can_be_closed(service, pocket):
@@ -80,7 +82,7 @@ def test_a_job_that_nobody_reads_can_be_closed(service, pocket):
         return service.status()
 
     status = asyncio.run(run())
-    assert status.running == 0 and status.pages_used == 0 and status.tokens < 100
+    assert status.running == 0 and status.blocks_used == 0 and status.tokens < 100
 
 
 def test_a_full_queue_is_told_at_once(service, pocket):
@@ -110,7 +112,7 @@ def test_draining_finishes_what_was_taken(pocket):
             service.submit(job(pocket))
         return await asyncio.gather(*asked)
 
-    assert all(isinstance(events[-1], JobDone) for events in asyncio.run(run()))
+    assert all(isinstance(events[-1], RequestOutput) for events in asyncio.run(run()))
 
 
 def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, pocket, monkeypatch):
@@ -118,15 +120,15 @@ def test_a_pass_that_breaks_ends_what_was_under_way_and_nothing_else(service, po
         events = service.submit(endless(pocket))
         await anext(events)
         with monkeypatch.context() as patched:
-            patched.setattr(service._engine._flight, "run", broken)
-            with pytest.raises(JobFailed, match="RuntimeError in the engine"):
+            patched.setattr(service._engine._batch, "run", broken)
+            with pytest.raises(RequestFailed, match="RuntimeError in the engine"):
                 await collect(events)
         return await collect(service.submit(job(pocket)))
 
     def broken():
         raise RuntimeError("out of memory, say")
 
-    assert isinstance(asyncio.run(run())[-1], JobDone)
+    assert isinstance(asyncio.run(run())[-1], RequestOutput)
 
 
 def test_closing_fails_what_is_under_way(pocket):
@@ -138,7 +140,7 @@ def test_closing_fails_what_is_under_way(pocket):
         assert service.is_up and service.engines() == {}
         service.close()
         assert not service.is_up
-        with pytest.raises(JobFailed, match="shut down"):
+        with pytest.raises(RequestFailed, match="shut down"):
             await collect(events)
 
     asyncio.run(run())
@@ -151,11 +153,11 @@ def test_a_job_that_breaks_as_it_begins_fails_alone(service, pocket, monkeypatch
     async def run():
         with monkeypatch.context() as patched:
             patched.setattr(service._engine, "submit", broken)
-            with pytest.raises(JobFailed, match="RuntimeError as this request began"):
+            with pytest.raises(RequestFailed, match="RuntimeError as this request began"):
                 await collect(service.submit(job(pocket)))
         return await asyncio.wait_for(collect(service.submit(job(pocket))), 20)
 
-    assert isinstance(asyncio.run(run())[-1], JobDone)
+    assert isinstance(asyncio.run(run())[-1], RequestOutput)
 
 
 def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch):
@@ -180,7 +182,7 @@ def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch)
 
     monkeypatch.setattr(service._engine, "submit", slow)
     try:
-        assert all(isinstance(events[-1], JobDone) for events in asyncio.run(run()))
+        assert all(isinstance(events[-1], RequestOutput) for events in asyncio.run(run()))
     finally:
         service.close()
 

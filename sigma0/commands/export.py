@@ -1,0 +1,31 @@
+"""`sigma0 export`: a checkpoint folder that other tools load."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from sigma0.commands.console import one_line_errors, quiet_transformers
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    folder: Annotated[str, typer.Argument(help="A new or empty folder.")],
+    exit_config: Annotated[
+        str | None, typer.Option(help='When its tokens stop by default, as JSON: {"mode": "fixed", "depth": 2}')
+    ] = None,
+) -> None:
+    """Write a folder that other tools load with trust_remote_code=True, through this package."""
+    from sigma0.config import ExitConfig
+    from sigma0.models.export import export as write_folder
+    from sigma0.models.load import load
+
+    with one_line_errors():
+        quiet_transformers()
+        looped, tokenizer = load(model, device="cpu")
+        if exit_config is not None:
+            asked = ExitConfig.parse(json.loads(exit_config))
+            asked.stops_at(looped.num_loops)
+            looped.generation_config.exit_config = asked
+        target = write_folder(looped, tokenizer, folder)
+    typer.echo(f"wrote {target}")

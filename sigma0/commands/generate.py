@@ -1,0 +1,187 @@
+"""`sigma0 generate`: continue a prompt with one model, or with the rungs of a ladder."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from sigma0.commands.console import one_line_errors, print_stream, quiet_transformers
+from sigma0.commands.options import AsJson, Device, Dtype, Model
+
+if TYPE_CHECKING:
+    from sigma0.config import ExitConfig
+    from sigma0.ladder import FidelityLadder
+
+
+def ladder_exits(options: dict[str, Any], ladder: "FidelityLadder") -> "ExitConfig | None":
+    """The options that were given, over the first looped rung's own settings; None where none was given."""
+    from sigma0.commands.exit_options import exit_settings
+    from sigma0.ladder import LocalRung
+
+    if all(value is None for value in options.values()):
+        return None
+    looped = [rung for rung in ladder.rungs if isinstance(rung, LocalRung) and rung.is_looped]
+    if not looped:
+        raise ValueError("no rung of this ladder has loops to exit from: leave the exit options out")
+    return exit_settings(options, looped[0].model.resolve_exit_config(looped[0].exit_config))
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
+    model: Model = "pocket",
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
+    ] = False,
+    exit: Annotated[
+        str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
+    ] = None,
+    q: Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")] = None,
+    eps: Annotated[float | None, typer.Option(help="Threshold of converge and accel.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")] = None,
+    theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
+    depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
+    min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
+    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sampling.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    on_collapse: Annotated[
+        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
+    ] = "stop",
+    tensor_parallel: Annotated[
+        bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+    ] = True,
+    verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
+    svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            help="Rungs in place of --model, the lowest first: pocket,pocket-large or small,name@http://host/v1"
+        ),
+    ] = None,
+    unit: Annotated[str, typer.Option(help="With --ladder, what goes up: token, draft or answer.")] = "token",
+    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
+    policy: Annotated[
+        str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
+    ] = None,
+    trail_file: Annotated[
+        Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
+    ] = None,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="Also append one JSON line to this file: depths, exits, verdict, costs.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
+    from sigma0.commands.exit_options import exit_settings
+    from sigma0.config import parse_on_collapse
+
+    options: dict[str, Any] = {
+        "mode": exit,
+        "q": q,
+        "eps": eps,
+        "patience": patience,
+        "theta": theta,
+        "depth": depth,
+        "min_loops": min_loops,
+        "after_exit": after,
+    }
+    with one_line_errors():
+        if not 0 <= temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+        if svg is not None and as_json:
+            raise ValueError("--svg and --json exclude each other")
+        if telemetry is not None and (ladder is not None or tensor_parallel):
+            raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
+        if tensor_parallel and (ladder is not None or prompt == "-"):
+            raise ValueError(
+                "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
+                "standard input, and do not agree on what a ladder hands up"
+            )
+        exit_settings(options)
+        parse_on_collapse(on_collapse)
+        # the newline that echo and editors add is no part of the text
+        text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
+        if not text:
+            raise ValueError("the prompt is empty")
+        from sigma0.api import stream
+        from sigma0.commands.ladder import open_ladder, run_ladder
+        from sigma0.commands.telemetry import TelemetryLog, of_generation
+        from sigma0.config import Messages
+        from sigma0.decode.ops import Backend
+        from sigma0.decode.parallel import together
+        from sigma0.models.load import load
+
+        quiet_transformers()
+        settings: dict[str, Any] = {"temperature": temperature} if temperature > 0 else {}
+        said: str | Messages = [{"role": "user", "content": text}] if chat else text
+        if ladder is None:
+            given = {"unit": unit != "token", "budget": budget, "policy": policy, "trail": trail_file}
+            if any(given.values()):
+                raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
+        else:
+            if special_tokens:
+                raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
+            if model != "pocket":
+                raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
+            if on_collapse != "stop":
+                raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
+            if svg is not None or verdict:
+                raise ValueError("--svg and --verdict have no meaning with --ladder: --json tells the verdict")
+            if unit == "token":
+                settings |= {"do_sample": temperature > 0, "seed": seed}
+            elif temperature > 0 or seed is not None:
+                raise ValueError(f"--temperature and --seed have no meaning with --unit {unit}: its texts are greedy")
+            rungs = open_ladder(ladder, budget, policy, device, dtype, cast(Backend, backend))
+            settings |= {"exit_config": ladder_exits(options, rungs), "max_new_tokens": max_new_tokens}
+            run_ladder(rungs, said, unit, trail_file, as_json, stop=stop or (), **settings)
+            return
+        log = None if telemetry is None else TelemetryLog(telemetry)
+        with together(tensor_parallel) as speaks:
+            looped, tokenizer = load(
+                model,
+                device=device,
+                dtype=dtype,
+                backend=cast(Backend, backend),
+                tensor_parallel=tensor_parallel,
+                check=check,
+            )
+            config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
+            began = monotonic()
+            tokens = stream(
+                looped,
+                tokenizer,
+                said,
+                exit_config=config,
+                max_new_tokens=max_new_tokens,
+                stop=stop or (),
+                seed=seed,
+                do_sample=temperature > 0,
+                verdict=True if verdict else None,
+                special_tokens=special_tokens,
+                on_collapse=parse_on_collapse(on_collapse),
+                **settings,
+            )
+            if speaks and not as_json:
+                print_stream(tokens, looped.num_loops, text, svg, verdict)
+            for _ in tokens:
+                pass
+            if speaks and as_json:
+                typer.echo(json.dumps({"model": model, **tokens.generation.to_dict()}, indent=2, ensure_ascii=False))
+            if log is not None:
+                log.write(partial(of_generation, tokens.generation, model, config, monotonic() - began))
+                log.close()

@@ -1,0 +1,159 @@
+"""What is imported when: the command line's help and `import sigma0` need neither torch nor transformers."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sigma0
+import sigma0.reason
+from sigma0.cli import COMMANDS, app
+from sigma0.commands.doctor import _has_driver
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "numpy", "fastapi", "uvicorn", "openai"}
+# What the list of commands needs of sigma0.
+FRAME = {
+    "sigma0",
+    "sigma0.cli",
+    "sigma0.commands",
+    "sigma0.commands.console",
+    "sigma0.commands.lazy_group",
+    "sigma0.errors",
+    "sigma0.extras",
+    "sigma0.lazy",
+    "sigma0.registration",
+}
+# What only a command that runs needs: the settings, the model, and the messages of the server.
+RUNTIME = ("api", "calibrate", "config", "decode", "ladder", "models", "reason", "signals")
+RUNTIME_PACKAGES = tuple(f"sigma0.{name}" for name in (*RUNTIME, "serve.api", "serve.cluster", "serve.engine"))
+COMMAND = """
+import sys
+from sigma0.cli import app
+try:
+    app(sys.argv[1:], prog_name="sigma0")
+except SystemExit as end:
+    assert not end.code
+"""
+
+
+def loaded(code, *arguments):
+    """Names of the modules that a new interpreter has imported at the end of a program."""
+    program = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(result.stderr.splitlines()[-1]))
+
+
+def tops(modules):
+    return {name.partition(".")[0] for name in modules}
+
+
+def ours(modules):
+    return {name for name in modules if name.partition(".")[0] == "sigma0"}
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_list_of_commands_imports_no_command(option):
+    modules = loaded(COMMAND, option)
+    assert ours(modules) == FRAME
+    assert not tops(modules) & HEAVY
+    # typer and rich, and what they need of the standard library; torch and transformers bring more than 2,000
+    assert len(modules) < 1000
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_imports_nothing_that_runs_it(name):
+    modules = loaded(COMMAND, name, "--help")
+    assert COMMANDS[name].module in modules
+    assert not {module for module in modules if module.startswith(RUNTIME_PACKAGES)}
+    assert not tops(modules) & HEAVY
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_listed_help_is_the_commands_own(name):
+    target = COMMANDS[name]
+    function = getattr(import_module(target.module), target.name)
+    assert inspect.getdoc(function).partition("\n\n")[0].replace("\n", " ") == target.help
+
+
+def test_doctor_imports_torch_only_to_ask_it_for_a_gpu():
+    modules = loaded(COMMAND, "doctor")
+    assert "transformers" not in modules
+    assert ("torch" in modules) == _has_driver(vars(torch.version))
+    assert not _has_driver({"cuda": None, "hip": None})
+    assert _has_driver({"cuda": None, "hip": "7.0"})
+
+
+def test_version_is_that_of_the_package():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"sigma0 {sigma0.__version__}\n")
+
+
+def test_an_unknown_command_is_refused_with_the_name_that_is_nearest():
+    result = CliRunner().invoke(app, ["generat"])
+    assert result.exit_code == 2
+    assert "generate" in result.stderr
+
+
+def test_importing_sigma0_imports_no_heavy_library():
+    modules = loaded("import sigma0\nassert sigma0.shipped_models() and sigma0.ExitConfig() and dir(sigma0)")
+    assert not tops(modules) & HEAVY
+
+
+def test_the_sandbox_is_imported_without_a_model():
+    assert not tops(loaded("from sigma0.reason.sandbox.sandbox import Sandbox")) & HEAVY
+
+
+@pytest.mark.parametrize("package", [sigma0, sigma0.reason], ids=lambda package: package.__name__)
+def test_public_names_are_there_for_programs_editors_and_type_checkers(package):
+    names = {}
+    exec(f"from {package.__name__} import *", names)
+    assert set(package.__all__) <= set(names) and set(package.__all__) <= set(dir(package))
+    tree = ast.parse(Path(package.__file__).read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = {alias.name: node.module for node in checked.body for alias in node.names}
+    (lazy,) = (node for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    modules = ast.literal_eval(lazy)
+    assert {name: modules[name] for name in package.__all__} == {name: imports[name] for name in package.__all__}
+    with pytest.raises(AttributeError, match=r"has no attribute 'nosuch'"):
+        _ = package.nosuch
+
+
+@pytest.mark.slow
+def test_submodules_are_there_after_a_plain_import():
+    loaded("import sigma0\nassert sigma0.decode.ops.FATES and sigma0.signals.canary and sigma0.models.OuroConfig")
+
+
+AUTO = "from transformers import AutoModelForCausalLM"
+FIRST_IMPORTS = [
+    f"import sigma0; {AUTO}",
+    pytest.param(f"{AUTO}; import sigma0", marks=pytest.mark.slow),
+    # these load the table of configurations while classes that sigma0.models needs are not defined yet
+    pytest.param("import sigma0; from transformers import PreTrainedModel", marks=pytest.mark.slow),
+    pytest.param("import sigma0; from transformers.models.qwen3 import modeling_qwen3", marks=pytest.mark.slow),
+    pytest.param("import sigma0; from transformers import pipeline", marks=pytest.mark.slow),
+    pytest.param("import sigma0.decode.kv_cache", marks=pytest.mark.slow),
+    pytest.param("import sigma0.models.ouro_config", marks=pytest.mark.slow),
+    pytest.param("from sigma0 import *", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("imports", FIRST_IMPORTS)
+def test_auto_classes_know_the_models_in_whichever_order_things_are_imported(imports):
+    code = f"""
+import sys
+{imports}
+{AUTO}
+model = AutoModelForCausalLM.from_pretrained({str(ROOT / "sigma0" / "checkpoints" / "pocket")!r})
+assert type(model).__module__ == "sigma0.models.ouro", type(model)
+assert not any(type(finder).__module__ == "sigma0.registration" for finder in sys.meta_path)
+"""
+    loaded(code)
