@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import json, sys
+import inspect, json, sys
 from pathlib import Path
 
 from sigma0.cli import app
@@ -19,9 +19,14 @@ entered = set()
 
 
 def enter(frame, event, argument):
-    # a module's own code runs at its import, which is no step of the way
-    if event == "call" and not frame.f_code.co_name.startswith("<"):
-        entered.add(frame.f_code.co_filename)
+    code = frame.f_code
+    # bodies of modules and classes are no functions, and what an import calls is no step of the way
+    if event != "call" or not code.co_flags & inspect.CO_OPTIMIZED or code.co_filename in entered:
+        return
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(".py"):
+            return
+    entered.add(code.co_filename)
 
 
 sys.setprofile(enter)
