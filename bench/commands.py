@@ -1,85 +1,113 @@
 """The benchmarks by name."""
 
-import json
-from dataclasses import asdict
-from typing import Annotated
-
-import torch
 import typer
 
-from sigma0.bench.collapse.command import collapse
-from sigma0.bench.effort.command import effort
-from sigma0.bench.fidelity.command import fidelity
-from sigma0.bench.grounding.command import grounding
-from sigma0.bench.humaneval.command import humaneval
-from sigma0.bench.kernels.command import kernels
-from sigma0.bench.ladder.command import ladder
-from sigma0.bench.lossless.command import lossless
-from sigma0.bench.proximity.command import proximity
-from sigma0.bench.report import report
-from sigma0.bench.serving.command import serve
-from sigma0.bench.serving.soak_command import soak_server
-from sigma0.bench.simulation.command import simulate
-from sigma0.bench.simulation.measure_command import passes
-from sigma0.bench.speed.command import speed
-from sigma0.bench.stability.command import stability
-from sigma0.bench.strategyqa.commands import strategyqa
-from sigma0.bench.verdict.command import verdict
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.config import ExitConfig
-from sigma0.extras import needs_extra
-from sigma0.models.load import load
+from sigma0.commands.lazy_group import Target, lazy_group
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# The help of each is the first line of its function's docstring, so that the list can be printed without importing it.
+COMMANDS = {
+    "fidelity": Target(
+        "sigma0.bench.fidelity.command",
+        "fidelity",
+        "Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.",
+    ),
+    "report": Target(
+        "sigma0.bench.report",
+        "report",
+        "Write the whole tables and the pictures of the latest run of each model; print the short tables.",
+    ),
+    "lossless": Target(
+        "sigma0.bench.lossless.command",
+        "lossless",
+        "Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's.",
+    ),
+    "proximity": Target(
+        "sigma0.bench.proximity.command",
+        "proximity",
+        "Fit the parts of the proximity on one half of texts and loops, and report on the other.",
+    ),
+    "kernels": Target(
+        "sigma0.bench.kernels.command",
+        "kernels",
+        "Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile.",
+    ),
+    "grounding": Target(
+        "sigma0.bench.grounding.command",
+        "grounding",
+        "Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts.",
+    ),
+    "stability": Target(
+        "sigma0.bench.stability.command",
+        "stability",
+        "The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers.",
+    ),
+    "verdict": Target(
+        "sigma0.bench.verdict.command",
+        "verdict",
+        "Fidelity, accuracy, savings and escalations for every switch, and wrong answers told from right ones.",
+    ),
+    "collapse": Target(
+        "sigma0.bench.collapse.command",
+        "collapse",
+        "What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token.",
+    ),
+    "speed": Target(
+        "sigma0.bench.speed.command",
+        "speed",
+        "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
+    ),
+    "ladder": Target(
+        "sigma0.bench.ladder.command",
+        "ladder",
+        "Accuracy against cost of handing up, beside both models alone, chance, and entropy alone.",
+    ),
+    "effort": Target(
+        "sigma0.bench.effort.command",
+        "effort",
+        "Success, false accepts and cost of five policies of verification effort, beside flat high effort.",
+    ),
+    "strategyqa": Target(
+        "sigma0.bench.strategyqa.commands", "strategyqa", "Levels of control on yes or no questions, and distillation."
+    ),
+    "serve": Target(
+        "sigma0.bench.serving.command",
+        "serve",
+        "Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server.",
+    ),
+    "soak": Target(
+        "sigma0.bench.serving.soak_command",
+        "soak_server",
+        "Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load.",
+    ),
+    "humaneval": Target(
+        "sigma0.bench.humaneval.command",
+        "humaneval",
+        "pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone.",
+    ),
+    "passes": Target(
+        "sigma0.bench.simulation.measure_command",
+        "passes",
+        "Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.",
+    ),
+    "simulate": Target(
+        "sigma0.bench.simulation.command",
+        "simulate",
+        "SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again.",
+    ),
+    "gate": Target(
+        "sigma0.bench.gate.command",
+        "gate",
+        "Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer.",
+    ),
+}
+app = typer.Typer(
+    cls=lazy_group(COMMANDS, extra="bench"),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.callback()
 def main() -> None:
     """Benchmarks of sigma0."""
-
-
-app.command()(fidelity)
-app.command()(report)
-app.command()(lossless)
-app.command()(proximity)
-app.command()(kernels)
-app.command()(grounding)
-app.command()(stability)
-app.command()(verdict)
-app.command()(collapse)
-app.command()(speed)
-app.command()(ladder)
-app.command()(effort)
-app.add_typer(strategyqa, name="strategyqa")
-app.command()(serve)
-app.command("soak")(soak_server)
-app.command()(humaneval)
-app.command()(passes)
-app.command()(simulate)
-
-
-@app.command()
-def gate(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
-    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
-    n: Annotated[int, typer.Option("-n", "--n", help="Held-out stories, one question each.")] = 1000,
-    rules_n: Annotated[int, typer.Option(help="The first of them, on which the exit rules are compared.")] = 200,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
-    """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
-    quiet_transformers()
-    torch.set_num_threads(threads)
-    with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.gate.measure import measure_gate
-        from sigma0.bench.gate.tables import print_gate
-
-        config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
-        looped, tokenizer = load(model, device=device, dtype=dtype)
-        with progress_bar("questions", 2 * n + 4, hidden=as_json) as advance:
-            report = measure_gate(looped, tokenizer, model, config, n, rules_n, split, seed, advance)
-    typer.echo(json.dumps(asdict(report), indent=1)) if as_json else print_gate(report)

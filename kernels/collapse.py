@@ -23,8 +23,10 @@ Bytes for each row: V logits read once and 128 ids; nothing of size V is written
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 WINDOW, LAGS, SHORTEST, GRAM, SETTLED = 128, 64, 27, 4, 37
@@ -32,6 +34,7 @@ ALPHA, WARM_UP, FLOOR = 0.15, 8, 0.05
 ENTROPY, MARGIN, DROP, PERIODICITY, LAG, ECHO, DISTINCT, PROXIMITY = range(8)
 # Logits of one step; 8 for each thread, so that half precision is read 16 bytes at a time.
 BLOCK, WARPS = 2048, 8
+Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
 READINGS = ("entropy", "margin", "drop", "periodicity", "lag", "echo", "distinct", "proximity")
 
 
@@ -43,9 +46,9 @@ class Part:
     high: float
     weight: float
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, value: Numbers) -> Numbers:
         """The part's share."""
-        return self.weight * ((value - self.low) / (self.high - self.low)).clamp(0, 1)
+        return self.weight * ((value - self.low) / (self.high - self.low)).clip(0, 1)
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,16 @@ class CollapseRule:
     margin: Part = Part(0.997, 1.08, 0.025)
     theta: float = 0.0
 
-    def proximity(self, periodicity: Tensor, echo: Tensor, sameness: Tensor, drop: Tensor, margin: Tensor) -> Tensor:
-        """The noisy-or of the parts, all of one shape."""
+    def proximity(
+        self, periodicity: Numbers, echo: Numbers, sameness: Numbers, drop: Numbers, margin: Numbers
+    ) -> Numbers:
+        """The noisy-or of the parts, all of one shape: tensors, or arrays on the host."""
         repetition = (
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
-        certainty = (self.drop.of(drop) + self.margin.of(margin)).clamp_max(0.5)
-        return 1 - repetition * (1 - certainty)
+        certainty = (self.drop.of(drop) + self.margin.of(margin)).clip(max=0.5)
+        proximity: Numbers = 1 - repetition * (1 - certainty)
+        return proximity
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,13 @@ none can be left out while differences are kept; weight and gate (2 D b) are sha
 Where nothing is watched: x and h_t, 2 D b.
 """
 
+from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sigma0.kernels import gram as grams
@@ -135,6 +139,19 @@ def _grown_gram(state: BoundaryState, slots: Tensor, loops: Tensor, difference: 
     return torch.cat([row, moved], dim=-1).masked_fill(count < needed, 0.0)
 
 
+@lru_cache(maxsize=16)
+def _places(total: int) -> tuple[NDArray[Any], ...]:
+    """Where the Gram numbers of every loop stand among the padded products of T steps, and which do not exist.
+
+    Returns:
+        Rows and columns `[T, 10]`, differences before each loop int32 `[T]`, and which numbers are missing `[T, 10]`.
+    """
+    newest = np.arange(total)[:, None] + KEPT - 1
+    count = np.arange(total, dtype=np.int32)
+    first, second = (newest - np.array(part) for part in _PAIRS)
+    return first, second, count, count[:, None] < np.array(_NEEDED)
+
+
 def observe_paths(states: Tensor, gate_logits: Tensor, rule: BoundaryRule) -> tuple[Tensor, Tensor]:
     """The statistics and fates that `observe` gives loop by loop, of whole paths at once.
 
@@ -155,11 +172,8 @@ def observe_paths(states: Tensor, gate_logits: Tensor, rule: BoundaryRule) -> tu
     differences[:, 1:] = (wide[:, 1:] - wide[:, :-1]).to(states.dtype)
     products = torch.bmm(differences, differences.transpose(1, 2))  # [N, T, T]
     padded = torch.nn.functional.pad(products, (KEPT - 1, 0, KEPT - 1, 0))
-    places = torch.arange(total, device=states.device)[:, None] + KEPT - 1
-    first, second = (torch.tensor(part, device=states.device) for part in _PAIRS)
-    count = torch.arange(total, dtype=torch.int32, device=states.device)  # [T]
-    needed = torch.tensor(_NEEDED, dtype=torch.int32, device=states.device)
-    gram = padded[:, places - first, places - second].masked_fill(count[:, None] < needed, 0.0)  # [N, T, 10]
+    first, second, count, missing = (torch.from_numpy(part).to(states.device) for part in _places(total))
+    gram = padded[:, first, second].masked_fill(missing, 0.0)  # [N, T, 10]
     norms = torch.linalg.vector_norm(wide, dim=-1)  # [N, T]
     before = torch.nn.functional.pad(norms[:, :-1], (1, 0)).reshape(-1)
     gram, counts = gram.reshape(-1, len(_NEEDED)), count.repeat(paths)

@@ -1,4 +1,4 @@
-"""`sigma0 serve`: the model behind OpenAI's protocol, and a page to watch it think."""
+"""`sigma0 serve`: a model over the OpenAI protocol, and a page that shows its depths."""
 
 import gc
 import logging
@@ -61,8 +61,10 @@ def serve(
     ] = None,
     telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
     telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's own.")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, behind one address.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's choice.")
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Several engines on a Ray cluster, at one address.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray, engines.")] = None,
     least: Annotated[int | None, typer.Option("--min", min=1, help="With --ray, engines at least.")] = None,
     most: Annotated[int | None, typer.Option("--max", min=1, help="With --ray, engines at most.")] = None,
@@ -197,7 +199,7 @@ def run(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a bad address is told before anything is loaded.
+    """A socket that listens, so that a bad address is reported before anything is loaded.
 
     Raises:
         ValueError: Where it cannot be had.

@@ -22,10 +22,10 @@ def size(
     context: Annotated[
         str,
         typer.Option(
-            help="Tokens of a sequence, prompt and answer; parted by commas. By default 4096 or all that the model has."
+            help="Tokens of a sequence, prompt and answer; comma-separated. By default 4096 or all that the model has."
         ),
     ] = "",
-    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; parted by commas.")] = "24GB",
+    memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; comma-separated.")] = "24GB",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     page_size: Annotated[int, typer.Option(help="Tokens of a page of K/V.")] = 16,
     max_running: Annotated[int, typer.Option(help="Requests that share passes at most.")] = 16,
@@ -43,14 +43,14 @@ def size(
                 raise ValueError(f"{option} {value!r} is none of {', '.join(known)}")
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
         shape = shape_of(model)
-        memories = [_memory(each) for each in memory.split(",")]
+        memories = [_memory(amount) for amount in memory.split(",")]
         fits = [
-            fit(shape, serving, each, tokens)
-            for each in memories
+            fit(shape, serving, device_bytes, tokens)
+            for device_bytes in memories
             for tokens in _counts(context or str(min(4096, shape.positions)))
         ]
-        told = as_dict(model, dtype, shape, serving, fits)
-    typer.echo(json.dumps(told, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
+        result = as_dict(model, dtype, shape, serving, fits)
+    typer.echo(json.dumps(result, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 
 def shape_of(model: str) -> ModelShape:
@@ -70,15 +70,15 @@ def shape_of(model: str) -> ModelShape:
 
 
 def _memory(text: str) -> int:
-    found = parse_bytes(text, "--memory")
-    if found < 2**20:
-        raise ValueError(f"--memory {text!r} is {found} bytes: give a unit, such as 24GB or 24GiB")
-    return found
+    count = parse_bytes(text, "--memory")
+    if count < 2**20:
+        raise ValueError(f"--memory {text!r} is {count} bytes: give a unit, such as 24GB or 24GiB")
+    return count
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(tokens) for tokens in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--context {text!r} is no list of whole numbers such as 4096,32768") from error
 
@@ -94,7 +94,7 @@ def as_dict(model: str, dtype: str, shape: ModelShape, serving: Serving, fits: S
         "parameters": parameters(shape),
         "weights": weight_bytes(shape, serving.number_bytes),
         "token": token_bytes(shape, serving.number_bytes),
-        "fits": [asdict(each) for each in fits],
+        "fits": [asdict(row) for row in fits],
     }
 
 
@@ -109,14 +109,14 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
         "| memory | context | a pass, at most | K/V of one sequence | sequences that fit | tokens of K/V in all |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
-    for each in fits:
+    for row in fits:
         cells = (
-            amount(each.memory),
-            f"{each.context:,}",
-            amount(each.a_pass),
-            amount(each.sequence),
-            f"{each.sequences:,}",
-            f"{each.tokens:,}",
+            amount(row.memory),
+            f"{row.context:,}",
+            amount(row.a_pass),
+            amount(row.sequence),
+            f"{row.sequences:,}",
+            f"{row.tokens:,}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

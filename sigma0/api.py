@@ -28,7 +28,7 @@ from sigma0.signals.savings import savings
 from sigma0.signals.tokens import StreamedToken, Token, with_statistics
 from sigma0.signals.verdict import DoorPolicy, aggregate, patience_for
 
-# generate() arguments that would change what a stream of one sequence is
+# generate() arguments that a stream of one sequence cannot take
 REFUSED = (
     "assistant_model",
     "attention_mask",
@@ -46,16 +46,16 @@ REFUSED = (
 
 
 class TextStream(Iterator[Token]):
-    """New tokens as they come; `generation` sums up once they have all come.
+    """Iterator of new tokens; `generation` is the whole continuation once the stream has ended.
 
     Args:
         loop: A token loop of one sequence.
         first: The exit of its last prompt token.
         tokenizer: Of the model.
-        exit_config: The settings in force, for the reasons.
-        stop: Stop strings, to tell `stop` from `length`.
-        context: What the text is to be grounded in.
-        policy: How token verdicts become one.
+        exit_config: The settings in force, for the exit reasons.
+        stop: Stop strings, for the stop reason.
+        context: Texts that the new text may be grounded in.
+        policy: Thresholds for the verdict on the whole text.
         counterfactual_rule: Under `full` and `fixed`, the rule whose exits are reported as `would_have_met`.
     """
 
@@ -92,7 +92,7 @@ class TextStream(Iterator[Token]):
         return streamed.defer(partial(self._as_streamed, len(self._tokens) - 1))
 
     def finish(self) -> Generation:
-        """Writes the rest, and sums up."""
+        """Decodes the remaining tokens and returns the whole continuation."""
         while not self._done:
             self._next()
         return self.generation
@@ -120,10 +120,10 @@ class TextStream(Iterator[Token]):
 
     @property
     def loop_statistics(self) -> Tensor:
-        """Of every loop of the tokens so far (`decode.ops.STATISTICS`), float32 `[n, T, 8]`; NaN where none was run.
+        """`decode.ops.STATISTICS` of every loop of the tokens so far, float32 `[n, T, 8]`; NaN where none was run.
 
         Raises:
-            ValueError: Where no verdict was asked for.
+            ValueError: Without `verdict=True`.
         """
         if self._loop.record is None:
             raise ValueError("no verdict was asked for: pass verdict=True")
@@ -216,24 +216,25 @@ def stream(
     on_collapse: OnCollapse = "stop",
     **generate_kwargs: Any,
 ) -> TextStream:
-    """Yields the new tokens as they come.
+    """Yields the new tokens as they are decoded.
 
     Args:
         model: A looped model.
         tokenizer: Its fast tokenizer.
-        prompt: A string to be continued as it is, or messages for the chat template.
-        exit_config: When tokens stop; by default as the checkpoint says.
+        prompt: A string to be continued, or messages for the chat template.
+        exit_config: The exit rule; by default the checkpoint's.
         max_new_tokens: New tokens at most, >= 1.
         stop: Strings that end the text.
-        seed: Seed of the sampling; the global generator stays as it is.
-        verdict: Whether tokens tell their statistics and the generation has a verdict; None: as `SIGMA0_VERDICT` says,
+        seed: Seed of the sampling; the global generator is left unchanged.
+        verdict: Whether tokens carry statistics and the generation a verdict; None: the value of `SIGMA0_VERDICT`,
             which is on by default.
         sources: Texts that the answer may be grounded in, beside the prompt.
-        policy: What the verdict's doors ask for; None: as the checkpoint says (`model.door_policy`).
-        special_tokens: Whether special tokens in the prompt are those tokens; by default they are text (see `encode`).
-        on_collapse: What becomes of a text that runs in circles (`decode.repetition.CollapseStop`): `stop` ends it, and
-            what it wrote until then is what it writes with `ignore`; `tighten` raises repetition penalty and
-            temperature while it does (`signals.canary.Tighten`), which writes another text; `ignore` lets it run.
+        policy: Thresholds of the verdict's doors; None: the checkpoint's (`model.door_policy`).
+        special_tokens: Whether special tokens in the prompt are encoded as special; by default they are text, see
+            `models.prompts.encode`.
+        on_collapse: What happens when the text repeats itself (`decode.repetition.CollapseStop`): `stop` ends it, with
+            the same text up to there as `ignore`; `tighten` raises repetition penalty and temperature meanwhile
+            (`signals.canary.Tighten`), which changes the text; `ignore` lets it run.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
 
     Returns:
@@ -282,15 +283,16 @@ def stream(
         )
     if on_collapse == "stop":
         loop.collapse = CollapseStop()
-    read = tokenizer.decode(ids[0], skip_special_tokens=True)
-    return TextStream(loop, first, tokenizer, config, tuple(stop), (read, *sources), policy, model.unasked_rule(config))
+    context = (tokenizer.decode(ids[0], skip_special_tokens=True), *sources)
+    rule = model.counterfactual_rule(config)
+    return TextStream(loop, first, tokenizer, config, tuple(stop), context, policy, rule)
 
 
 class Ladder(Protocol):
-    """What takes answers over whose door stays shut: a `sigma0.ladder.FidelityLadder`."""
+    """Larger models for answers that do not converge: a `sigma0.ladder.FidelityLadder`."""
 
     def take_over(self, prompt: str | Messages, written: Generation, **settings: Any) -> Any:
-        """A `LadderGeneration` of the rungs above."""
+        """The `LadderGeneration` of the rungs above."""
 
 
 def generate(
@@ -306,10 +308,10 @@ def generate(
     Args:
         model: A looped model.
         tokenizer: Its fast tokenizer.
-        prompt: A string to be continued as it is, or messages for the chat template.
-        ladder: Takes the answer over if its door stays shut and `SIGMA0_LADDER=1`; its lowest rung should be this
-            model. What it made of it is `above`, and `answer` the text that stands.
-        **kwargs: As `stream` takes them.
+        prompt: A string to be continued, or messages for the chat template.
+        ladder: Continues with larger models if the verdict does not converge and `SIGMA0_LADDER=1`; its lowest rung
+            should be this model. Its result is `above`, and `answer` the final text.
+        **kwargs: Keyword arguments of `stream`.
 
     Returns:
         Text, tokens, depths and savings.
@@ -325,5 +327,5 @@ def generate(
         warnings.warn("a ladder is given, but SIGMA0_LADDER is not 1: no answer goes up", stacklevel=2)
     if ladder is None or not switches().ladder or written.door in (None, "converge"):
         return written
-    told = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
-    return replace(written, above=ladder.take_over(prompt, written, **told))
+    settings = {name: kwargs[name] for name in ("max_new_tokens", "stop", "sources") if name in kwargs}
+    return replace(written, above=ladder.take_over(prompt, written, **settings))

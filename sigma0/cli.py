@@ -14,6 +14,11 @@ COMMANDS = {
         "generate",
         "Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung.",
     ),
+    "chat": Target(
+        "sigma0.commands.chat",
+        "chat",
+        "Talk with a model; each token is coloured by the loop that it was read at. /help lists the commands.",
+    ),
     "calibrate": Target(
         "sigma0.commands.calibrate",
         "calibrate",

@@ -1,4 +1,4 @@
-"""What a user may ask of the decoder, and the switches of the environment: frozen, validated messages."""
+"""Settings of the decoder and switches of the environment: frozen, validated dataclasses."""
 
 import math
 import os
@@ -17,12 +17,12 @@ from sigma0.errors import LONGEST, one_line_constructor
 Messages = Sequence[Mapping[str, Any]]
 ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
 AfterExit = Literal["finish", "verify", "drop"]
-# What becomes of a text that runs in circles: it is ended, loosened by a higher penalty and temperature, or left alone.
+# When a text repeats itself: end it, raise repetition penalty and temperature, or let it run.
 OnCollapse = Literal["stop", "tighten", "ignore"]
 AccelScale = Literal["states", "steps"]
 Effort = Literal["minimal", "low", "medium", "high"]
 S = TypeVar("S", bound="Stored")
-# Which exit modes read which threshold.
+# Exit modes that use a threshold.
 THRESHOLDS = {
     "q": ("qexit",),
     "eps": ("converge", "accel"),
@@ -33,7 +33,7 @@ THRESHOLDS = {
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
-    """What is to become of a text that runs in circles.
+    """A validated `on_collapse`.
 
     Raises:
         ValueError: For anything else than `stop`, `tighten` or `ignore`.
@@ -43,7 +43,7 @@ def parse_on_collapse(value: Any) -> OnCollapse:
     return cast(OnCollapse, value)
 
 
-# The fields that each adaptive rule reads, its threshold first, and the library's values for them.
+# The fields of each adaptive rule, its threshold first, and their defaults.
 RULE_DEFAULTS: dict[str, dict[str, Any]] = {
     "qexit": {"q": 0.5},
     "margin": {"theta": 0.9},
@@ -53,17 +53,17 @@ RULE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Stored:
-    """Settings that a checkpoint's `generation_config.json` holds: a base of frozen, validated dataclasses.
+    """Settings in a checkpoint's `generation_config.json`: a base of frozen, validated dataclasses.
 
     Attributes:
-        stored_as: Their name there.
+        stored_as: Name of the field there.
     """
 
     stored_as: ClassVar[str]
 
     @classmethod
     def parse(cls: type[S], value: "S | Mapping[str, Any]") -> S:
-        """Takes such settings, or a mapping of their fields as stored in `generation_config.json`.
+        """Settings out of an instance, or out of a mapping as stored in `generation_config.json`.
 
         Args:
             value: An instance, or a mapping with the field names as keys.
@@ -72,7 +72,7 @@ class Stored:
             The validated settings.
 
         Raises:
-            ValueError: For an unknown key or a bad value, naming each.
+            ValueError: Naming every unknown key and bad value.
         """
         if isinstance(value, cls):
             return value
@@ -94,17 +94,17 @@ def _refuse_unread(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has no effect with exit mode '{mode}', only with {' or '.join(modes)}")
 
 
-# a dataclass with `to_dict`: the one form of foreign object that transformers prints, compares and stores
+# a dataclass with `to_dict`: the one kind of foreign object that transformers prints, compares and stores
 @one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitConfig(Stored):
-    """When a token may stop looping, and what becomes of its deeper loops afterwards.
+    """When a token may stop looping, and what happens to its deeper loops afterwards.
 
-    A field of the rule that is None takes the value that the model was calibrated with (`models.exit_thresholds`), else
-    that of `RULE_DEFAULTS`; the model's `resolve_exit_config` fills it in.
+    A field of the rule that is None takes the model's calibrated value (`models.exit_thresholds`), else that of
+    `RULE_DEFAULTS`; the model's `resolve_exit_config` fills it in.
 
     Attributes:
-        mode: The exit rule; formulas stand in `sigma0.decode.exits`.
+        mode: The exit rule; its formula is in `sigma0.decode.exits`.
         q: `qexit` stops at the first loop whose cumulative exit probability is at least `q`, in (0, 1].
         eps: Threshold of `converge` and `accel`, relative to the norm of the state, > 0.
         patience: Loops in a row on which `accel` must hold, >= 1.
@@ -113,8 +113,8 @@ class ExitConfig(Stored):
         min_loops: No token stops before this loop, >= 1; a value above T means T.
         after_exit: `finish` runs the deeper loops in later passes (exact for this rule), `verify` also checks each
             token at loop T (equal to full depth), `drop` never runs them (approximate).
-        redraft: Under `verify`, read a proposed token again at every loop and propose anew as soon as one thinks
-            otherwise; else it is read again at T alone. Not used elsewhere.
+        redraft: Under `verify`, check a draft token at every loop and re-draft as soon as a loop disagrees; else check
+            it at T alone. Not used elsewhere.
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
@@ -135,7 +135,7 @@ class ExitConfig(Stored):
     @model_validator(mode="before")
     @classmethod
     def _is_read(cls, given: Any) -> Any:
-        """Refuses a threshold that the mode does not read, unless all fields are given, as when settings are copied."""
+        """Refuses a threshold that the mode does not use, unless all fields are given, as when settings are copied."""
         values = getattr(given, "kwargs", given)
         if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
             return given
@@ -186,21 +186,21 @@ class ExitConfig(Stored):
         return None if fields is None else getattr(self, next(iter(fields)))
 
     def unset(self) -> list[str]:
-        """The fields that the rule reads and that are not set."""
+        """The fields of the rule that are not set."""
         return [name for name in RULE_DEFAULTS.get(self.mode, ()) if getattr(self, name) is None]
 
     def filled(self, values: Mapping[str, Any] | None = None) -> "ExitConfig":
-        """These settings with a value for each field that the rule reads; what is set stays.
+        """A copy with a value for every field of the rule; fields that are set stay.
 
         Args:
-            values: Of those that are not set; by default the library's.
+            values: For the fields that are not set; by default the library's.
         """
         known = RULE_DEFAULTS.get(self.mode, {}) if values is None else values
         missing = {name: known[name] for name in self.unset()}
         return replace(self, **missing) if missing else self
 
     def stops_at(self, total_loops: int) -> int | None:
-        """The loop at which every token stops, if that is known beforehand.
+        """The loop at which every token stops, if the rule fixes it.
 
         Args:
             total_loops: T, the loops at full depth.
@@ -224,12 +224,12 @@ class ExitConfig(Stored):
 @one_line_constructor
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FateConfig(Stored):
-    """Where a loop counts as spiralling or diverging: a property of a model, found by `sigma0 calibrate`.
+    """Thresholds of spiralling and diverging: a property of a model, set by `sigma0 calibrate`.
 
     Attributes:
         growth: m: a step 1 + m times as long as the longest of the three before it, or a spectrum of that radius,
             diverges; >= 0.
-        spiral: theta_s: steps that turn by this much spiral; degrees in (0, 180].
+        spiral: theta_s: steps that turn by this angle spiral; degrees in (0, 180].
     """
 
     stored_as: ClassVar[str] = "fate_config"
@@ -253,12 +253,12 @@ class FateConfig(Stored):
 
 
 class Switches(BaseSettings):
-    """The steps that act on verdicts, each by itself; read from `SIGMA0_VERDICT` and so on, 1 or 0.
+    """Switches of the features that act on verdicts, from `SIGMA0_VERDICT` and so on, 1 or 0.
 
     Attributes:
         verdict: Statistics of every token and a verdict for every generation, in `sigma0.generate` and `stream`.
-        inner_break: A token whose loop diverges on `BREAK_AFTER` loops running stops, with the reason `divergence`.
-        ladder: Units whose verdict says escalate are handed up, where a ladder is configured.
+        inner_break: A token that diverges in `BREAK_AFTER` consecutive loops stops, with the reason `divergence`.
+        ladder: Units with the verdict escalate are handed up, where a ladder is configured.
         routing: The server routes by verdicts.
     """
 
@@ -274,7 +274,7 @@ BREAK_AFTER = 2
 
 
 def switches() -> Switches:
-    """The switches as the environment has them now."""
+    """The switches in the environment now."""
     return _switches(
         tuple((name, os.environ[name]) for name in sorted(os.environ) if name.upper().startswith("SIGMA0_"))
     )
@@ -282,45 +282,45 @@ def switches() -> Switches:
 
 @lru_cache(maxsize=32)
 def _switches(values: tuple[tuple[str, str], ...]) -> Switches:
-    """Parsed once for each environment: a forward asks."""
+    """Parsed once for each environment: every forward needs them."""
     return Switches()
 
 
 SHARES: dict[Effort, float] = {"minimal": 0.5, "low": 0.75, "medium": 1.0, "high": 1.0}
 
 
-def exit_for(effort: Effort, own: ExitConfig, total_loops: int) -> ExitConfig:
-    """`reasoning_effort` as an exit setting: how deep a model thinks, as changes over the checkpoint's own setting.
+def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig:
+    """`reasoning_effort` as an exit setting, as changes to the model's setting ("kept" where there is none).
 
     | effort | `q`, `theta`, fixed `depth` | `eps` | `min_loops` | `after_exit` |
     |---|---|---|---|---|
-    | `minimal` | times 1/2 | times 2 | own | own |
-    | `low` | times 3/4 | times 4/3 | own | own |
-    | `medium` | own | own | own | own |
-    | `high` | own | own | at least T/2, rounded up | `verify`: full depth's own text, and still a verdict |
+    | `minimal` | times 1/2 | times 2 | kept | kept |
+    | `low` | times 3/4 | times 4/3 | kept | kept |
+    | `medium` | kept | kept | kept | kept |
+    | `high` | kept | kept | at least T/2, rounded up | `verify`: full depth's own text, and still a verdict |
 
-    A checkpoint whose own setting is full depth, or a fixed one, has no rule to make more eager or check: there `low`
-    and `minimal` stop at a fixed share of its loops, and `high` is full depth. What an effort saves, and what it costs
-    in accuracy, is a matter of the model: measure it.
+    Under `full` and `fixed` there is no rule to make more eager or to check: there `low` and `minimal` stop at a fixed
+    share of the loops, and `high` is full depth. What an effort saves, and what it costs in accuracy, depends on the
+    model: measure it.
 
     Args:
-        effort: How long tokens should loop.
-        own: The model's setting, as `resolve_exit_config` has it.
+        effort: `reasoning_effort` of the OpenAI protocol.
+        config: The model's setting, as `resolve_exit_config` returns it.
         total_loops: T.
     """
-    fixed = own.mode in ("full", "fixed")
+    fixed = config.mode in ("full", "fixed")
     if effort == "high":
         if fixed:
-            return replace(own, mode="full", depth=None)
-        return replace(own, min_loops=max(own.min_loops, math.ceil(total_loops / 2)), after_exit="verify")
+            return replace(config, mode="full", depth=None)
+        return replace(config, min_loops=max(config.min_loops, math.ceil(total_loops / 2)), after_exit="verify")
     share = SHARES[effort]
     if share == 1.0:
-        return own
+        return config
     if fixed:
-        return replace(own, mode="fixed", depth=math.ceil(share * (own.stops_at(total_loops) or total_loops)))
-    own = own.filled()
-    eager: dict[str, float | None] = {"q": own.q, "theta": own.theta, "eps": own.eps}
+        return replace(config, mode="fixed", depth=math.ceil(share * (config.stops_at(total_loops) or total_loops)))
+    config = config.filled()
+    eager: dict[str, float | None] = {"q": config.q, "theta": config.theta, "eps": config.eps}
     factors = {"q": share, "theta": share, "eps": 1 / share}
-    # as decimals: 0.6 * 0.75 is to be told as 0.45
+    # rounded, so that 0.6 * 0.75 is reported as 0.45
     changed = {name: round(value * factors[name], 6) for name, value in eager.items() if value is not None}
-    return replace(own, **changed)  # type: ignore[arg-type]
+    return replace(config, **changed)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A missing optional library, told in one line."""
+"""A missing optional library as an error of one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

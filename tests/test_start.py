@@ -77,6 +77,12 @@ def test_help_of_a_command_imports_nothing_that_runs_it(name):
     assert not tops(modules) & HEAVY
 
 
+def test_the_list_of_benchmarks_imports_no_benchmark():
+    modules = loaded(COMMAND.replace("sigma0.cli", "sigma0.bench.commands"), "--help")
+    assert not tops(modules) & HEAVY
+    assert {name for name in modules if name.startswith("sigma0.bench.")} == {"sigma0.bench.commands"}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_listed_help_is_the_commands_own(name):
     target = COMMANDS[name]

@@ -1,4 +1,4 @@
-"""Command line: `python -m sigma0.bench.pocket train`, `curve`, `prompts`, `eval` and `card`."""
+"""Command line: `python -m sigma0.bench.pocket train`, `curve`, `prompts`, `about`, `eval` and `card`."""
 
 import json
 from dataclasses import asdict, replace
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
 from sigma0.bench.pocket.evaluate import as_table, evaluate, summarize, to_json
@@ -96,6 +97,12 @@ def prompts_command(
     with one_line_errors():
         for prompt in micro_world(n, split, seed, hard):
             typer.echo(json_line(prompt))
+
+
+@app.command("about")
+def about_command() -> None:
+    """Print the `about.json` of a model of the micro-world: what it knows, examples, and the words it has seen."""
+    typer.echo(json.dumps(about().model_dump(), indent=1))
 
 
 @app.command("eval")

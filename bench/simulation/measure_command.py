@@ -28,7 +28,7 @@ def passes(
     out: Annotated[Path, typer.Option(help="File of inputs to write.")] = INPUTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
 ) -> None:
-    """Time the engine's passes by what is in them, and keep the exit depths of its answers; `simulate` reads the file.
+    """Time the engine's passes by what is in them, and keep the exit depths of its answers for `simulate`.
 
     Answers under the model's own exit setting are the short traffic, those of full depth the long one.
     """

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from sigma0.checkpoints.about import read_about
 from sigma0.config import SHARES, exit_for
 from sigma0.serve.api.errors import ApiError, ErrorBody, unavailable
 from sigma0.serve.api.handlers import RequestHandler
@@ -63,6 +64,8 @@ class Sigma0Info(BaseModel):
         efforts: The exit setting of each `reasoning_effort`.
         ladder: Names of the ladder's rungs, the lowest first; None where there is no ladder.
         context: Tokens that prompt and answer may have together.
+        knows: What the model knows, so that "NAME knows ..." is a sentence; None where its checkpoint does not say.
+        examples: Prompts that the model answers, if its checkpoint names any.
     """
 
     model: str
@@ -71,6 +74,8 @@ class Sigma0Info(BaseModel):
     efforts: dict[str, dict[str, Any]]
     ladder: list[str] | None
     context: int
+    knows: str | None
+    examples: list[str]
 
 
 class Health(BaseModel):
@@ -108,6 +113,7 @@ def information(
     """
     router = APIRouter()
     model = ModelInfo(id=service.name, created=created)
+    about = read_about(service.model.name_or_path) if service.model.name_or_path else None
 
     @router.get("/v1/models", responses=told(401, 413))
     async def models() -> ModelList:
@@ -132,6 +138,8 @@ def information(
             efforts={effort: exit_for(effort, planner.own, planner.total_loops).to_dict() for effort in SHARES},
             ladder=None if laddering is None else list(laddering.names),
             context=planner.context,
+            knows=None if about is None else about.knows,
+            examples=[] if about is None else [example.prompt for example in about.examples],
         )
 
     @router.get("/health", responses=told(413, 503))

@@ -28,8 +28,10 @@ class ServedModel(LoopedModel, Protocol):
         num_block_layers: Layers of the shared block.
         dtype: Of its weights.
         door_policy: Thresholds of the routing decision.
+        name_or_path: Where its checkpoint was loaded from; empty for none.
     """
 
+    name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
 
@@ -59,7 +61,7 @@ class ServedModel(LoopedModel, Protocol):
             ValueError: If this model has not so many loops.
         """
 
-    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
+    def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""
 
 

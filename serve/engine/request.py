@@ -90,7 +90,7 @@ class RequestState:
         self.detokenizer = detokenizer
         self.prompt_length = len(request.prompt_ids)
         self.drops = request.exit_config.after_exit == "drop"
-        self.shadow_rule: ExitRule | None = model.unasked_rule(request.exit_config) if watch else None
+        self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
         evaluated = rule if self.shadow_rule is None else self.shadow_rule
         verifies = request.exit_config.after_exit == "verify"
         self.ruled = Ruled(rule, evaluated.boundary(watch), verifies, self.prompt_length)

@@ -1,6 +1,6 @@
 // One answer: what the stream has told of it so far, and its tokens in the conversation.
 
-import { DOORS, depthInWords, percent, reasonInWords, shade, visible } from "./words.js";
+import { depthInWords, doorInShort, percent, reasonInWords, shade, visible } from "./words.js";
 
 // lists of the last chunk, and the fields of a token that they settle
 const SETTLED = {
@@ -127,8 +127,8 @@ export class Answer {
   #tellFoot() {
     const parts = [];
     if (this.outcome?.door) {
-      const { icon, word } = DOORS[this.outcome.door] ?? { icon: "•", word: this.outcome.door };
-      parts.push(`${icon} ${word}`);
+      const { icon, text } = doorInShort(this.outcome.door);
+      parts.push(`${icon} ${text}`);
     }
     if (this.fullPasses) parts.push(this.computeInWords());
     if (this.finishReason === "length") parts.push("cut at “Max tokens”");

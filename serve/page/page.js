@@ -4,8 +4,9 @@ import { Answer, element } from "./answer.js";
 import * as figures from "./figures.js";
 import { Settings } from "./settings.js";
 import { Api, Failure } from "./stream.js";
-import { DOORS, exitInWords } from "./words.js";
+import { doorInShort, exitInWords } from "./words.js";
 
+const EXAMPLES = 3;
 const byId = (id) => document.getElementById(id);
 const api = new Api();
 const settings = new Settings();
@@ -26,8 +27,32 @@ async function describe() {
   const rungs = about.ladder ? ` · ladder ${about.ladder.join(" → ")}` : "";
   byId("model-line").textContent = `${about.model} · ${loops} · ${exitInWords(about.exit)}${rungs}`;
   settings.know(about);
+  showExamples();
   if (!messages.length) figures.showDepths([], about.total_loops);
   return true;
+}
+
+/** What the model knows, and prompts that it answers; a model that says neither shows neither. */
+function showExamples() {
+  byId("knows").hidden = !about.knows;
+  byId("knows").textContent = about.knows ? `${about.model} knows ${about.knows}.` : "";
+  const examples = about.examples?.slice(0, EXAMPLES) ?? [];
+  byId("examples").hidden = !examples.length;
+  byId("examples").replaceChildren(
+    ...examples.map((prompt) => {
+      // the question that a story ends with stands on a line of its own
+      const [, story, question] = /^(.*[.!?])\s+([^.!?]+\?)$/su.exec(prompt) ?? [null, "", prompt];
+      const button = element("button", "quiet example");
+      button.type = "button";
+      if (story) button.append(element("span", "story hint", story), " ");
+      button.append(element("span", "last-question", question));
+      button.addEventListener("click", () => {
+        byId("question").value = prompt;
+        send();
+      });
+      return button;
+    }),
+  );
 }
 
 async function send() {
@@ -76,8 +101,8 @@ async function write(turn) {
 
 function keep({ answer, question }, cut) {
   messages.push({ role: "user", content: question }, { role: "assistant", content: answer.text });
-  const door = DOORS[answer.outcome?.door]?.word;
-  const end = cut ? `The answer was ${cut}.` : door ? `Verdict: ${door}.` : "";
+  const door = answer.outcome?.door;
+  const end = cut ? `The answer was ${cut}.` : door ? `Verdict: ${doorInShort(door).text}.` : "";
   byId("finished-answers").append(element("p", "", `${answer.text} ${end}`));
 }
 

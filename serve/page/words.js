@@ -4,7 +4,8 @@ export const SHADES = 8;
 export const COLLAPSE_THRESHOLD = 0.5;
 
 export const DOORS = {
-  converge: { icon: "✓", word: "Converged", means: "settled; may be taken as it is" },
+  // a rule that was met says that more loops would hardly change the text, not that it is right
+  converge: { icon: "◆", word: "Settled", means: "says nothing of truth" },
   escalate: { icon: "↗", word: "Escalate", means: "not settled; think on, or ask a larger model" },
   abort: { icon: "✕", word: "Aborted", means: "not settled, and no budget was left; low confidence" },
   accepted: { icon: "•", word: "Accepted", means: "not settled, but the ladder's policy let it stand" },
@@ -63,6 +64,12 @@ export function shade(depth, totalLoops) {
 
 export function depthInWords(depth, totalLoops) {
   return depth ? `depth ${depth} of ${totalLoops}` : "no loops";
+}
+
+/** A door under an answer: what settling does not mean is never left out. */
+export function doorInShort(door) {
+  const { icon, word, means } = DOORS[door] ?? { icon: "•", word: door };
+  return { icon, text: door === "converge" ? `${word}; ${means}` : word };
 }
 
 export function number(value, digits = 2) {

@@ -170,9 +170,9 @@ def calibrate_rules(
     each_confidence = joint_confidence(confidence, len(modes))
     needed = prompts_needed(agreement, each_confidence)
     if len(prompts) < needed[0]:
-        each = "" if len(modes) == 1 else f" for each of {len(modes)} rules"
+        rules = "" if len(modes) == 1 else f" for each of {len(modes)} rules"
         raise ValueError(
-            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}{each}: "
+            f"{len(prompts)} prompts cannot promise agreement >= {agreement:g} with confidence {confidence:g}{rules}: "
             f"it takes {needed[0]} without one error, {needed[1]} at half of the allowed errors (a fifth is set apart "
             "for the check); give more prompts, or ask for a lower agreement or confidence"
         )
@@ -286,13 +286,13 @@ def continue_in_full(
 ) -> list[ForcedText]:
     """Continues prompts greedily at full depth, several at once (those of like length together)."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    found: dict[int, ForcedText] = {}
+    texts: dict[int, ForcedText] = {}
     for start in range(0, len(order), _BATCH):
         group = order[start : start + _BATCH]
         for number, new in zip(group, _continue(model, [prompts[k] for k in group], max_new_tokens), strict=True):
-            found[number] = ForcedText((*prompts[number], *new), len(new))
-        on_prompt(len(found))
-    return [found[number] for number in range(len(prompts))]
+            texts[number] = ForcedText((*prompts[number], *new), len(new))
+        on_prompt(len(texts))
+    return [texts[number] for number in range(len(prompts))]
 
 
 def continue_alone(

@@ -54,7 +54,7 @@ def clustered_share(parts: ArrayLike, wholes: ArrayLike, items: ArrayLike | None
 
     Args:
         parts: Items of each cluster that have it, `[n]`.
-        wholes: Items of each cluster, `[n]`; or its weight, where `items` tells how many it has.
+        wholes: Items of each cluster, `[n]`; or its weight, if `items` holds their number.
         items: Items of each cluster where they are not `wholes`, `[n]`.
 
     Returns:
@@ -146,7 +146,7 @@ def saved_share(spent: ArrayLike, most: ArrayLike) -> Estimate | None:
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], float | None], count: int, resamples: int = 1000
 ) -> Estimate | None:
-    """Estimate a statistic of `count` units by drawing them anew with replacement (percentile bootstrap).
+    """Estimate a statistic of `count` units by resampling them with replacement (percentile bootstrap).
 
     For medians, ranks and areas under curves; shares and ratios of sums have better intervals above.
 
@@ -168,7 +168,7 @@ def bootstrap(
         return None
     rng = np.random.default_rng(0)
     drawn = (statistic(rng.integers(0, count, count)) for _ in range(resamples))
-    low, high = np.percentile([each for each in drawn if each is not None], [100 * _TAIL, 100 * (1 - _TAIL)])
+    low, high = np.percentile([value for value in drawn if value is not None], [100 * _TAIL, 100 * (1 - _TAIL)])
     return Estimate(float(value), (float(low), float(high)))
 
 

@@ -93,8 +93,8 @@ def calibrate_margin(
     for done, prompt in enumerate(prompts, start=1):
         readings.append(_read(small, large, prompt, max_new_tokens))
         on_prompt(done)
-    margins = np.concatenate([each.margins for each in readings])
-    same = np.concatenate([each.same for each in readings])
+    margins = np.concatenate([reading.margins for reading in readings])
+    same = np.concatenate([reading.same for reading in readings])
     if rate is not None:
         below: float | None = float(np.quantile(margins, rate))
     else:
@@ -113,7 +113,7 @@ def calibrate_margin(
 
 
 def _promised(readings: Sequence[_Reading], risk: float, confidence: float) -> float | None:
-    table = [[float((~each.same & (each.margins >= below)).mean()) for below in MARGINS] for each in readings]
+    table = [[float((~reading.same & (reading.margins >= below)).mean()) for below in MARGINS] for reading in readings]
     losses = np.array(table)  # [prompts, margins]
     kept = passing(losses, risk, confidence)
     return MARGINS[kept - 1] if kept else None
@@ -127,8 +127,8 @@ def _read(small: LocalRung, large: LocalRung, prompt: tuple[int, ...], max_new_t
     text = large.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False, **exits
     ).to(small.model.device)
-    own: dict[str, Any] = {"exit_config": small.exit_config} if small.is_looped and small.exit_config else {}
-    logits = small.model(text[:, :-1], **own).logits[0, len(prompt) - 1 :]  # [n, V]
+    exit_settings: dict[str, Any] = {"exit_config": small.exit_config} if small.is_looped and small.exit_config else {}
+    logits = small.model(text[:, :-1], **exit_settings).logits[0, len(prompt) - 1 :]  # [n, V]
     best = logits.float().softmax(-1).topk(2, dim=-1).values
     same = logits.argmax(-1) == text[0, len(prompt) :]
     return _Reading((best[:, 0] - best[:, 1]).double().cpu().numpy(), same.cpu().numpy())

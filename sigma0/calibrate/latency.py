@@ -110,7 +110,7 @@ def latency_runs(prompts: int, mode: str) -> int:
 
 
 def _behind(done: int, on_run: Callable[[int], None]) -> Callable[[int], None]:
-    """Tells progress behind what is done already."""
+    """Reports progress, counted on from what is done already."""
     return lambda more: on_run(done + more)
 
 

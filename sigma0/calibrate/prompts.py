@@ -59,7 +59,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Args:
         path: `*.jsonl`: one object a line, see `PromptLine`. Any other file: UTF-8 text, one prompt a paragraph
-            (paragraphs are parted by empty lines).
+            (paragraphs are separated by empty lines).
 
     Raises:
         ValueError: If the file is missing, not UTF-8, empty, too long, or a line is malformed; names the line.
@@ -81,7 +81,7 @@ def encode_prompts(
         ValueError: For a prompt that is empty or does not fit into the model's context; names its number from 1.
     """
     limit = model.config.max_position_embeddings
-    found = []
+    encoded = []
     for number, prompt in enumerate(prompts, start=1):
         try:
             ids: Tensor = encode(tokenizer, prompt.content)[0]
@@ -94,8 +94,8 @@ def encode_prompts(
                 f"prompt {number} has {len(ids)} tokens, which with {max_new_tokens} new ones exceed the model's "
                 f"context of {limit}; shorten it or lower the new tokens"
             )
-        found.append(tuple(ids.tolist()))
-    return found
+        encoded.append(tuple(ids.tolist()))
+    return encoded
 
 
 def _paragraphs(text: str) -> list[Prompt]:

@@ -23,14 +23,14 @@ _SHOWN = 12
 COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*")
 
 
-def print_calibration(found: Calibration) -> None:
+def print_calibration(result: Calibration) -> None:
     """Prints the settings around the choice, the choice, its check, and what the promise means."""
     console = Console(highlight=False, soft_wrap=True)
-    name = THRESHOLD[found.mode]
-    table = Table(title=f"{found.mode} on {found.prompts} prompts, patient settings first", title_justify="left")
+    name = THRESHOLD[result.mode]
+    table = Table(title=f"{result.mode} on {result.prompts} prompts, patient settings first", title_justify="left")
     for column in (name, "agreement", "p-value", "mean depth", "kept"):
         table.add_column(column, justify="right")
-    for row in found.tested[-_SHOWN:]:
+    for row in result.tested[-_SHOWN:]:
         table.add_row(
             f"{row.threshold:g}",
             f"{row.agreement:.3%}",
@@ -39,28 +39,28 @@ def print_calibration(found: Calibration) -> None:
             "yes" if row.passed else "no",
         )
     console.print(table)
-    if found.chosen is None or found.check is None:
-        console.print(_refusal(found))
+    if result.chosen is None or result.check is None:
+        console.print(_refusal(result))
         return
-    check = found.check
-    console.print(f"chosen          {found.mode}, {name} = {getattr(found.chosen, name):g}")
-    console.print(f"promise         agreement >= {found.agreement:g} with confidence {found.confidence:g}")
+    check = result.check
+    console.print(f"chosen          {result.mode}, {name} = {getattr(result.chosen, name):g}")
+    console.print(f"promise         agreement >= {result.agreement:g} with confidence {result.confidence:g}")
     console.print(f"agreement       {_percent(check.agreement)} on {check.prompts} prompts set apart")
     console.print(f"same text       {_percent(check.same)} of free runs, beside full depth")
     console.print(f"passes_saved    {_percent(check.passes_saved)}")
     console.print(f"rows_saved      {_percent(check.rows_saved)}")
 
 
-def print_rules(found: Sequence[Calibration]) -> None:
+def print_rules(results: Sequence[Calibration]) -> None:
     """Prints the choice for each of several rules and its check, and which one the model will use."""
     console = Console(highlight=False, soft_wrap=True)
-    first = found[0]
+    first = results[0]
     title = f"every rule on {first.prompts} prompts: agreement >= {first.agreement:g}"
     table = Table(title=f"{title}, all at once with confidence {first.confidence:g}", title_justify="left")
     columns = ("rule", "threshold", "agreement", "same text", "mean depth", "passes_saved", "rows_saved")
     for column in columns:
         table.add_column(column, justify="left" if column in columns[:2] else "right")
-    for rule in found:
+    for rule in results:
         if rule.chosen is None or rule.check is None:
             table.add_row(rule.mode, "none keeps it")
             continue
@@ -71,58 +71,58 @@ def print_rules(found: Sequence[Calibration]) -> None:
         cells = [depth if share is None else f"{share.value:.2%}" for share in shares]
         table.add_row(rule.mode, threshold, *cells)
     console.print(table)
-    best = cheapest_rule(found)
+    best = cheapest_rule(results)
     if best is None:
-        console.print(refusal(found))
+        console.print(refusal(results))
     else:
         console.print(f"default         {best.mode}: the fewest passes on the prompts that the choice was made on")
 
 
-def cheapest_rule(found: Sequence[Calibration]) -> Calibration | None:
+def cheapest_rule(results: Sequence[Calibration]) -> Calibration | None:
     """Of the rules with a threshold, the one whose new tokens stop at the least mean depth where it was chosen."""
-    kept = [rule for rule in found if rule.chosen is not None]
+    kept = [rule for rule in results if rule.chosen is not None]
     return min(kept, key=chosen_depth, default=None)
 
 
-def chosen_depth(found: Calibration) -> float:
+def chosen_depth(result: Calibration) -> float:
     """Mean exit depth of the new tokens at the threshold that was chosen."""
-    return next(row.mean_depth for row in reversed(found.tested) if row.passed)
+    return next(row.mean_depth for row in reversed(result.tested) if row.passed)
 
 
-def refusal(found: Sequence[Calibration] | DoorCalibration) -> str:
+def refusal(result: Sequence[Calibration] | DoorCalibration) -> str:
     """Why no setting was chosen, and the way out."""
-    if isinstance(found, Sequence):
-        return "\n".join(_refusal(rule) for rule in found)
-    return _refusal(found)
+    if isinstance(result, Sequence):
+        return "\n".join(_refusal(rule) for rule in result)
+    return _refusal(result)
 
 
-def _refusal(found: Calibration | DoorCalibration) -> str:
-    if isinstance(found, DoorCalibration):
-        _, opened, wrong = found.best
+def _refusal(result: Calibration | DoorCalibration) -> str:
+    if isinstance(result, DoorCalibration):
+        _, opened, wrong = result.best
         return (
-            f"no policy keeps a risk of at most {found.risk:g} with confidence {found.confidence:g}: the safest lets "
-            f"{opened} of {found.prompts[1]} answers through, {wrong} of them wrong. Give more prompts, allow a larger "
-            "risk or less confidence, or ask more of the exit rule (--exit margin --threshold 0.95)"
+            f"no policy keeps a risk of at most {result.risk:g} with confidence {result.confidence:g}: the safest lets "
+            f"{opened} of {result.prompts[1]} answers through, {wrong} of them wrong. Give more prompts, allow a "
+            "larger risk or less confidence, or ask more of the exit rule (--exit margin --threshold 0.95)"
         )
-    first = found.tested[0]
-    fewest, half = found.needed
+    first = result.tested[0]
+    fewest, half = result.needed
     return (
-        f"no threshold of {found.mode} keeps agreement >= {found.agreement:g} with confidence {found.confidence:g}: "
-        f"the most patient one, {THRESHOLD[found.mode]} = {first.threshold:g}, has a mean agreement of "
-        f"{first.agreement:.3%} over {found.prompts} prompts (p = {first.p_value:.2g}). The promise takes {fewest} "
+        f"no threshold of {result.mode} keeps agreement >= {result.agreement:g} with confidence {result.confidence:g}: "
+        f"the most patient one, {THRESHOLD[result.mode]} = {first.threshold:g}, has a mean agreement of "
+        f"{first.agreement:.3%} over {result.prompts} prompts (p = {first.p_value:.2g}). The promise takes {fewest} "
         f"prompts without one error, {half} at half of the allowed errors, those of the check included: give more "
         "prompts, or ask for a lower agreement or confidence"
     )
 
 
-def print_latency(found: LatencyCalibration) -> None:
+def print_latency(result: LatencyCalibration) -> None:
     """Prints every setting tried under `verify`, the fastest, and its check."""
     console = Console(highlight=False, soft_wrap=True)
-    name = THRESHOLD[found.mode]
-    table = Table(title=f"{found.mode} under verify on {found.prompts} prompts", title_justify="left")
+    name = THRESHOLD[result.mode]
+    table = Table(title=f"{result.mode} under verify on {result.prompts} prompts", title_justify="left")
     for column in (name, "passes/token", "of them tail", "accepted", "passes_saved"):
         table.add_column(column, justify="right")
-    for row in found.tested:
+    for row in result.tested:
         table.add_row(
             f"{row.threshold:g}",
             f"{row.passes_per_token.value:.2f}",
@@ -131,35 +131,37 @@ def print_latency(found: LatencyCalibration) -> None:
             f"{row.passes_saved.value:.1%}",
         )
     console.print(table)
-    console.print(f"chosen          {found.mode}, {name} = {getattr(found.chosen, name):g}, after_exit = verify")
-    console.print(f"passes_saved    {_percent(found.check.passes_saved)} on {found.checked_prompts} prompts set apart")
-    console.print(f"accepted        {_percent(found.check.accepted)} of their tokens")
+    console.print(f"chosen          {result.mode}, {name} = {getattr(result.chosen, name):g}, after_exit = verify")
+    console.print(
+        f"passes_saved    {_percent(result.check.passes_saved)} on {result.checked_prompts} prompts set apart"
+    )
+    console.print(f"accepted        {_percent(result.check.accepted)} of their tokens")
 
 
-def print_doors(found: DoorCalibration) -> None:
+def print_doors(result: DoorCalibration) -> None:
     """Prints fates and policy, what they do on other prompts, and what the promise means."""
     console = Console(highlight=False, soft_wrap=True)
-    fit, tested, checked = found.prompts
-    rule = THRESHOLD.get(found.exit_config.mode)
-    threshold = "" if rule is None else f", {rule} = {getattr(found.exit_config, rule):g}"
-    console.print(f"exit rule       {found.exit_config.mode}{threshold}: {found.right:.1%} of the answers are right")
-    console.print(f"fates           growth {found.fates.growth:g}, spiral from {found.fates.spiral:g} degrees on")
-    console.print(f"policies        {found.passed} kept the risk of {found.tested} tested ({fit} + {tested} prompts)")
-    if found.chosen is None or found.check is None:
-        console.print(refusal(found))
+    fit, tested, checked = result.prompts
+    rule = THRESHOLD.get(result.exit_config.mode)
+    threshold = "" if rule is None else f", {rule} = {getattr(result.exit_config, rule):g}"
+    console.print(f"exit rule       {result.exit_config.mode}{threshold}: {result.right:.1%} of the answers are right")
+    console.print(f"fates           growth {result.fates.growth:g}, spiral from {result.fates.spiral:g} degrees on")
+    console.print(f"policies        {result.passed} kept the risk of {result.tested} tested ({fit} + {tested} prompts)")
+    if result.chosen is None or result.check is None:
+        console.print(refusal(result))
         return
-    policy, check = found.chosen, found.check
+    policy, check = result.chosen, result.check
     console.print(f"chosen          tau_c {policy.tau_c:g}, tau_g {policy.tau_g:g}")
     console.print(f"                saturated_share {policy.saturated_share:g}, spiral_share {policy.spiral_share:g}")
-    console.print(f"promise         of the answers let through at most {found.risk:.1%} are wrong, with confidence")
-    console.print(f"                {found.confidence:g}")
+    console.print(f"promise         of the answers let through at most {result.risk:.1%} are wrong, with confidence")
+    console.print(f"                {result.confidence:g}")
     console.print(f"right           {_percent(check.right)} on {checked} prompts set apart")
     console.print(f"let through     {_percent(check.opened)} of them")
     console.print(f"right of those  {_share(check.right_of_opened)}")
     console.print(f"of right ones   {_share(check.opened_of_right)} let through")
 
 
-def records_of(found: Sequence[Calibration]) -> dict[str, CalibratedThreshold]:
+def records_of(results: Sequence[Calibration]) -> dict[str, CalibratedThreshold]:
     """What is stored of each rule that has a threshold, by the name that `ExitThresholds` has for it."""
     return {
         rule.mode.replace("-", "_"): CalibratedThreshold(
@@ -169,59 +171,59 @@ def records_of(found: Sequence[Calibration]) -> dict[str, CalibratedThreshold]:
             mean_depth=round(chosen_depth(rule), 4),
             **{field: getattr(rule.chosen, field) for field in RULE_DEFAULTS[rule.chosen.mode]},
         )
-        for rule in found
+        for rule in results
         if rule.chosen is not None
     }
 
 
-Found = Sequence[Calibration] | LatencyCalibration | DoorCalibration
+CalibrationResult = Sequence[Calibration] | LatencyCalibration | DoorCalibration
 
 
-def print_found(found: Found) -> None:
+def print_result(result: CalibrationResult) -> None:
     """Prints any of the three."""
-    if isinstance(found, DoorCalibration):
-        print_doors(found)
-    elif isinstance(found, LatencyCalibration):
-        print_latency(found)
-    elif len(found) == 1:
-        print_calibration(found[0])
+    if isinstance(result, DoorCalibration):
+        print_doors(result)
+    elif isinstance(result, LatencyCalibration):
+        print_latency(result)
+    elif len(result) == 1:
+        print_calibration(result[0])
     else:
-        print_rules(found)
+        print_rules(result)
 
 
-def found_json(found: Found) -> dict[str, Any] | list[dict[str, Any]]:
+def result_json(result: CalibrationResult) -> dict[str, Any] | list[dict[str, Any]]:
     """The whole of it for JSON; several rules as a list."""
-    if isinstance(found, DoorCalibration):
-        return found.to_dict()
-    if isinstance(found, LatencyCalibration):
-        return asdict(found)
-    each = [asdict(rule) for rule in found]
-    return each[0] if len(each) == 1 else each
+    if isinstance(result, DoorCalibration):
+        return result.to_dict()
+    if isinstance(result, LatencyCalibration):
+        return asdict(result)
+    rules = [asdict(rule) for rule in result]
+    return rules[0] if len(rules) == 1 else rules
 
 
-def settings_of(found: Found, known: ExitThresholds | None = None) -> dict[str, dict[str, Any]]:
+def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) -> dict[str, dict[str, Any]]:
     """What is stored of it, by its name in `generation_config.json`; nothing where nothing was chosen.
 
     Of several rules the cheapest becomes the model's own.
 
     Args:
-        found: What was found.
+        result: Of a calibration.
         known: The thresholds that the model has; those of other rules are kept.
     """
-    if isinstance(found, DoorCalibration):
-        if found.chosen is None:
+    if isinstance(result, DoorCalibration):
+        if result.chosen is None:
             return {}
         return {
-            "exit_config": found.exit_config.to_dict(),
-            "fate_config": found.fates.to_dict(),
-            "door_policy": found.chosen.to_dict(),
+            "exit_config": result.exit_config.to_dict(),
+            "fate_config": result.fates.to_dict(),
+            "door_policy": result.chosen.to_dict(),
         }
-    if isinstance(found, LatencyCalibration):
-        return {"exit_config": found.chosen.to_dict()}
-    best = cheapest_rule(found)
+    if isinstance(result, LatencyCalibration):
+        return {"exit_config": result.chosen.to_dict()}
+    best = cheapest_rule(result)
     if best is None or best.chosen is None:
         return {}
-    thresholds = (known or ExitThresholds()).updated(records_of(found))
+    thresholds = (known or ExitThresholds()).updated(records_of(result))
     return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict()}
 
 

@@ -1,13 +1,13 @@
 """From a stated risk to doors: what diverges in a model, and what its verdict must say before an answer is accepted.
 
-Prompts with known answers are continued once each and parted by chance:
+Prompts with known answers are continued once each and split at random:
 
 * the first two fifths say where the model's loops ordinarily go (`fit_fates`) and rank the policies of a grid by the
   p-value of "an answer that the converge door lets through is wrong with a chance above the risk";
 * the next two fifths test them in that order, each at the full level, down to the first that fails (Learn then Test
   with fixed-sequence testing, arXiv 2110.01052; the ranking from data of its own, arXiv 2210.07913). Of k answers let
   through the wrong ones are Binomial(k, chance), so the p-value is exact: P(Binomial(k, risk) <= wrong ones);
-* the last fifth has no part in the choice, and is told of.
+* the last fifth has no part in the choice, and is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class DoorCalibration:
     """What `calibrate_doors` found.
 
     Attributes:
-        risk: Chance of a wrong answer behind the converge door that was allowed.
+        risk: Allowed chance that an answer of the converge door is wrong.
         confidence: With which that was to be kept.
         exit_config: The exit rule that the answers were written under.
         fates: Where loops spiral and diverge.
@@ -158,7 +158,7 @@ def calibrate_doors(
     Random(_SEED).shuffle(order)
     parts = [[prompts[k] for k in order[start:end]] for start, end in _bounds(len(prompts))]
     # what the grid does not vary stays as the model has it, in the runs and in what is stored
-    own = model.door_policy
+    policy = model.door_policy
     before = getattr(model.generation_config, "fate_config", None)
     model.generation_config.fate_config = FateConfig().to_dict()
     done = 0
@@ -167,7 +167,7 @@ def calibrate_doors(
         nonlocal done
         tokens = stream(
             model, tokenizer, prompt.content, exit_config=config, max_new_tokens=max_new_tokens, verdict=True,
-            policy=own, do_sample=False,
+            policy=policy, do_sample=False,
         )  # fmt: skip
         for _ in tokens:
             pass
@@ -178,7 +178,7 @@ def calibrate_doors(
     try:
         first = [(run(prompt), prompt) for prompt in parts[0]]
         paths = [tokens.loop_statistics for tokens, _ in first]
-        fates = fit_fates(paths, model.dtype, patience_for(own, model.num_loops))
+        fates = fit_fates(paths, model.dtype, patience_for(policy, model.num_loops))
         fitting = [
             _answered(tokens, prompt, fates_under(path, fates, model.dtype))
             for (tokens, prompt), path in zip(first, paths, strict=True)
@@ -187,7 +187,7 @@ def calibrate_doors(
         testing, checking = ([_answered(run(prompt), prompt) for prompt in part] for part in parts[1:])
     finally:
         model.generation_config.fate_config = before
-    base = replace(own, spiral_share=fit_spiral_share(fitting, own))
+    base = replace(policy, spiral_share=fit_spiral_share(fitting, policy))
     ranked = rank(fitting, base, risk)
     passed, tested = passing_policies(testing, ranked, risk, confidence)
     chosen = passed[0] if passed else None
@@ -198,7 +198,7 @@ def calibrate_doors(
         exit_config=config,
         fates=fates,
         prompts=(len(fitting), len(testing), len(checking)),
-        right=float(np.mean([each.right for each in fitting + testing])),
+        right=float(np.mean([answer.right for answer in fitting + testing])),
         passed=len(passed),
         tested=tested,
         best=(ranked[0], k, wrong),
@@ -238,9 +238,9 @@ def _answered(tokens: TextStream, prompt: Prompt, fates: Tensor | None = None) -
     verdicts = tuple(token.verdict for token in generation.tokens)
     if fates is not None:
         patience = tokens.patience
-        told = [mildest([FATES[fate] for fate in known if fate], patience) for known in fates.tolist()]
+        stable = [mildest([FATES[fate] for fate in known if fate], patience) for known in fates.tolist()]
         verdicts = tuple(
-            verdict.model_copy(update={"stable": fate}) for verdict, fate in zip(verdicts, told, strict=True)
+            verdict.model_copy(update={"stable": fate}) for verdict, fate in zip(verdicts, stable, strict=True)
         )
     return Answered(generation.text.strip() == prompt.answer.strip(), verdicts, generation.grounding.score)
 
@@ -275,11 +275,11 @@ def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32, patie
     return FateConfig(growth, angle)
 
 
-def fit_spiral_share(answers: Sequence[Answered], own: DoorPolicy | None = None) -> float:
+def fit_spiral_share(answers: Sequence[Answered], policy_before: DoorPolicy | None = None) -> float:
     """The least share of spiralling tokens on a grid that at most `SPIRALLING` of the answers exceed."""
     for allowed in SPIRAL_SHARES:
-        policy = replace(own or DoorPolicy(), spiral_share=allowed)
-        fates = [aggregate(each.verdicts, policy).stable for each in answers]
+        policy = replace(policy_before or DoorPolicy(), spiral_share=allowed)
+        fates = [aggregate(answer.verdicts, policy).stable for answer in answers]
         if fates.count("spiral") <= SPIRALLING * len(fates):
             return allowed
     return SPIRAL_SHARES[-1]
@@ -288,14 +288,14 @@ def fit_spiral_share(answers: Sequence[Answered], own: DoorPolicy | None = None)
 def opens(answers: Sequence[Answered], policy: DoorPolicy) -> Bools:
     """Which answers the converge door lets through, bool `[n]`."""
     return np.array(
-        [door(aggregate(each.verdicts, policy, each.grounded), policy) == "converge" for each in answers],
+        [door(aggregate(answer.verdicts, policy, answer.grounded), policy) == "converge" for answer in answers],
         dtype=np.bool_,
     )
 
 
 def opened_and_wrong(opened: Bools, answers: Sequence[Answered]) -> tuple[int, int]:
     """How many are let through, and how many of them are wrong."""
-    wrong = np.array([not each.right for each in answers], dtype=np.bool_)
+    wrong = np.array([not answer.right for answer in answers], dtype=np.bool_)
     return int(opened.sum()), int((opened & wrong).sum())
 
 
@@ -313,7 +313,7 @@ def rank(answers: Sequence[Answered], base: DoorPolicy, risk: float) -> list[Doo
         away = abs(tau_c - defaults.tau_c) + abs(tau_g - defaults.tau_g)
         p_value = risk_p_value(*opened_and_wrong(opens(answers, policy), answers), risk)
         scored.append((p_value, away, abs(saturated - defaults.saturated_share), policy))
-    return [policy for *_, policy in sorted(scored, key=lambda each: each[:3])]
+    return [policy for *_, policy in sorted(scored, key=lambda entry: entry[:3])]
 
 
 def passing_policies(
@@ -334,7 +334,7 @@ def passing_policies(
             break
         away = abs(policy.tau_c - defaults.tau_c) + abs(policy.tau_g - defaults.tau_g)
         passed.append((-opened, away, place, policy))
-    return [policy for *_, policy in sorted(passed, key=lambda each: each[:3])], tested
+    return [policy for *_, policy in sorted(passed, key=lambda entry: entry[:3])], tested
 
 
 def check_policy(answers: Sequence[Answered], policy: DoorPolicy) -> DoorCheck:
@@ -346,7 +346,7 @@ def check_policy(answers: Sequence[Answered], policy: DoorPolicy) -> DoorCheck:
     if not answers:
         raise ValueError("no answers to check a policy on")
     opened = opens(answers, policy)
-    right = np.array([each.right for each in answers], dtype=np.bool_)
+    right = np.array([answer.right for answer in answers], dtype=np.bool_)
     both, n = int((opened & right).sum()), len(answers)
     return DoorCheck(
         prompts=n,

@@ -49,7 +49,7 @@ class ForcedText:
 
     def __post_init__(self) -> None:
         if not 1 <= self.new < len(self.ids):
-            raise ValueError(f"{self.new!r} new tokens of a text of {len(self.ids)}: at least one, behind a prompt")
+            raise ValueError(f"{self.new!r} new tokens of a text of {len(self.ids)}: at least one, after a prompt")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def read_forced(
         model: A looped model.
         rules: Exit rules by name.
         texts: At least one.
-        on_text: Told how many texts are done.
+        on_text: Called with the number of texts done.
 
     Raises:
         ValueError: If there is no text, or the model computes logits that are not finite.
@@ -146,7 +146,7 @@ def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
     """Texts in order, as many at once as are read padded to one length: figures depend on it to the last bit."""
     group: list[ForcedText] = []
     for text in texts:
-        longest = max(len(each.ids) for each in [*group, text])
+        longest = max(len(member.ids) for member in [*group, text])
         if group and longest * (len(group) + 1) > _TOKENS:
             yield group
             group = []
@@ -176,9 +176,9 @@ def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Seq
 
 def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
     logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
-    top = torch.stack([each.argmax(-1) for each in logits])  # [T, n]
+    top = torch.stack([loop_logits.argmax(-1) for loop_logits in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
-    kl = [divergence(full, torch.log_softmax(each.float(), -1)) for each in logits]
+    kl = [divergence(full, torch.log_softmax(loop_logits.float(), -1)) for loop_logits in logits]
     exits = {name: _exits(rule, states, gates, logits) for name, rule in rules.items()}
     return _Part((top == top[-1]).cpu().numpy(), torch.stack(kl).cpu().numpy(), exits)
 
@@ -298,30 +298,30 @@ def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
 
 def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
     """Exit depth at each setting, `[settings, n]`."""
-    found = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
+    exits = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
     step = max(1, _LOGITS // model.config.vocab_size)
 
-    def look(place: int, tokens: Ints) -> None:
+    def fill(place: int, tokens: Ints) -> None:
         for part in np.array_split(tokens, -(-len(tokens) // step)):
             index = torch.from_numpy(part).to(states.device)
             some, of_gate = states.index_select(1, index), gates.index_select(1, index)
             depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.head).depths[0]
-            found[place, part] = depths.cpu().numpy()
+            exits[place, part] = depths.cpu().numpy()
 
     everything = np.arange(states.shape[1])
     last = len(rules) - 1
-    look(0, everything)
+    fill(0, everything)
     if last > 0:
-        look(last, everything)
+        fill(last, everything)
     spans = [(0, last, everything)]
     while spans:
         low, high, tokens = spans.pop()
         if high - low < 2:
             continue
-        parted = found[low, tokens] != found[high, tokens]
-        found[low + 1 : high, tokens[~parted]] = found[low, tokens[~parted]]
-        if parted.any():
+        differ = exits[low, tokens] != exits[high, tokens]
+        exits[low + 1 : high, tokens[~differ]] = exits[low, tokens[~differ]]
+        if differ.any():
             middle = (low + high) // 2
-            look(middle, tokens[parted])
-            spans += [(low, middle, tokens[parted]), (middle, high, tokens[parted])]
-    return found
+            fill(middle, tokens[differ])
+            spans += [(low, middle, tokens[differ]), (middle, high, tokens[differ])]
+    return exits

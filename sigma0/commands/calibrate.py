@@ -69,9 +69,9 @@ def calibrate(
         from sigma0.calibrate.prompts import encode_prompts, read_prompts
         from sigma0.calibrate.report import (
             copy_checkpoint,
-            found_json,
-            print_found,
+            print_result,
             refusal,
+            result_json,
             settings_of,
             write_calibration,
         )
@@ -98,25 +98,25 @@ def calibrate(
         looped, tokenizer = load(model, device=device, dtype=dtype)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
-            found = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
+            result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
         else:
-            found = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
+            result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
-            typer.echo(json.dumps(found_json(found), indent=1))
+            typer.echo(json.dumps(result_json(result), indent=1))
         else:
-            print_found(found)
-        settings = settings_of(found, looped.exit_thresholds)
+            print_result(result)
+        settings = settings_of(result, looped.exit_thresholds)
         if not settings:
-            typer.echo(refusal(found) if as_json else "nothing was stored", err=True)
+            typer.echo(refusal(result) if as_json else "nothing was stored", err=True)
             raise typer.Exit(1)
         if folder is None:
-            told = "not stored: pass --out FOLDER for a calibrated copy"
+            message = "not stored: pass --out FOLDER for a calibrated copy"
         else:
             if out is not None:
                 copy_checkpoint(checkpoint_folder(model), folder)
             write_calibration(looped, settings, folder)
-            told = f"stored in {folder / 'generation_config.json'}"
-    typer.echo(told, err=as_json)
+            message = f"stored in {folder / 'generation_config.json'}"
+    typer.echo(message, err=as_json)
 
 
 def risk_settings(exit: str | None, threshold: float | None) -> "ExitConfig | None":
@@ -223,15 +223,15 @@ def _print_margin(
     rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
     ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
     with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-        found = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
-    policy = None if found.below is None else trigger_to_dict(Margin(found.below))
+        result = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    policy = None if result.below is None else trigger_to_dict(Margin(result.below))
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "policy": policy}, indent=1))
+        typer.echo(json.dumps({**asdict(result), "policy": policy}, indent=1))
     else:
-        typer.echo(f"alone           {found.alone:.2%} of {found.tokens} tokens are {rungs[1].name}'s")
-        if found.below is not None:
-            typer.echo(f"goes up         margin under {found.below:.4g}: {found.handed_up:.2%} of the tokens")
-            typer.echo(f"agreement       {found.agreement:.2%}, handed-up tokens counted in")
+        typer.echo(f"alone           {result.alone:.2%} of {result.tokens} tokens are {rungs[1].name}'s")
+        if result.below is not None:
+            typer.echo(f"goes up         margin under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
+            typer.echo(f"agreement       {result.agreement:.2%}, handed-up tokens counted in")
             typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
     if policy is None:
         typer.echo("no margin keeps that agreement: give more prompts, or ask for less", err=True)

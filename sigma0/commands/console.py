@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unicodedata import category
@@ -18,29 +18,32 @@ if TYPE_CHECKING:
     from sigma0.api import TextStream
     from sigma0.signals.generation import Generation
 
-# From shallow to deep; told apart with red-green colour blindness as well.
+# From shallow to deep; distinguishable with red-green colour blindness too.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns bad input, and a model that computes no numbers, into one line on stderr and exit code 2."""
+    """Turns bad input, and weights or logits that are not finite, into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        Console(stderr=True, highlight=False).print(
-            f"error: {one_line(error)}", style="red", markup=False, soft_wrap=True
-        )
+        print_error(error)
         raise typer.Exit(2) from error
 
 
+def print_error(error: Exception) -> None:
+    """Prints what went wrong, in one line on stderr."""
+    Console(stderr=True, highlight=False).print(f"error: {one_line(error)}", style="red", markup=False, soft_wrap=True)
+
+
 def printable(text: str) -> str:
-    """A stranger's text for a terminal: lines and tabs stay, other signs that would steer it are shown as U+FFFD."""
+    """Untrusted text made safe for a terminal: control characters but newline and tab become U+FFFD."""
     return "".join(sign if sign in "\n\t" or category(sign) not in ("Cc", "Cs") else "\ufffd" for sign in text)
 
 
 def quiet_transformers() -> None:
-    """Keeps loading bars out of the output; warnings stay."""
+    """Hides transformers' loading bars; warnings stay."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -87,7 +90,7 @@ def print_stream(
         total_loops: T.
         prompt: The prompt, shown in the picture.
         svg: File for a picture of the same, or None.
-        verdict: Whether to tell the verdict.
+        verdict: Whether to print the verdict.
     """
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
@@ -97,7 +100,7 @@ def print_stream(
         text.append_text(piece)
     console.print("\n")
     generation = tokens.generation
-    report = [legend(generation), *map(Text, summary(generation))]
+    report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
         report += [Text(""), *map(Text, verdict_lines(generation))]
     for line in report:
@@ -108,12 +111,17 @@ def print_stream(
         picture.save_svg(svg, title="sigma0 generate")
 
 
-def legend(generation: "Generation") -> Text:
-    """How many tokens were read at each loop, in the loop's colour."""
+def legend(depths: Sequence[int], total_loops: int) -> Text:
+    """How many tokens were read at each loop, in the loop's colour.
+
+    Args:
+        depths: Loop of each token.
+        total_loops: T.
+    """
     text = Text("tokens by loop  ")
-    for depth in range(1, generation.total_loops + 1):
-        count = sum(token.depth == depth for token in generation.tokens)
-        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, generation.total_loops)}")
+    for depth in range(1, total_loops + 1):
+        count = sum(token_depth == depth for token_depth in depths)
+        text.append(f" {depth}: {count} ", style=f"black on {depth_style(depth, total_loops)}")
         text.append(" ")
     return text
 
@@ -147,7 +155,7 @@ def verdict_lines(generation: "Generation") -> list[str]:
     reasons = Counter(token.reason for token in tokens).most_common()
     fates = Counter(token.fate or "unknown" for token in tokens).most_common()
     nearest = max(tokens, key=lambda token: token.proximity or 0.0)
-    known = {True: "yes", False: "no", None: "not known"}
+    known = {True: "yes, which says nothing of truth", False: "no", None: "not known"}
     lines = [
         f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
         f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",

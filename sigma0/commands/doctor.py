@@ -117,11 +117,11 @@ def _installed(name: str, needed: "SpecifierSet | None" = None) -> Finding:
 def _devices() -> tuple[Finding, ...]:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     findings = [Finding(name="cpu", ok=True, detail=f"{count} CPUs, {platform.machine()}")]
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
         return *findings, Finding(name="cuda", ok=False, detail="torch is not installed; pip install torch")
     # the file says what torch was built for, and imports nothing of torch
-    build = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     if _has_driver(build):
         import torch
 

@@ -24,8 +24,8 @@ def export(
         quiet_transformers()
         looped, tokenizer = load(model, device="cpu")
         if exit_config is not None:
-            asked = ExitConfig.parse(json.loads(exit_config))
-            asked.stops_at(looped.num_loops)
-            looped.generation_config.exit_config = asked
+            config = ExitConfig.parse(json.loads(exit_config))
+            config.stops_at(looped.num_loops)
+            looped.generation_config.exit_config = config
         target = write_folder(looped, tokenizer, folder)
     typer.echo(f"wrote {target}")

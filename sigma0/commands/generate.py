@@ -10,7 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from sigma0.commands.console import one_line_errors, print_stream, quiet_transformers
-from sigma0.commands.options import AsJson, Device, Dtype, Model
+from sigma0.commands.options import (
+    After,
+    AsJson,
+    BackendName,
+    Check,
+    CollapseAction,
+    Depth,
+    Device,
+    Dtype,
+    Eps,
+    ExitRuleName,
+    MaxNewTokens,
+    MinLoops,
+    Model,
+    Patience,
+    Q,
+    Seed,
+    Stop,
+    Temperature,
+    Theta,
+    check_sampling,
+)
 
 if TYPE_CHECKING:
     from sigma0.config import ExitConfig
@@ -31,38 +52,35 @@ def ladder_exits(options: dict[str, Any], ladder: "FidelityLadder") -> "ExitConf
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue as it is; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to continue as it is; - reads it from standard input; without one, examples."),
+    ] = None,
     model: Model = "pocket",
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     special_tokens: Annotated[
         bool, typer.Option("--special-tokens", help="Read special tokens in the prompt as such, not as text.")
     ] = False,
-    exit: Annotated[
-        str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
-    ] = None,
-    q: Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")] = None,
-    eps: Annotated[float | None, typer.Option(help="Threshold of converge and accel.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")] = None,
-    theta: Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")] = None,
-    depth: Annotated[int | None, typer.Option(help="Loop that fixed stops at.")] = None,
-    min_loops: Annotated[int | None, typer.Option(help="No token stops before this loop.")] = None,
-    after: Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sampling.")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
+    exit: ExitRuleName = None,
+    q: Q = None,
+    eps: Eps = None,
+    patience: Patience = None,
+    theta: Theta = None,
+    depth: Depth = None,
+    min_loops: MinLoops = None,
+    after: After = None,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
+    stop: Stop = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    on_collapse: Annotated[
-        str, typer.Option(help="A text that runs in circles: stop it, tighten its sampling, or ignore it.")
-    ] = "stop",
+    backend: BackendName = "auto",
+    seed: Seed = None,
+    on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
         bool, typer.Option("--tensor-parallel", help="Spread the model over the processes that torchrun started.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
-    ] = True,
+    check: Check = True,
     verdict: Annotated[bool, typer.Option("--verdict", help="Also print the verdict, one line for each fact.")] = False,
     svg: Annotated[str | None, typer.Option(help="Also write the coloured text to this SVG file.")] = None,
     ladder: Annotated[
@@ -85,6 +103,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt; each token is coloured by the loop that it was read at, or with --ladder by its rung."""
+    from sigma0.checkpoints.about import unseen_note
+    from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
     from sigma0.commands.exit_options import exit_settings
     from sigma0.config import parse_on_collapse
 
@@ -99,14 +119,16 @@ def generate(
         "after_exit": after,
     }
     with one_line_errors():
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+        if prompt is None and not as_json:
+            show_examples(model)
+            return
+        if prompt is None:
+            raise ValueError(NO_PROMPT)
+        check_sampling(temperature, seed)
         if svg is not None and as_json:
             raise ValueError("--svg and --json exclude each other")
         if telemetry is not None and (ladder is not None or tensor_parallel):
             raise ValueError("--telemetry goes with one model in one process; of a ladder see --trail")
-        if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"seed must lie in [0, 2^63), got {seed}")
         if tensor_parallel and (ladder is not None or prompt == "-"):
             raise ValueError(
                 "--tensor-parallel goes with one model and a prompt that is an argument: its processes share their "
@@ -176,6 +198,9 @@ def generate(
                 on_collapse=parse_on_collapse(on_collapse),
                 **settings,
             )
+            note = unseen_note(*about_model(model), text)
+            if speaks and note is not None:
+                typer.echo(note, err=True)
             if speaks and not as_json:
                 print_stream(tokens, looped.num_loops, text, svg, verdict)
             for _ in tokens:

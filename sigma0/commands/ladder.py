@@ -1,4 +1,4 @@
-"""`sigma0 generate --ladder`, and trails of ladders: texts marked by rung, and the decisions behind them."""
+"""`sigma0 generate --ladder`, and trails of ladders: texts styled by rung, and the recorded decisions."""
 
 import json
 import os
@@ -36,10 +36,10 @@ def open_ladder(
     """A ladder from the command line.
 
     Args:
-        names: Rungs parted by commas, the lowest first: names of models, or `model@http://host/v1` for an endpoint,
+        names: Comma-separated rungs, the lowest first: names of models, or `model@http://host/v1` for an endpoint,
             whose key is in the variable OPENAI_API_KEY.
         budget: As `Budget.parse` takes it.
-        policy: A trigger as JSON; None: the unit's own.
+        policy: A trigger as JSON; None: the unit's default.
         device: For local models.
         dtype: For local models.
         backend: For looped models.
@@ -89,24 +89,24 @@ def run_ladder(
     if unit not in get_args(Unit):
         raise ValueError(f"no such unit: {unit!r}; there are {', '.join(get_args(Unit))}")
     with needs_extra("ladder"):
-        found = (
+        generation = (
             print_tokens(ladder, prompt, as_json, **settings)
             if unit == "token"
             else ladder.generate(prompt, cast(Unit, unit), **settings)
         )
     if trail is not None:
-        found.trail.write(trail)
+        generation.trail.write(trail)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(generation.to_dict(), indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False, soft_wrap=True)
     names = [rung.name for rung in ladder.rungs]
     if unit == "answer":
-        console.print(Text(found.text, style=STYLES[min(names.index(found.rung), len(STYLES) - 1)]))
-    for rung, text in found.drafts:
+        console.print(Text(generation.text, style=STYLES[min(names.index(generation.rung), len(STYLES) - 1)]))
+    for rung, text in generation.drafts:
         console.print(Text(text, style=STYLES[min(names.index(rung), len(STYLES) - 1)]), end="")
     console.print("\n")
-    for line in report_lines(found, names):
+    for line in report_lines(generation, names):
         console.print(line)
 
 
@@ -115,38 +115,38 @@ def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **
     console = Console(highlight=False, soft_wrap=True)
     names = [rung.name for rung in ladder.rungs]
     run = ladder.stream(prompt, takes_back=True, **settings)
-    told = ""
+    printed = ""
     for step in run:
         for token in step:
-            told += token.text
+            printed += token.text
             if not quiet:
                 console.print(Text(token.text, style=STYLES[min(names.index(token.rung), len(STYLES) - 1)]), end="")
-    found = run.generations[0]
-    if found.text != told and not quiet:
-        style = STYLES[min(names.index(found.rung), len(STYLES) - 1)]
-        console.print(f"\n\nnot settled as a whole; {found.rung} writes in its place:\n")
-        console.print(Text(found.text, style=style), end="")
-    return found
+    generation = run.generations[0]
+    if generation.text != printed and not quiet:
+        style = STYLES[min(names.index(generation.rung), len(STYLES) - 1)]
+        console.print(f"\n\nnot settled as a whole; {generation.rung} writes in its place:\n")
+        console.print(Text(generation.text, style=style), end="")
+    return generation
 
 
-def report_lines(found: LadderGeneration, names: list[str]) -> list[Text]:
-    """Who wrote what at which cost, and the door."""
+def report_lines(generation: LadderGeneration, names: list[str]) -> list[Text]:
+    """Tokens and cost of each rung, the reasons for hand-ups, and the door."""
     lines = []
-    whole = max(1, found.bytes_read)
-    for place, cost in enumerate(found.costs):
-        told = f"{cost.name:15} {cost.tokens} tokens, {cost.passes} passes and {cost.prompt_passes} of prompts"
+    whole = max(1, generation.bytes_read)
+    for index, cost in enumerate(generation.costs):
+        line = f"{cost.name:15} {cost.tokens} tokens, {cost.passes} passes and {cost.prompt_passes} of prompts"
         if cost.catch_ups or cost.refills:
-            told += f", caught up {cost.catch_ups} times, read anew {cost.refills} times"
+            line += f", caught up {cost.catch_ups} times, read anew {cost.refills} times"
         if cost.calls:
-            told += f", {cost.calls} calls, money {cost.money:g}"
-        told += f", {cost.bytes_read / whole:.0%} of the bytes read" if cost.block_bytes else ""
-        lines.append(Text(told, style=STYLES[min(place, len(STYLES) - 1)].replace("underline ", "")))
-    why = Counter(decision.why for decision in found.trail.decisions if decision.outcome == "hand_up")
+            line += f", {cost.calls} calls, money {cost.money:g}"
+        line += f", {cost.bytes_read / whole:.0%} of the bytes read" if cost.block_bytes else ""
+        lines.append(Text(line, style=STYLES[min(index, len(STYLES) - 1)].replace("underline ", "")))
+    why = Counter(decision.why for decision in generation.trail.decisions if decision.outcome == "hand_up")
     if why:
         lines.append(Text(f"handed up       {', '.join(f'{count} {reason}' for reason, count in why.most_common(5))}"))
-    lines.append(Text(f"door            {found.door} (ended by {found.stop_reason})"))
-    if found.not_tried:
-        left_out = ", ".join(found.not_tried)
+    lines.append(Text(f"door            {generation.door} (ended by {generation.stop_reason})"))
+    if generation.not_tried:
+        left_out = ", ".join(generation.not_tried)
         advice = "the budget does not allow it, trust this less (a lower --max-new-tokens asks for less)"
         lines.append(Text(f"not tried       {left_out}: {advice}"))
     return lines

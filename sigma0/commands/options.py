@@ -1,4 +1,4 @@
-"""Option types that several commands share."""
+"""The options that commands share, each defined once."""
 
 from typing import Annotated
 
@@ -9,4 +9,42 @@ KEPT_FILES = 5
 Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+BackendName = Annotated[
+    str, typer.Option("--backend", help="What runs a pass: auto (kernels on CUDA), torch or triton.")
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+ExitRuleName = Annotated[
+    str | None, typer.Option("--exit", help="Exit rule: full, fixed, qexit, converge, accel or margin.")
+]
+Q = Annotated[float | None, typer.Option(help="Threshold of qexit, in (0, 1].")]
+Eps = Annotated[float | None, typer.Option(help="Threshold of converge and accel.")]
+Patience = Annotated[int | None, typer.Option(help="Loops running on which accel must hold.")]
+Theta = Annotated[float | None, typer.Option(help="Threshold of margin, in (0, 1].")]
+Depth = Annotated[int | None, typer.Option(help="Loop that fixed stops at.")]
+MinLoops = Annotated[int | None, typer.Option(help="No token stops before this loop.")]
+After = Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")]
+
+MaxNewTokens = Annotated[int, typer.Option(help="New tokens at most.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; above, sampling.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
+CollapseAction = Annotated[
+    str,
+    typer.Option("--on-collapse", help="A text that runs in circles: stop it, tighten its sampling, or ignore it."),
+]
+
+
+def check_sampling(temperature: float, seed: int | None) -> None:
+    """Refuses a temperature or a seed that no generator takes.
+
+    Raises:
+        ValueError: Naming the value.
+    """
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"seed must lie in [0, 2^63), got {seed}")

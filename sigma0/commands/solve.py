@@ -64,19 +64,19 @@ def solve(
         with SolveProgress(order.strategy, hidden=as_json) as progress:
             desk = Desk(Trail(trail, progress), limits, seed)
             try:
-                found = STRATEGIES[strategy](order, desk)
+                result = STRATEGIES[strategy](order, desk)
             except ChatFailed as error:
                 kept = f"; --memory {memory} --resume goes on" if memory is not None else ""
                 raise ValueError(f"{error}{kept}") from error
     if patch is not None:
-        patch.write_text(found.report["patch"], encoding="utf-8")
+        patch.write_text(result.report["patch"], encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({"strategy": strategy, **found.report}, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({"strategy": strategy, **result.report}, indent=2, ensure_ascii=False))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        console.print(printable(found.text), markup=False)
-        console.print(f"\n{'solved' if found.solved else 'NOT solved'}: {printable(found.why)}", markup=False)
-    if not found.solved:
+        console.print(printable(result.text), markup=False)
+        console.print(f"\n{'solved' if result.solved else 'NOT solved'}: {printable(result.why)}", markup=False)
+    if not result.solved:
         raise typer.Exit(1)
 
 

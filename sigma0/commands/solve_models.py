@@ -1,4 +1,4 @@
-"""The models that `sigma0 solve` asks, from the command line: one here, one behind an address, or rungs of a ladder."""
+"""The models that `sigma0 solve` asks, from the command line: local, on a server, or the rungs of a ladder."""
 
 import os
 from itertools import pairwise
@@ -15,10 +15,10 @@ def open_chats(model: str, ladder: str | None, base_url: str | None, device: str
 
     Args:
         model: Shipped name, folder, hub id; or the server's name for it where there is an address.
-        ladder: Rungs parted by commas in place of the model, each a model, or `name@http://host/v1`.
+        ladder: Comma-separated rungs in place of the model, each a model, or `name@http://host/v1`.
         base_url: Address of a server that speaks OpenAI's protocol; its key is in the variable OPENAI_API_KEY.
-        device: For models here.
-        dtype: For models here.
+        device: For local models.
+        dtype: For local models.
 
     Raises:
         ValueError: For names that stand for nothing, or a ladder and an address at once.

@@ -21,7 +21,7 @@ _MARKS = {"verified": "+", "failed": "x", "unverified": "?", "pending": "-", "re
 
 
 class SolveProgress:
-    """Listens to a trail and shows it on stderr: anew in place on a terminal, a line for each decision elsewhere.
+    """Listens to a trail and shows it on stderr: redrawn in place on a terminal, a line for each decision elsewhere.
 
     Args:
         strategy: Which outer loop.
@@ -80,7 +80,7 @@ class SolveProgress:
             decisions.add_row(
                 Text(decision.what, style="bold"), Text(printable(decision.why), overflow="ellipsis", no_wrap=True)
             )
-        return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._own(), decisions)
+        return Group(Text(head, style="dim", overflow="ellipsis", no_wrap=True), *self._strategy_lines(), decisions)
 
     def _take_lemmas(self, line: Decision) -> None:
         """Keeps the status of each lemma of the plan."""
@@ -90,7 +90,7 @@ class SolveProgress:
         if isinstance(name, str) and line.what in _MARKS:
             self._lemmas[name] = line.what
 
-    def _own(self) -> list[Text]:
+    def _strategy_lines(self) -> list[Text]:
         """What this strategy alone has to show."""
         if self._strategy == "progressive":
             return [progressive_line(self._state)]

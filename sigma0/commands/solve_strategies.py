@@ -54,8 +54,8 @@ class Order:
         resume: Whether the memory is taken up.
         repo: Folder of an agent's task.
         graph: Where a lemma graph is drawn.
-        temperature: None: the strategy's own.
-        max_tokens: Likewise.
+        temperature: Of the sampling; None: the strategy's default.
+        max_tokens: New tokens of each text at most; None: the strategy's default.
     """
 
     problem: str
@@ -76,7 +76,7 @@ def _head(order: Order, desk: Desk, models: list[ChatModel], settings: dict[str,
     desk.trail.add(Heading(order.strategy, order.problem, names, settings, versions, order.resume))
 
 
-def _own(order: Order) -> dict[str, Any]:
+def _settings(order: Order) -> dict[str, Any]:
     """The settings of a JSON file, and over them what stands on the command line."""
     values: dict[str, Any] = {}
     if order.config is not None:
@@ -93,8 +93,8 @@ def _own(order: Order) -> dict[str, Any]:
 def _progressive(order: Order, desk: Desk) -> Solved:
     chat, samples = as_ladder(order.chats)
     manager = ProgressiveReasoningManager(None if order.config is None else named_config(order.config))
-    own = 0.7 if samples else 0.0
-    settings: dict[str, Any] = {"temperature": own if order.temperature is None else order.temperature}
+    default = 0.7 if samples else 0.0
+    settings: dict[str, Any] = {"temperature": default if order.temperature is None else order.temperature}
     if order.max_tokens is not None:
         settings["max_tokens"] = order.max_tokens
     kind = Critique if follows_instructions(order.chats) else BareQuestion
@@ -111,25 +111,27 @@ def _progressive(order: Order, desk: Desk) -> Solved:
 
 
 def _lemma(order: Order, desk: Desk) -> Solved:
-    settings = LemmaSettings.from_dict(_own(order))
+    settings = LemmaSettings.from_dict(_settings(order))
     model, above = order.chats[0], order.chats[-1] if len(order.chats) > 1 else None
     _head(order, desk, order.chats, settings.to_dict())
-    found = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
-    desk.trail.add(Outcome(found.verified, found.answer or found.best_guess, found.why, asdict(found.usage)))
-    if order.graph is not None and found.graph is not None:
-        draw(found.graph, order.graph)
-    lemmas = [] if found.graph is None else [lemma_line(each.id, each.status) for each in found.graph.order()]
-    answer = found.answer if found.verified else f"best guess, which nothing vouches for: {found.best_guess or 'none'}"
-    return Solved(found.verified, "\n".join([*lemmas, answer or ""]), found.why, found.to_dict())
+    result = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
+    desk.trail.add(Outcome(result.verified, result.answer or result.best_guess, result.why, asdict(result.usage)))
+    if order.graph is not None and result.graph is not None:
+        draw(result.graph, order.graph)
+    lemmas = [] if result.graph is None else [lemma_line(lemma.id, lemma.status) for lemma in result.graph.order()]
+    answer = (
+        result.answer if result.verified else f"best guess, which nothing vouches for: {result.best_guess or 'none'}"
+    )
+    return Solved(result.verified, "\n".join([*lemmas, answer or ""]), result.why, result.to_dict())
 
 
 def _agent(order: Order, desk: Desk) -> Solved:
-    settings = AgentSettings.from_dict(_own(order))
+    settings = AgentSettings.from_dict(_settings(order))
     _head(order, desk, order.chats, settings.to_dict())
     assert order.repo is not None
-    found = RepoAgent(order.chats, Sandbox(), desk, settings).solve(order.problem, order.repo)
-    desk.trail.add(Outcome(found.solved, found.patch, found.why, asdict(found.usage)))
-    return Solved(found.solved, found.patch or "the workspace is unchanged", found.why, found.to_dict())
+    result = RepoAgent(order.chats, Sandbox(), desk, settings).solve(order.problem, order.repo)
+    desk.trail.add(Outcome(result.solved, result.patch, result.why, asdict(result.usage)))
+    return Solved(result.solved, result.patch or "the workspace is unchanged", result.why, result.to_dict())
 
 
 STRATEGIES: dict[str, Callable[[Order, Desk], Solved]] = {

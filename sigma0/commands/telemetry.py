@@ -1,7 +1,7 @@
-"""A log of requests: one JSON line for each text that was asked for, with what its loops did and what it cost.
+"""Request log: one JSON line per generated text, with its depths, exits, verdict and cost.
 
-A line holds no prompt, no answer and no key. Lines are made and written in a thread of their own, so that whoever
-answers a request never waits for a disk.
+A line holds no prompt, no answer and no key. Lines are built and written in a separate thread, so that requests never
+wait for a disk.
 """
 
 import logging
@@ -25,9 +25,9 @@ from sigma0.signals.verdict import Door, ReasonVerdict
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 64 * 2**20
-# Lines that wait to be written at most: a disk that hangs must not fill the memory.
+# Lines in the queue at most: a disk that hangs must not fill the memory.
 WAITING_LINES = 10_000
-# Seconds that the end waits for a disk, twice.
+# Seconds that closing waits for a disk, twice.
 CLOSING_S = 5.0
 
 
@@ -38,14 +38,14 @@ class _Part(BaseModel):
 
 
 class Route(_Part):
-    """Who wrote a text.
+    """Which model wrote a text.
 
     Attributes:
-        kind: `engine`: the served model. `ladder`: a ladder was asked. `routed`: the served model's verdict said
-            escalate, and the ladder's answer took the place of its own.
-        unit: What a ladder hands up; None where none was asked.
-        rungs: Tokens of the text by the name of the model that wrote them.
-        why: Why tokens went up, each reason once; of a routed text also the door.
+        kind: `engine`: the served model. `ladder`: a ladder, as the request asked. `routed`: the served model's verdict
+            was escalate, and the ladder's answer replaced its answer.
+        unit: What a ladder hands up; None without a ladder.
+        rungs: Tokens of the text by model name.
+        why: Distinct reasons for hand-ups; of a routed text also the door.
     """
 
     kind: Literal["engine", "ladder", "routed"]
@@ -55,19 +55,19 @@ class Route(_Part):
 
 
 class Costs(_Part):
-    """What a text took.
+    """What a text cost.
 
     Attributes:
         seconds: From the request to its end, waiting included.
-        first_token_seconds: To its first token; None where there was none.
+        first_token_seconds: From the request to its first token; None where there was none.
         passes: Calls of the shared block with a row of a new token.
         rows: Rows in them.
         head_rows: Rows that the output head read; None where they are not counted for each request.
-        mean_depth: Over the tokens after the first, as are the three savings.
+        mean_depth: Over the tokens after the first; so are the three savings.
         depth_saved: See `sigma0.signals.savings.Savings`.
         passes_saved: Passes saved.
         rows_saved: Rows saved.
-        preemptions: How often its K/V were given up and made anew.
+        preemptions: How often it was preempted, its K/V freed and recomputed.
         large_model_tokens: Tokens that rungs above the lowest wrote.
         rungs: What each rung of a ladder did (`sigma0.ladder.RungCost`).
     """
@@ -87,30 +87,30 @@ class Costs(_Part):
 
 
 class RequestLine(_Part):
-    """One text that was asked for.
+    """One requested text.
 
     Attributes:
         time: When it ended, UTC.
         request_id: As the response's `x-request-id` has it; None from the command line.
         choice: Its number in the request, from 0.
-        kind: What was asked.
+        kind: The endpoint, or the command.
         model: Name of the served model.
         stream: Whether tokens were sent as they came.
-        outcome: `done`; `cancelled`: the client left, or another choice failed; `failed`.
+        outcome: `done`; `cancelled`: the client disconnected, or another choice failed; `failed`.
         error: The kind of failure; None where there was none. Its message may quote a prompt and is not kept.
         finish_reason: As the response has it; None where there was no end.
         prompt_tokens: Ids of the prompt.
-        cached_tokens: Of those, found in the prefix cache.
+        cached_tokens: How many of those were in the prefix cache.
         new_tokens: Tokens written.
         total_loops: T.
         exit: The exit setting in force.
-        effort: The effort it comes from; None where none was named.
+        effort: The effort that it was derived from; None where none was named.
         depths: Loop at which each new token was read.
-        reasons: Why there.
-        proximity: How near the text was to running in circles at each.
+        reasons: Why each was read there.
+        proximity: The repetition score of the text at each token.
         verdict: On the whole text; None where verdicts are off.
-        door: That it opens.
-        route: Who wrote it.
+        door: The routing decision on it.
+        route: Which model wrote it.
         costs: What it took.
     """
 
@@ -145,7 +145,7 @@ def of_generation(done: Generation, model: str, exit_config: ExitConfig, seconds
         done: The generation.
         model: Name of the model.
         exit_config: The setting in force.
-        seconds: That it took.
+        seconds: Its duration.
     """
     return RequestLine(
         time=datetime.now(timezone.utc),
@@ -176,7 +176,7 @@ def of_generation(done: Generation, model: str, exit_config: ExitConfig, seconds
 
 
 class _Lines(logging.Formatter):
-    """Makes the line, in the thread that writes it."""
+    """Builds the line, in the writing thread."""
 
     def format(self, record: logging.LogRecord) -> str:
         make: Any = record.msg
@@ -184,56 +184,56 @@ class _Lines(logging.Formatter):
         return line.model_dump_json()
 
 
-class _Complaint:
-    """Says that lines are lost, once until they are written again."""
+class _LossWarning:
+    """Warns that lines are lost, once until they are written again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._said = False
+        self._warned = False
 
-    def say(self, error: object) -> None:
-        if not self._said:
+    def warn(self, error: object) -> None:
+        if not self._warned:
             logger.warning("telemetry: lines for %s are lost: %s", self._path, error)
-        self._said = True
+        self._warned = True
 
-    def take_back(self) -> None:
-        self._said = False
+    def reset(self) -> None:
+        self._warned = False
 
 
 class _File(RotatingFileHandler):
-    """A file that loses lines rather than answers."""
+    """A rotated file whose write errors lose lines, and no answers."""
 
-    def __init__(self, path: Path, max_bytes: int, keep: int, complaint: _Complaint) -> None:
-        self._complaint: _Complaint | None = None
+    def __init__(self, path: Path, max_bytes: int, keep: int, loss: _LossWarning) -> None:
+        self._loss: _LossWarning | None = None
         super().__init__(path, maxBytes=max_bytes, backupCount=keep, encoding="utf-8")
-        self._complaint = complaint
+        self._loss = loss
         self.setFormatter(_Lines())
 
     def emit(self, record: logging.LogRecord) -> None:
         self._failed = False
         super().emit(record)
-        if not self._failed and self._complaint is not None:
-            self._complaint.take_back()
+        if not self._failed and self._loss is not None:
+            self._loss.reset()
 
     def handleError(self, record: logging.LogRecord) -> None:
         self._failed = True
-        if self._complaint is not None:
+        if self._loss is not None:
             error = sys.exc_info()[1]
-            self._complaint.say(error if isinstance(error, OSError) else type(error).__name__)
+            self._loss.warn(error if isinstance(error, OSError) else type(error).__name__)
 
 
 class _Queue(QueueHandler):
-    """Hands lines over as they are; one that finds no room is lost."""
+    """Enqueues lines unformatted; a line is lost when the queue is full."""
 
-    def __init__(self, queue: "Queue[Any]", complaint: _Complaint) -> None:
+    def __init__(self, queue: "Queue[Any]", loss: _LossWarning) -> None:
         super().__init__(queue)
-        self._complaint = complaint
+        self._loss = loss
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record
 
     def handleError(self, record: logging.LogRecord) -> None:
-        self._complaint.say(f"more than {WAITING_LINES} wait to be written")
+        self._loss.warn(f"more than {WAITING_LINES} wait to be written")
 
 
 class TelemetryLog:
@@ -245,23 +245,23 @@ class TelemetryLog:
         keep: Older files that are kept.
 
     Raises:
-        ValueError: If the file cannot be written, or for a limit that is none.
+        ValueError: If the file cannot be written, or for a limit below 1.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, keep: int = KEPT_FILES) -> None:
         if max_bytes < 1 or keep < 1:
             # logging would take either 0 for "never rotate"
             raise ValueError(f"telemetry needs at least 1 byte and 1 kept file, got {max_bytes} and {keep}")
-        complaint = self._complaint = _Complaint(path)
+        loss = self._loss = _LossWarning(path)
         try:
-            self._file = _File(path, max_bytes, keep, complaint)
+            self._file = _File(path, max_bytes, keep, loss)
         except OSError as error:
             raise ValueError(
                 f"--telemetry {str(path)!r} cannot be written: {error.strerror or error}; name a file in a folder "
                 "that is there"
             ) from error
         queue: Queue[Any] = Queue(WAITING_LINES)
-        self._entry = _Queue(queue, complaint)
+        self._entry = _Queue(queue, loss)
         self._listener = _Listener(queue, self._file)
         self._listener.start()
 
@@ -274,29 +274,29 @@ class TelemetryLog:
         self._entry.handle(logging.LogRecord("sigma0.commands.telemetry", logging.INFO, "", 0, make, None, None))
 
     def close(self) -> None:
-        """Writes what waits, and closes the file."""
+        """Writes what is queued, and closes the file."""
         self._listener.stop()
         if self._listener.hangs:
-            # the file's lock is held by whoever writes
+            # the writing thread holds the file's lock
             return
         try:
             self._file.close()
         except OSError as error:
-            # what a full disk did not take
-            self._complaint.say(error)
+            # the flush to a full disk failed
+            self._loss.warn(error)
 
 
 class _Listener(QueueListener):
-    """Ends also where the disk hangs: what still waits after a while is left.
+    """Stops even if the disk hangs; lines still queued after `CLOSING_S` are dropped.
 
     Attributes:
-        hangs: Whether a line was still being written when it ended.
+        hangs: Whether a line was still being written when it stopped.
     """
 
     hangs = False
 
     def stop(self) -> None:
-        """Writes what waits, for as long as that goes on."""
+        """Writes what is queued, within the time limit."""
         thread = self._thread
         if thread is None:
             return
@@ -312,7 +312,7 @@ def read_telemetry(path: Path) -> Iterator[RequestLine]:
     """The lines of one file.
 
     Raises:
-        ValueError: Naming a line that is none.
+        ValueError: Naming the first bad line.
     """
     with path.open(encoding="utf-8") as file:
         yield from parse_lines(path, file, RequestLine.model_validate_json, "telemetry line")

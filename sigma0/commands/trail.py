@@ -70,8 +70,8 @@ def print_lines(lines: "Sequence[Line]") -> None:
                 Text(_short(line.problem)),
             )
         elif isinstance(line, Call):
-            told = line.failed if line.answer is None else str(line.answer.get("text", ""))
-            table.add_row("asked", Text(_short(line.purpose)), Text(_short(told or ""), style="dim"))
+            answer = line.failed if line.answer is None else str(line.answer.get("text", ""))
+            table.add_row("asked", Text(_short(line.purpose)), Text(_short(answer or ""), style="dim"))
         elif isinstance(line, Run):
             ended = "ok" if line.result.get("ok") else f"exit {line.result.get('exit_code')}"
             table.add_row("ran", Text(_short(line.purpose)), Text(f"{ended}: {_short(line.code)}", style="dim"))

@@ -4,6 +4,7 @@ The same numbers as `sigma0.kernels.collapse.repetition_of` gives for a whole wi
 matches at each lag are counted on, and the 4-grams and ids of the window are counted in and out.
 """
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -18,13 +19,14 @@ _WIDE_SPANS = _SPANS.astype(np.float32)
 _NEEDED = (_SPANS + _LAGS).tolist()
 # of the matches that leave each lag's span, where they stand, by the number of the id modulo the lags
 _LEAVING = (np.arange(LAGS)[:, None] - _SPANS) % LAGS * LAGS + np.arange(LAGS)
+_ALPHA, _REST, _FLOOR = np.float32(ALPHA), np.float32(1 - ALPHA), np.float32(FLOOR)
 # no id: ids are at least 0
 _NONE = -1
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """How much a text repeats itself, as `sigma0.signals.canary.Reading` has it.
+    """How much a text repeats itself, as `sigma0.signals.canary.CollapseStats` has it.
 
     Attributes:
         periodicity: Share of the last ids that repeat at the best lag.
@@ -166,16 +168,15 @@ class EntropyDrop:
 
     def take(self, entropy: float) -> float:
         """The drop of an entropy against those before it, which it then joins; NaN says nothing."""
-        if not np.isfinite(entropy):
+        if not math.isfinite(entropy):
             return 0.0
         step = np.float32(entropy) - self._mean
         drop = 0.0
         if self._observed >= WARM_UP:
-            drop = float(-step / np.sqrt(np.maximum(self._variance, np.float32(FLOOR))))
+            drop = float(-step / np.sqrt(max(self._variance, _FLOOR)))
         if self._observed:
-            alpha = np.float32(ALPHA)
-            self._variance = np.float32(1 - ALPHA) * (self._variance + alpha * step * step)
-            self._mean = self._mean + alpha * step
+            self._variance = _REST * (self._variance + _ALPHA * step * step)
+            self._mean = self._mean + _ALPHA * step
         else:
             self._mean = np.float32(entropy)
         self._observed += 1

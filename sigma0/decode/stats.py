@@ -7,6 +7,8 @@ enough has come together; what is kept until then is bounded.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,6 @@ class RunRecord:
         device: Where the figures are told.
 
     Attributes:
-        collapse: What readings are reckoned from where a kernel does it at once.
         first_column: Column of the planes whose state the first new token is read from.
         pending: Logits `[B, V]` of tokens that a foreign loop is about to choose; None elsewhere.
     """
@@ -75,12 +76,13 @@ class RunRecord:
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
             self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
-            self.collapse = CollapseState.empty(batch, device)
         # the pass from which on what is noted of a place counts, as far as it is taken in
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
         # passes, each with its number, the rows' sequences, columns and loops, and what was told of them
-        self._noted: list[tuple[int | Ints, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
+        self._noted: list[tuple[int, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
+        # states of tokens whose loops are not over, as they were noted, with a number for each row
+        self._unfinished: tuple[Ints, Ints, Ints, Ints, Tensor] | None = None
         # the number from which on columns of sequences count, or the first place that is taken back
         self._opens: list[tuple[int, Any, Any]] = []
         self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
@@ -93,6 +95,12 @@ class RunRecord:
     def empty(cls, batch: int, new: int, total_loops: int, device: torch.device) -> "RunRecord":
         """Nothing told yet; grows beyond `new` tokens as needed."""
         return cls(batch, new, total_loops, device)
+
+    @cached_property
+    def collapse(self) -> CollapseState:
+        """What readings are reckoned from where a kernel does it at once."""
+        with torch.inference_mode(False):
+            return CollapseState.empty(len(self._drops), self.device)
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +155,7 @@ class RunRecord:
         self._settle_loops()
         self.first_column = column
         # rows of earlier tokens are run to their end before another prompt is read
-        self._noted, self._rows = [], 0
+        self._noted, self._rows, self._unfinished = [], 0, None
 
     def open(self, sequences: Ints, columns: Ints) -> None:
         """Forgets what was told of positions that are run anew.
@@ -217,12 +225,17 @@ class RunRecord:
         noted, self._noted, self._rows = self._noted, [], 0
         if not noted:
             return
-        numbers = np.concatenate([np.broadcast_to(each[0], len(each[1])) for each in noted])
+        numbers = np.repeat([each[0] for each in noted], [len(each[1]) for each in noted])
         sequences, columns, loops = (np.concatenate([each[part] for each in noted]) for part in (1, 2, 3))
+        parts = [each[4] for each in noted]
+        if self._unfinished is not None:
+            (*before, states), rows = self._unfinished, (numbers, sequences, columns, loops)
+            numbers, sequences, columns, loops = map(np.concatenate, zip(before, rows, strict=True))
+            parts, self._unfinished = [states, *parts], None
         places = columns - self.first_column
         opened = np.where(places < 0, _CLOSED, self._opened[sequences, places])
         valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
-        self._settle_told([each[4] for each in noted], valid, sequences, places, loops)
+        self._settle_told(parts, valid, sequences, places, loops)
 
     def _settle_opens(self) -> None:
         """Takes in what was run anew or taken back, in its order; it forgets what was told of it before."""
@@ -230,14 +243,17 @@ class RunRecord:
         if not opens:
             return
         before = self._opened.copy()
-        for number, sequences, first in opens:
-            if number == _CLOSED:
-                self._opened[sequences, first:] = _CLOSED
+        for closes, group in groupby(opens, key=lambda each: each[0] == _CLOSED):
+            numbers, sequences, first = zip(*group, strict=True)
+            if closes:
+                for sequence, place in zip(sequences, first, strict=True):
+                    self._opened[sequence, place:] = _CLOSED
                 continue
-            places = first - self.first_column
+            places = np.concatenate(first) - self.first_column
             if len(places) and places.max() >= self._opened.shape[1]:
                 self._reserve(int(places.max()) + 1)
-            self._opened[sequences, places] = number
+            # of a place that is opened twice the last number stays
+            self._opened[np.concatenate(sequences), places] = np.repeat(numbers, [len(each) for each in first])
         changed = np.argwhere((before != _CLOSED) & (before != self._opened[:, : before.shape[1]]))
         if len(changed):
             at = to_device(changed.T.copy(), self.device)
@@ -260,8 +276,12 @@ class RunRecord:
             assert len(states) == len(told) and self._reader is not None
             hidden = torch.cat(states)  # [R, D]
             hidden = hidden if everything else hidden.index_select(0, to_device(valid, hidden.device))
-            tokens, row_tokens = np.unique(sequences * self._fates.shape[1] + places, return_inverse=True)  # [M], [R]
-            paths = hidden.new_zeros((len(tokens), self._fates.shape[2], hidden.shape[1]))
+            keys = sequences * self._fates.shape[1] + places
+            known = np.zeros(keys.max() + 1, dtype=np.bool_)
+            known[keys] = True
+            numbers = known.cumsum() - 1
+            row_tokens = numbers[keys]  # [R]
+            paths = hidden.new_zeros((int(numbers[-1]) + 1, self._fates.shape[2], hidden.shape[1]))
             where = to_device(np.stack([row_tokens, loops]), hidden.device)
             paths[where[0], where[1]] = hidden
             statistics, fates = (part[where[0], where[1]].to(self.device) for part in self._reader.read(paths))
@@ -273,14 +293,15 @@ class RunRecord:
         """Keeps the states of tokens whose loops are not over: what comes is measured against them."""
         total = self._fates.shape[2]
         # a token is at most T passes old while it loops, and one enters in a pass at most
-        newest = np.where(self._opened != _CLOSED, np.arange(self._opened.shape[1]), -1).max(axis=1)
+        newest = self._opened.shape[1] - 1 - (self._opened != _CLOSED)[:, ::-1].argmax(axis=1)
         ran = np.zeros(row_tokens.max() + 1, dtype=np.int64)
         np.maximum.at(ran, row_tokens, loops + 1)
         rows = np.flatnonzero((ran[row_tokens] < total) & (places > newest[sequences] - total))
         if len(rows):
             sequences, places, loops = sequences[rows], places[rows], loops[rows]
             kept = hidden.index_select(0, to_device(rows, hidden.device))
-            self._noted.append((self._opened[sequences, places], sequences, places + self.first_column, loops, kept))
+            numbers, columns = self._opened[sequences, places], places + self.first_column
+            self._unfinished = (numbers, sequences, columns, loops, kept)
 
     @torch.no_grad()
     def _settle_readings(self) -> None:
@@ -319,15 +340,12 @@ def read_together(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[
         repeated: How its text repeats itself behind each.
         drops: Of its text, for each; takes its entropy in.
     """
-    entropy, margin, _, speaks = (part.cpu() for part in certainty(logits))
-    fallen = [drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)]
+    entropy, margin, _, speaks = (part.cpu().numpy() for part in certainty(logits))
+    drop = np.array([drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)], dtype=np.float32)
     told = [(each.periodicity, each.lag, each.echo, each.distinct, each.settled) for each in repeated]
-    periodicity, lag, echo, distinct, settled = torch.tensor(told, dtype=torch.float32).unbind(-1)
-    drop = torch.tensor(fallen, dtype=torch.float32)
-    proximity = CollapseRule().proximity(
-        periodicity, echo * settled, 1 - distinct, drop, margin.masked_fill(~speaks, 0.0)
-    )
-    return torch.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], dim=-1)
+    periodicity, lag, echo, distinct, settled = np.array(told, dtype=np.float32).T
+    proximity = CollapseRule().proximity(periodicity, echo * settled, 1 - distinct, drop, np.where(speaks, margin, 0))
+    return torch.from_numpy(np.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], axis=-1))
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,13 +59,13 @@ class Attempt:
 
 @dataclass
 class Climb:
-    """What came of one unit.
+    """Result of one unit.
 
     Attributes:
-        attempt: The text that stands; None if no rung gave any.
-        rung: That wrote it.
-        aborted: Whether it would have gone up further, had the budget allowed.
-        exhausted: Whether the highest rung was asked.
+        attempt: The final text; None if no rung gave any.
+        rung: Index of the rung that wrote it.
+        aborted: Whether the budget kept it from going up further.
+        exhausted: Whether the highest rung was tried.
     """
 
     attempt: Attempt | None = None
@@ -74,25 +74,25 @@ class Climb:
     exhausted: bool = False
 
 
-def attempt_of(told: Generation) -> Attempt:
-    """What a looped model wrote, with its verdict.
+def attempt_of(generation: Generation) -> Attempt:
+    """The attempt of a looped model, with its verdict.
 
     Raises:
-        ValueError: Where no verdict was asked for.
+        ValueError: Without a verdict.
     """
-    if told.verdict is None:
+    if generation.verdict is None:
         raise ValueError("no verdict was asked for: pass verdict=True")
-    attempt = attempt_from(told.text, told.tokens, told.verdict, told.stop_reason)
-    return replace(attempt, tokens=told.tokens)
+    attempt = attempt_from(generation.text, generation.tokens, generation.verdict, generation.stop_reason)
+    return replace(attempt, tokens=generation.tokens)
 
 
 class Read(Protocol):
-    """A token with its reading.
+    """A token with statistics of its logits.
 
     Attributes:
         text: What it adds to the text.
-        entropy: Of the distribution, nats; None where it is not known, as is the next.
-        margin: Lead of the likeliest id.
+        entropy: Of the distribution, nats; None if unknown.
+        margin: Top-1 probability minus top-2; None if unknown.
     """
 
     @property
@@ -127,7 +127,7 @@ def attempt_from(text: str, tokens: Sequence[Read], verdict: ReasonVerdict, stop
 
 @dataclass(frozen=True)
 class Given:
-    """What a rung is given.
+    """Input of a rung.
 
     Attributes:
         prompt: To continue, or to answer.
@@ -179,7 +179,7 @@ class Writer:
         except ValueError:
             if rung == 0:
                 raise
-            return Spending()  # it cannot even read the prompt, as `write` will tell
+            return Spending()  # the prompt does not even fit, which `write` reports
         loops = here.model.num_loops if here.is_looped else 1
         chunks = -(-read // PROMPT_CHUNK) if here.is_looped else 1
         passes = loops * (chunks + max_new_tokens)
@@ -204,8 +204,8 @@ class Writer:
                 raise
             # a rung that cannot take the prompt costs itself, never the answer
             return None, f"refused: {type(error).__name__}"
-        asked = self.forecast(rung, prompt, max_new_tokens)
-        assert cost.loop_passes <= asked.loop_passes and cost.catch_up_tokens <= asked.catch_up_tokens
+        spending = self.forecast(rung, prompt, max_new_tokens)
+        assert cost.loop_passes <= spending.loop_passes and cost.catch_up_tokens <= spending.catch_up_tokens
         seconds = perf_counter() - began
         self.costs[rung].seconds += seconds
         self._pay(rung, cost, f"write {rung}", seconds, "ok")
@@ -214,21 +214,21 @@ class Writer:
     def _write_looped(
         self, rung: int, here: LocalRung, prompt: str | Messages, max_new_tokens: int
     ) -> tuple[Attempt, Spending]:
-        told = generate_text(
+        generation = generate_text(
             here.model, here.tokenizer, prompt, exit_config=self._exit_config or here.exit_config,
             max_new_tokens=max_new_tokens, stop=self._stop, verdict=True, sources=self.context,
             policy=self.doors, do_sample=False,
         )  # fmt: skip
-        loops = told.prompt_rows // max(1, told.prompt_tokens)
-        prompt_passes = loops * -(-told.prompt_tokens // PROMPT_CHUNK)
+        loops = generation.prompt_rows // max(1, generation.prompt_tokens)
+        prompt_passes = loops * -(-generation.prompt_tokens // PROMPT_CHUNK)
         cost = self.costs[rung]
-        cost.passes += told.loop_passes
+        cost.passes += generation.loop_passes
         cost.prompt_passes += prompt_passes
-        cost.rows += told.loop_rows + told.prompt_rows
-        cost.read += told.prompt_tokens
-        cost.tokens += len(told.tokens)
-        return attempt_of(told), self._spending(
-            rung, told.loop_passes + prompt_passes, len(told.tokens), told.prompt_tokens
+        cost.rows += generation.loop_rows + generation.prompt_rows
+        cost.read += generation.prompt_tokens
+        cost.tokens += len(generation.tokens)
+        return attempt_of(generation), self._spending(
+            rung, generation.loop_passes + prompt_passes, len(generation.tokens), generation.prompt_tokens
         )
 
     def _write_plain(
@@ -287,11 +287,11 @@ class Writer:
     ) -> tuple[Attempt | None, str]:
         asker = self._asker(rung, here)
         reply = asker.ask(as_messages(prompt), max_new_tokens)
-        for cost, seconds, told in asker.spent:
-            self.trail.lines.append(Spent(rung, f"ask {here.name}", cost, seconds, told))
+        for cost, seconds, outcome in asker.spent:
+            self.trail.lines.append(Spent(rung, f"ask {here.name}", cost, seconds, outcome))
         asker.spent.clear()
         if reply.text is None:
-            return None, reply.told if reply.lacking is None else f"{reply.told}, then no {reply.lacking} left"
+            return None, reply.outcome if reply.lacking is None else f"{reply.outcome}, then no {reply.lacking} left"
         text = reply.text
         cut = min((place for place in (text.find(string) for string in self._stop) if place >= 0), default=None)
         text = text if cut is None else text[:cut]
@@ -319,9 +319,9 @@ class Writer:
             kept = len(here.tokenizer(draft.sure, add_special_tokens=False)["input_ids"])
             warm = Given(prompt + draft.sure, draft.sure, new - kept)
         else:
-            # an endpoint answers what it is told, it does not go on from half a sentence
-            asked = {"role": "user", "content": WARM_START.format(draft=draft.text)}
-            warm = Given([*as_messages(prompt), asked], "", new)
+            # an endpoint answers messages, it does not continue half a sentence
+            question = {"role": "user", "content": WARM_START.format(draft=draft.text)}
+            warm = Given([*as_messages(prompt), question], "", new)
         return warm if warm.new > 0 and self._fits(here, warm) else cold
 
     def _fits(self, here: AnyRung, given: Given) -> bool:
@@ -341,9 +341,9 @@ class Writer:
         above = rung > 0
         return Spending(loop_passes=passes, large_tokens=tokens if above else 0, catch_up_tokens=read if above else 0)
 
-    def _pay(self, rung: int, cost: Spending, step: str, seconds: float, told: str) -> None:
+    def _pay(self, rung: int, cost: Spending, step: str, seconds: float, outcome: str) -> None:
         self.purse.pay(cost, step, seconds)
-        self.trail.lines.append(Spent(rung, step, cost, seconds, told))
+        self.trail.lines.append(Spent(rung, step, cost, seconds, outcome))
 
 
 def climb(
@@ -371,50 +371,50 @@ def climb(
             sure token, to go on from; in messages the whole draft, as one that may be wrong.
         written: What the rung `start` wrote already; None lets it write.
         start: The lowest rung that has a say.
-        whole: Whether it is a whole text behind single tokens or drafts, for the trail.
+        whole: Whether it is a whole text of single tokens or drafts, for the trail.
     """
-    found, top = Climb(), len(writer.rungs) - 1
+    result, top = Climb(), len(writer.rungs) - 1
     # what is there already costs nothing more, and stands even where nothing is left
     if written is None:
-        asked = writer.forecast(start, prompt, max_new_tokens)
-        if writer.purse.lacks(asked, f"write {start}") is not None:
+        spending = writer.forecast(start, prompt, max_new_tokens)
+        if writer.purse.lacks(spending, f"write {start}") is not None:
             return Climb(aborted=True)
     rung, given = start, Given(prompt, "", max_new_tokens)
     while True:
         ready = written is not None and rung == start
-        attempt, told = (written, "ok") if ready else writer.write(rung, given.prompt, given.new)
-        found.aborted = found.aborted or "left" in told.split()
+        attempt, status = (written, "ok") if ready else writer.write(rung, given.prompt, given.new)
+        result.aborted = result.aborted or "left" in status.split()
         if attempt is not None and given.kept:
             attempt = writer.after(attempt, given.kept)
         signs = None if attempt is None else Signs(sequence, position, attempt.verdict, attempt.entropy, attempt.margin)
-        outcome, why = _judged(writer, policy, attempt, signs, rung, told)
+        outcome, why = _judged(writer, policy, attempt, signs, rung, status)
         # what a rung declined stands only where no rung gives more
-        if attempt is not None and (outcome != "decline" or found.attempt is None):
-            found.attempt, found.rung = attempt, rung
+        if attempt is not None and (outcome != "decline" or result.attempt is None):
+            result.attempt, result.rung = attempt, rung
         shown = None if signs is None else signs.to_dict()
         if outcome in ("accept", "top_rung") or (rung == top and outcome in ("decline", "error")):
             writer.trail.lines.append(Decision(sequence, position, rung, shown, why, outcome, whole=whole))
-            found.exhausted = rung == top
-            return found
-        given = writer.given(rung + 1, prompt, max_new_tokens, found.attempt if warm_start else None)
-        asked = writer.forecast(rung + 1, given.prompt, given.new)
-        lacking = writer.purse.lacks(asked, f"write {rung + 1}")
+            result.exhausted = rung == top
+            return result
+        given = writer.given(rung + 1, prompt, max_new_tokens, result.attempt if warm_start else None)
+        spending = writer.forecast(rung + 1, given.prompt, given.new)
+        lacking = writer.purse.lacks(spending, f"write {rung + 1}")
         if outcome == "hand_up" and lacking is not None:
             outcome = "abort"
-        decision = Decision(sequence, position, rung, shown, why, outcome, asked, lacking, whole=whole)
+        decision = Decision(sequence, position, rung, shown, why, outcome, spending, lacking, whole=whole)
         writer.trail.lines.append(decision)
         if lacking is not None:
-            found.aborted = True
-            return found
+            result.aborted = True
+            return result
         rung += 1
 
 
 def _judged(
-    writer: Writer, policy: Trigger, attempt: Attempt | None, signs: Signs | None, rung: int, told: str
+    writer: Writer, policy: Trigger, attempt: Attempt | None, signs: Signs | None, rung: int, status: str
 ) -> tuple[Outcome, str | None]:
     """What becomes of a text while the budget has no say, and why."""
     if attempt is None or signs is None:
-        return "error", told
+        return "error", status
     # a later draft may be nothing but the end of the text
     only_ends = signs.position > 0 and attempt.stop_reason == "eos" and not attempt.text.strip()
     if not only_ends and writer.rungs[rung].declines(attempt.text):
@@ -436,6 +436,6 @@ def _cost_of(rung: AnyRung) -> RungCost:
     parameters = list(rung.block.parameters())
     return RungCost(
         rung.name,
-        block_bytes=sum(each.numel() * each.element_size() for each in parameters),
-        parameters=sum(each.numel() for each in parameters),
+        block_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        parameters=sum(parameter.numel() for parameter in parameters),
     )

@@ -1,4 +1,4 @@
-"""What a ladder may spend, and the purse that is asked before anything is spent."""
+"""The budget of a ladder, and the purse that is checked before anything is spent."""
 
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Price:
-    """What an endpoint costs, in any unit of money.
+    """Prices of an endpoint, in any unit of money.
 
     Attributes:
         prompt_token: For each token read.
@@ -70,10 +70,10 @@ class Price:
     call: float = 0.0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if not 0 <= value < float("inf"):
-                raise ValueError(f"price {each.name} must be a finite number of at least 0, got {value!r}")
+                raise ValueError(f"price {limit.name} must be a finite number of at least 0, got {value!r}")
 
     def of(self, prompt_tokens: int, new_tokens: int) -> float:
         """Price of one request."""
@@ -82,10 +82,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Spending:
-    """An amount of everything that is limited but time.
+    """An amount of each limit of a `Budget` but time.
 
     Attributes:
-        loop_passes: See `Budget`, as are the others.
+        loop_passes: Passes of the rungs' blocks.
         large_tokens: Written above the lowest rung.
         catch_up_tokens: Read above the lowest rung.
         calls: Requests.
@@ -100,7 +100,7 @@ class Spending:
 
     def plus(self, other: "Spending") -> "Spending":
         """The sum."""
-        return Spending(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        return Spending(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
 
 
 @dataclass
@@ -109,10 +109,10 @@ class Purse:
 
     Attributes:
         budget: The limits.
-        spent: What is gone.
+        spent: Spent so far.
         began: When the call began, by `time.monotonic`.
         longest: Seconds of the longest step of each kind.
-        refused: The limits that something was refused for.
+        refused: The limits for which steps were refused.
     """
 
     budget: Budget
@@ -132,14 +132,14 @@ class Purse:
         return None if self.budget.seconds is None else self.budget.seconds - self.seconds
 
     def lacks(self, step: Spending, kind: str) -> str | None:
-        """The first limit that a step would exceed, or None; what is refused is remembered.
+        """The first limit that a step would exceed, or None; adds it to `refused`.
 
         Args:
-            step: The most that it may cost.
-            kind: Of step, for its time.
+            step: Upper bound of its cost.
+            kind: Kind of the step, for its time.
         """
         after = self.spent.plus(step)
-        for name in (each.name for each in fields(Spending)):
+        for name in (item.name for item in fields(Spending)):
             limit = getattr(self.budget, name)
             if limit is not None and getattr(after, name) > limit:
                 self.refused.add(name)
@@ -163,12 +163,12 @@ class RungCost:
     Attributes:
         name: Of the rung.
         tokens: Tokens of the text that it wrote.
-        passes: Passes of its block behind prompts; of a model that is not looped each such forward is one.
+        passes: Passes of its block after prompts; of a model without loops each such forward is one.
         prompt_passes: The same of prompts and of catching up, which run at full depth.
         rows: Rows (a token in a pass) in both.
         read: Ids that it read in prompts and in catching up.
         catch_ups: How often it caught up on ids that another rung wrote.
-        refills: How often it read everything anew, its K/V having been dropped.
+        refills: How often everything was recomputed, since its K/V had been dropped.
         calls: Requests, repeated ones included.
         money: Paid.
         seconds: Spent in it.
@@ -203,9 +203,9 @@ class RungCost:
         """The sum over runs of one rung."""
         same = ("name", "block_bytes", "parameters")
         sums = {
-            each.name: getattr(self, each.name) + getattr(other, each.name)
-            for each in fields(self)
-            if each.name not in same
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)
+            if item.name not in same
         }
         return replace(self, **sums)
 

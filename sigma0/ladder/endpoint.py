@@ -24,23 +24,23 @@ MOST_PASSES = 2**53
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of an endpoint.
+    """Result of a request to an endpoint, with its attempts.
 
     Attributes:
         text: The answer; None where there is none.
-        told: "ok", or the kind of failure of the last attempt.
+        outcome: "ok", or the kind of failure of the last attempt.
         lacking: The limit that forbade another attempt, or None.
-        asked: The most that the last attempt could cost.
+        limit: The most that the last attempt could cost.
         cut: Whether the endpoint stopped at its limit of tokens.
-        verdict: On the answer, where the endpoint tells one as this package's own server does, like the next two.
-        door: That it opens.
+        verdict: On the answer. None, like door and passes, where the endpoint is no server of this package.
+        door: Routing decision of the verdict.
         passes: Of the looped model's block.
     """
 
     text: str | None
-    told: str
+    outcome: str
     lacking: str | None
-    asked: Spending
+    limit: Spending
     cut: bool = False
     verdict: ReasonVerdict | None = None
     door: Door | None = None
@@ -55,7 +55,7 @@ class _Answer:
     size: int = 0
     finish_reason: str | None = None
     tokens: tuple[int, int] | None = None
-    told: str | None = None
+    outcome: str | None = None
     sigma0: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ class Asker:
 
     Args:
         rung: The endpoint.
-        purse: Asked before every attempt.
+        purse: Checked before every attempt.
         cost: What the rung did so far.
     """
 
@@ -89,24 +89,24 @@ class Asker:
             max_new_tokens: Of the answer at most.
             options: What else the request says: temperature, seed, stop, ...; greedy by default.
         """
-        asked = self.most(messages, max_new_tokens)
-        told = "not asked"
+        spending = self.most(messages, max_new_tokens)
+        outcome = "not asked"
         for attempt in range(self.rung.attempts):
             if attempt and not self._wait(attempt):
-                return Reply(None, told, "seconds", asked)
-            lacking = self.purse.lacks(asked, f"ask {self.rung.name}")
+                return Reply(None, outcome, "seconds", spending)
+            lacking = self.purse.lacks(spending, f"ask {self.rung.name}")
             if lacking is not None:
-                return Reply(None, told, lacking, asked)
+                return Reply(None, outcome, lacking, spending)
             began = time.monotonic()
             answer = self._attempt(messages, max_new_tokens, {"temperature": 0, **(options or {})})
-            told = answer.told or "cut off"
-            self._pay(asked, answer.tokens, time.monotonic() - began, told)
-            if told == "ok":
+            outcome = answer.outcome or "cut off"
+            self._pay(spending, answer.tokens, time.monotonic() - began, outcome)
+            if outcome == "ok":
                 cut = answer.finish_reason == "length"
-                return Reply(_whole("".join(answer.parts)), told, None, asked, cut, *_verdict(answer.sigma0))
-            if told == "refused":
+                return Reply(_whole("".join(answer.parts)), outcome, None, spending, cut, *_verdict(answer.sigma0))
+            if outcome == "refused":
                 break
-        return Reply(None, told, None, asked)
+        return Reply(None, outcome, None, spending)
 
     def most(self, messages: Messages, max_new_tokens: int) -> Spending:
         """The most that one attempt costs."""
@@ -135,12 +135,12 @@ class Asker:
         thread = Thread(target=self._request, args=(client, messages, max_new_tokens, options, answer), daemon=True)
         thread.start()
         thread.join(limit)
-        found = replace(answer, parts=list(answer.parts))
-        if found.told is None:
+        snapshot = replace(answer, parts=list(answer.parts))
+        if snapshot.outcome is None:
             # a whole answer whose connection stays open is an answer
-            found.told = "ok" if found.finish_reason is not None else "timeout"
+            snapshot.outcome = "ok" if snapshot.finish_reason is not None else "timeout"
         client.close()
-        return found
+        return snapshot
 
     def _request(
         self, client: Any, messages: Messages, max_new_tokens: int, options: Mapping[str, Any], answer: _Answer
@@ -158,31 +158,31 @@ class Asker:
                 **options,
             )
             with stream:
-                answer.told = _gather(stream, answer, max_new_tokens)
+                answer.outcome = _gather(stream, answer, max_new_tokens)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError, openai.BadRequestError):
-            # asking again would not help; what the server says may hold the key, so it is not told
-            answer.told = "refused"
+            # a retry would not help; the server's message may hold the key, so it is not reported
+            answer.outcome = "refused"
         except openai.APITimeoutError:
-            answer.told = "timeout"
+            answer.outcome = "timeout"
         except openai.APIStatusError as error:
-            answer.told = f"status {error.status_code}"
+            answer.outcome = f"status {error.status_code}"
         except openai.APIConnectionError:
-            answer.told = "no connection" if not answer.parts else "cut off"
+            answer.outcome = "no connection" if not answer.parts else "cut off"
         except Exception as error:
-            # a thread's end, and a stranger's data: whatever a broken server makes of the client is told by its kind
+            # the end of a thread, with data of a foreign server: any failure of the client is reported by its kind
             late = "Timeout" in type(error).__name__
             whole = answer.finish_reason is not None
-            answer.told = "ok" if whole else "timeout" if late else "garbage"
+            answer.outcome = "ok" if whole else "timeout" if late else "garbage"
 
-    def _pay(self, asked: Spending, tokens: tuple[int, int] | None, seconds: float, told: str) -> None:
-        """Pays for an attempt: what the endpoint said that it used, if that can be true; else the most."""
-        read, written = most = (asked.catch_up_tokens, asked.large_tokens)
+    def _pay(self, spending: Spending, tokens: tuple[int, int] | None, seconds: float, outcome: str) -> None:
+        """Pays for an attempt: the usage in the endpoint's reply if it is plausible, else the upper bound."""
+        read, written = most = (spending.catch_up_tokens, spending.large_tokens)
         if tokens is not None and 0 <= tokens[0] <= most[0] and 0 <= tokens[1] <= most[1]:
             read, written = tokens
         money = self.rung.price.of(read, written)
         cost = Spending(large_tokens=written, catch_up_tokens=read, calls=1, money=money)
         self.purse.pay(cost, f"ask {self.rung.name}", 0.0)
-        self.spent.append((cost, seconds, told))
+        self.spent.append((cost, seconds, outcome))
         self.cost.calls += 1
         self.cost.read += read
         self.cost.tokens += written
@@ -219,20 +219,20 @@ def _usage(usage: Any) -> tuple[int, int] | None:
     return (read, written) if isinstance(read, int) and isinstance(written, int) else None
 
 
-def _ending(told: Any) -> dict[str, Any]:
-    """What this package's own server says of a choice once it is over; nothing where that cannot be read."""
-    choices = told.get("choices") if isinstance(told, dict) else None
+def _ending(event: Any) -> dict[str, Any]:
+    """The last event of a choice from this package's server; empty if it is malformed."""
+    choices = event.get("choices") if isinstance(event, dict) else None
     ended = isinstance(choices, list) and choices and isinstance(choices[0], dict) and "verdict" in choices[0]
     return choices[0] if ended and choices else {}
 
 
-def _verdict(told: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | None, int | None]:
-    """Verdict, door and passes as a stranger tells them: what is not of their form is not known."""
+def _verdict(event: Mapping[str, Any]) -> tuple[ReasonVerdict | None, Door | None, int | None]:
+    """Verdict, door and passes of a foreign server; malformed ones are unknown."""
     try:
-        verdict = ReasonVerdict.model_validate(told.get("verdict"))
+        verdict = ReasonVerdict.model_validate(event.get("verdict"))
     except ValidationError:
         return None, None, None
-    door, passes = told.get("door"), told.get("passes")
+    door, passes = event.get("door"), event.get("passes")
     known = isinstance(passes, int) and not isinstance(passes, bool) and 0 <= passes <= MOST_PASSES
     return verdict, door if door in get_args(Door) else None, passes if known else None
 

@@ -30,7 +30,7 @@ from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
 
 
 class FidelityLadder:
-    """Rungs from cheap to dear: a unit starts on the lowest and climbs when the policy says so.
+    """A cascade of models from cheap to dear: a unit starts on the lowest rung and climbs when the policy fires.
 
     Args:
         rungs: At least one, the lowest first (`Rung.local`, `Rung.endpoint`).
@@ -38,10 +38,10 @@ class FidelityLadder:
         policy: What goes up; by default saturated, diverging and collapsing tokens, or drafts and answers whose
             verdict does not open the converge door.
         hysteresis: How long a larger model keeps writing tokens.
-        doors: What the converge door asks for; by default as the lowest rung's checkpoint says.
+        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint.
 
     Raises:
-        ValueError: For no rungs, two of one name, or none that is local.
+        ValueError: For no rungs, or two of one name.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class FidelityLadder:
         self.policy = policy
         self.hysteresis = hysteresis or Hysteresis()
         lowest = self.rungs[0]
-        own = lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
-        self.doors: DoorPolicy = doors or own
+        checkpoint_policy = (
+            lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
+        )
+        self.doors: DoorPolicy = doors or checkpoint_policy
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force for a unit."""
@@ -77,9 +79,9 @@ class FidelityLadder:
         """Continues a prompt.
 
         Args:
-            prompt: A string to be continued as it is, or messages for the chat template.
+            prompt: A string to be continued, or messages for the chat template.
             unit: What goes up: single tokens (one tokenizer on all rungs), drafts, or whole answers.
-            **settings: As `stream` takes them for tokens; for drafts and answers as `sigma0.ladder.texts.write_texts`.
+            **settings: Of `stream` for tokens; of `sigma0.ladder.texts.write_texts` for drafts and answers.
 
         Raises:
             ValueError: For bad settings, or rungs that do not fit the unit.
@@ -94,7 +96,7 @@ class FidelityLadder:
         Args:
             prompts: At least one.
             unit: What goes up.
-            **settings: As `generate` takes them.
+            **settings: Of `generate`.
         """
         if isinstance(prompts, str):
             raise ValueError(f"prompts is a list of prompts, got the string {prompts[:40]!r}")
@@ -108,14 +110,14 @@ class FidelityLadder:
         return write_texts(self, prompts, unit, **settings)
 
     def take_over(self, prompt: str | Messages, written: Generation | Attempt, **settings: Any) -> LadderGeneration:
-        """What the rungs above make of an answer that the lowest one wrote already; what it took is not counted again.
+        """Continues from an answer that the lowest rung wrote already; its cost is not counted again.
 
-        It goes up where the verdict does not let it pass, and where the ladder's own policy says so.
+        It goes up if its verdict does not converge, or if the ladder's policy fires.
 
         Args:
-            prompt: What was answered.
+            prompt: The prompt of the answer.
             written: The answer, with its verdict.
-            **settings: As `generate` takes them for answers.
+            **settings: Of `generate`, for answers.
         """
         by_door = ShutDoor(self.doors)
         policy: Trigger = by_door if self.policy is None else AnyOf((cast(AnyTrigger, self.policy), by_door))
@@ -123,10 +125,10 @@ class FidelityLadder:
         return write_texts(self, [prompt], "answer", written=attempt, policy=policy, **settings)[0]
 
     def stream(self, prompt: str | Messages, **settings: Any) -> "TokenRun":
-        """Yields the new tokens of one prompt as they come; `generations` of what it returns sums up.
+        """Yields the new tokens of one prompt; `generations` of the iterator holds the whole text.
 
         Args:
-            prompt: A string to be continued as it is, or messages for the chat template.
+            prompt: A string to be continued, or messages for the chat template.
             **settings: `max_new_tokens`, `exit_config` (for every looped rung), `stop`, `sources`, `do_sample`, `seed`,
                 `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`; `takes_back`, see `TokenRun`.
         """
@@ -134,18 +136,18 @@ class FidelityLadder:
 
 
 class TokenRun(Iterator[tuple[LadderToken, ...]]):
-    """New tokens of a batch as they come, one tuple a step; `generations` sums up once they have all come.
+    """Iterator of the new tokens of a batch, one tuple a step; `generations` holds the texts once it has ended.
 
     Args:
         ladder: Rungs, policy and budget.
         prompts: At least one.
         max_new_tokens: New tokens of each at most, >= 1.
-        exit_config: For every looped rung; by default as each checkpoint says.
+        exit_config: For every looped rung; by default each checkpoint's.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
-        takes_back: Whether a text whose verdict does not let it pass goes up whole, so that `generations` may hold
-            another text than the tokens were of. Not under a policy of the caller's, nor where tokens are drawn.
-        **choosing: As `sigma0.decode.ladder_sampler.choosers_for` takes them.
+        takes_back: Whether a text whose verdict does not converge goes up whole, so that `generations` may hold
+            another text than the tokens. Not under a policy of the caller's, nor with sampling.
+        **choosing: Arguments of `sigma0.decode.ladder_sampler.choosers_for`.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,
@@ -176,8 +178,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             check_context(rung.model, max(map(len, encoded)), max_new_tokens)
         self._max_new_tokens = max_new_tokens
         self._criteria = StoppingCriteriaList([StopStringCriteria(self._tokenizer, list(stop))] if stop else [])
-        read = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
-        self._contexts = [(text, *sources) for text in read]
+        texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded]
+        self._contexts = [(text, *sources) for text in texts]
         policy = ladder.policy_for("token")
         self.purse = Purse(ladder.budget)
         self.trail: Trail = open_trail(
@@ -203,7 +205,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         self._done = False
 
     def __next__(self) -> tuple[LadderToken, ...]:
-        """The next token of every sequence that is not over, in the order of the prompts."""
+        """The next token of every sequence that has not ended, in the order of the prompts."""
         try:
             written = next(self._steps)
         except StopIteration:
@@ -246,12 +248,12 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return token
 
     def _stops(self, written: Written) -> bool:
-        """Whether a stop string ends a text, as transformers sees it: one may begin in the prompt, or be special."""
+        """Whether a stop string ends a text, as in transformers: it may begin in the prompt, or be a special token."""
         if not self._criteria:
             return False
         batch = self._unit.batch
-        own = batch.ids[written.sequence][batch.mask[written.sequence] > 0]
-        ids = torch.cat([own, torch.tensor([written.token_id])])[None]
+        ids_of_sequence = batch.ids[written.sequence][batch.mask[written.sequence] > 0]
+        ids = torch.cat([ids_of_sequence, torch.tensor([written.token_id])])[None]
         return bool(self._criteria(ids, None).any())
 
     @property
@@ -266,7 +268,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         return self._made
 
     def _finish(self) -> list[LadderGeneration]:
-        """The texts, those that do not pass handed up whole where that is wanted; each says what all of them took."""
+        """The texts; with `takes_back`, those that do not converge are handed up whole. Costs are of the batch."""
         made = []
         for number, (text, context) in enumerate(zip(self._texts, self._contexts, strict=True)):
             text.complete(number, self._unit)
@@ -278,10 +280,10 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             reader.cost.plus(cost) for reader, cost in zip(self._unit.readers, self._writer.costs, strict=True)
         )
         spent, seconds = self.purse.spent, self.purse.seconds
-        return [replace(each, costs=costs, spent=spent, seconds=seconds) for each in made]
+        return [replace(generation, costs=costs, spent=spent, seconds=seconds) for generation in made]
 
     def _hand_up(self, number: int, below: LadderGeneration) -> LadderGeneration:
-        """What a text becomes that went up whole."""
+        """The result of handing a whole text up."""
         names, writer = [rung.name for rung in self._rungs], self._writer
         entropies = [token.entropy for token in below.tokens if token.entropy is not None]
         attempt = Attempt(
@@ -316,8 +318,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
     def _generation(self, text: "_Text", context: tuple[str, ...]) -> LadderGeneration:
         grounding = check(text.so_far, context)
         # a text of no tokens: the budget did not allow one
-        told = [of_token(each.reason, each.depth, each.fate, each.proximity) for each in text.tokens]
-        verdict = aggregate(told or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
+        verdicts = [of_token(token.reason, token.depth, token.fate, token.proximity) for token in text.tokens]
+        verdict = aggregate(verdicts or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
         top = self._rungs[-1].name
         aborted = text.stop_reason == "budget" or any(token.low_confidence for token in text.tokens)
         reached = any(token.rung == top for token in text.tokens)
@@ -353,7 +355,7 @@ class _Text:
         self._ids: list[int] = []
 
     def complete(self, sequence: int, unit: TokenUnit) -> None:
-        """Gives each token the fate that its loops had in the end: some of them ran behind its exit."""
+        """Gives each token the fate of all its loops, of which some ran after its exit."""
         for number, token in enumerate(self.tokens):
             fate = unit.fate_of(token.rung, sequence, number)
             if fate is not None:
@@ -371,28 +373,28 @@ class _Text:
 
 
 def local_rungs(rungs: Sequence[AnyRung]) -> list[LocalRung]:
-    """The rungs, where tokens may go up between them.
+    """The rungs, checked for handing up single tokens.
 
     Raises:
         ValueError: For an endpoint, or different tokenizers.
     """
-    found: list[LocalRung] = []
+    local: list[LocalRung] = []
     for rung in rungs:
         if not isinstance(rung, LocalRung):
             raise ValueError(
                 f"rung {rung.name!r} is an endpoint, which takes no single tokens: use unit='draft' or unit='answer'"
             )
-        if found:
-            check_same_tokens(found[-1], rung)
-        found.append(rung)
-    return found
+        if local:
+            check_same_tokens(local[-1], rung)
+        local.append(rung)
+    return local
 
 
 def _padded(encoded: Sequence[Tensor], pad: int) -> Batch:
     longest = max(map(len, encoded))
     ids = torch.full((len(encoded), longest), pad, dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for row, own in enumerate(encoded):
-        ids[row, longest - len(own) :] = own
-        mask[row, longest - len(own) :] = 1
+    for row, row_ids in enumerate(encoded):
+        ids[row, longest - len(row_ids) :] = row_ids
+        mask[row, longest - len(row_ids) :] = 1
     return Batch(ids, mask)

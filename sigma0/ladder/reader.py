@@ -1,4 +1,4 @@
-"""A local model that reads a text on and says what comes next: parked between two readings with its K/V."""
+"""A local model with its K/V, which prefills what it missed of a text and returns the next logits."""
 
 import inspect
 import time
@@ -23,12 +23,12 @@ from sigma0.signals.verdict import mildest
 
 @dataclass(frozen=True)
 class Look:
-    """What a model says behind the last id of every sequence.
+    """A model's output after the last id of every sequence.
 
     Attributes:
         logits: `[B, V]`.
-        depths: Loop that each was read at; 0 where there is no loop. `[B]`.
-        reasons: Why there; None where there is no loop.
+        depths: Exit depths `[B]`; 0 without loops.
+        reasons: Exit reasons; None without loops.
         fates: Of the loops that were run; None where unknown.
     """
 
@@ -39,12 +39,12 @@ class Look:
 
 
 class Reader:
-    """Reads only what it has not read yet; all sequences of a batch together.
+    """Prefills only the ids that are not cached yet; all sequences of a batch together.
 
     Args:
         rung: The model.
-        exit_config: For a looped model; by default as its checkpoint says.
-        watch: Whether fates are told.
+        exit_config: For a looped model; by default its checkpoint's.
+        watch: Whether fates are recorded.
 
     Raises:
         ValueError: For `after_exit="verify"`, which takes tokens back.
@@ -63,8 +63,8 @@ class Reader:
         parameters = list(rung.block.parameters())
         self.cost = RungCost(
             name=rung.name,
-            block_bytes=sum(each.numel() * each.element_size() for each in parameters),
-            parameters=sum(each.numel() for each in parameters),
+            block_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            parameters=sum(parameter.numel() for parameter in parameters),
         )
         self._cache: Any = None
         self._record: RunRecord | None = None
@@ -105,8 +105,8 @@ class Reader:
 
         Args:
             ids: `[B, S]`, left-padded.
-            mask: 0 at pads and behind an end, `[B, S]`.
-            ended: Sequences that are over; what they are told means nothing.
+            mask: 0 at pads and after an end, `[B, S]`.
+            ended: Sequences that have ended, whose ids are pads.
             padded: Whether the mask has zeros.
         """
         began = time.perf_counter()
@@ -196,7 +196,7 @@ class Reader:
     def _look(self, outputs: Any) -> Look:
         assert self.config is not None
         depths, met, diverged = (
-            to_host(told[:, -1]) for told in (outputs.exit_depths, outputs.exit_met, outputs.exit_diverged)
+            to_host(part[:, -1]) for part in (outputs.exit_depths, outputs.exit_met, outputs.exit_diverged)
         )
         mode = self.config.mode
         reasons = [exit_reason(mode, bool(here), bool(off)) for here, off in zip(met, diverged, strict=True)]

@@ -50,7 +50,7 @@ def ladder_token(token: Token, rung: str, handed_up: str | None = None) -> Ladde
     """A token of a text that a looped model wrote as a whole.
 
     Args:
-        token: As the model tells it, with its statistics.
+        token: Of the model, with its statistics.
         rung: Name of the rung.
         handed_up: Why the text left the lowest rung; None where it did not.
     """
@@ -78,7 +78,7 @@ class LadderGeneration:
         unit: What could go up.
         rung: Name of the rung that wrote the answer; of drafts and tokens, of the highest one that wrote any.
         tokens: The new tokens; empty of drafts. Of a text that was written as a whole those of the rung that wrote it,
-            and empty where that has none to tell (endpoints, models without loops).
+            and empty for rungs without token statistics (endpoints, models without loops).
         drafts: Name of the rung and text of each draft, where the unit is the draft; else empty.
         verdict: On the whole text.
         grounding: The claims of the text, looked up in prompt and sources.

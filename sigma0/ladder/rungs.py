@@ -41,10 +41,9 @@ class LocalRung:
         name: In costs and trails.
         model: Looped or not.
         tokenizer: Its fast tokenizer.
-        exit_config: Of a looped model, where a call asks for none; None: as its checkpoint says.
-        kv_limit: Bytes of K/V that may stay between two readings; what is more is dropped and read anew. None: no
-            limit.
-        declines: Says of an answer that it is none, so that the next rung is asked; by default an empty one.
+        exit_config: Default of a looped model; None: its checkpoint's.
+        kv_limit: Bytes of K/V that may stay between two forwards; more is dropped and recomputed. None: no limit.
+        declines: Whether a text is no answer, so that the next rung is tried; by default an empty one.
     """
 
     name: str
@@ -65,7 +64,7 @@ class LocalRung:
         lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
         if not lists:
             raise ValueError(f"rung {self.name!r}: {type(self.model).__name__} has no list of layers")
-        return max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()))
+        return max(lists, key=lambda layers: sum(parameter.numel() for parameter in layers.parameters()))
 
     @property
     def eos(self) -> frozenset[int]:
@@ -170,11 +169,11 @@ class Rung:
             raise ValueError(f"a fast tokenizer is needed, got {type(tokenizer).__name__}")
         if kv_limit is not None and kv_limit < 1:
             raise ValueError(f"kv_limit is a number of bytes of at least 1, got {kv_limit}")
-        told = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        label = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         config = None if exit_config is None else ExitConfig.parse(exit_config)
-        rung = LocalRung(told, model, tokenizer, config, kv_limit, declines or declines_nothing)
+        rung = LocalRung(label, model, tokenizer, config, kv_limit, declines or declines_nothing)
         if config is not None and not rung.is_looped:
-            raise ValueError(f"rung {told!r}: {type(model).__name__} has no loops to exit from: leave exit_config out")
+            raise ValueError(f"rung {label!r}: {type(model).__name__} has no loops to exit from: leave exit_config out")
         return rung
 
     @staticmethod
@@ -219,7 +218,7 @@ def _difference(lower: PreTrainedTokenizerFast, upper: PreTrainedTokenizerFast) 
         if getattr(lower, name) != getattr(upper, name):
             return f"{name} is {getattr(lower, name)} and {getattr(upper, name)}"
     for probe in PROBES:
-        ids = [each(probe, add_special_tokens=True)["input_ids"] for each in (lower, upper)]
+        ids = [tokenizer(probe, add_special_tokens=True)["input_ids"] for tokenizer in (lower, upper)]
         if ids[0] != ids[1]:
             return f"{probe[:20]!r} is taken apart otherwise"
         if lower.decode(ids[0]) != upper.decode(ids[1]):

@@ -1,4 +1,4 @@
-"""What every unit has in common: checks before a run, and doors behind it."""
+"""Checks before a run, and doors after it, which every unit has in common."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -11,7 +11,7 @@ _LIBRARIES = ("sigma0-lm", "torch", "transformers")
 
 
 def check_policy(policy: Trigger) -> None:
-    """Refuses what no trail could hold.
+    """Checks that a trail can hold a policy.
 
     Raises:
         ValueError: For a trigger of another kind.
@@ -25,10 +25,10 @@ def check_policy(policy: Trigger) -> None:
 
 
 def check_settings(max_new_tokens: int, stop: Sequence[str], sources: Sequence[str]) -> None:
-    """Refuses what makes no sense.
+    """Checks settings that every unit takes.
 
     Raises:
-        ValueError: Naming it.
+        ValueError: Naming the setting.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
@@ -45,7 +45,7 @@ def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
     Args:
         aborted: Whether the budget kept something from going up.
         converges: Whether the verdict opens the converge door.
-        exhausted: Whether no rung is left above: the highest one had its say, or failed.
+        exhausted: Whether no rung is left above: the highest one was tried.
     """
     if aborted:
         return "abort"
@@ -56,14 +56,14 @@ def final_door(aborted: bool, converges: bool, exhausted: bool) -> LadderDoor:
 
 def not_tried(trail: Trail, names: Sequence[str]) -> tuple[str, ...]:
     """Rung and limit of each kind of step that the budget refused."""
-    found = {
+    refused = {
         f"{names[min(line.rung + (line.why != 'parked'), len(names) - 1)]}: {line.lacking}"
         for line in trail.decisions
         if line.lacking is not None
     }
-    return tuple(sorted(found)) or (f"{names[0]}: the next step",)
+    return tuple(sorted(refused)) or (f"{names[0]}: the next step",)
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that have a say."""
+    """Versions of the libraries that decisions depend on."""
     return {name: version(name) for name in _LIBRARIES}

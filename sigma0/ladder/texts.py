@@ -18,7 +18,7 @@ DRAFT_TOKENS = 32
 
 
 class Ladder(Protocol):
-    """What is used of a `FidelityLadder`."""
+    """The part of a `FidelityLadder` that texts need."""
 
     rungs: tuple[AnyRung, ...]
     budget: Budget
@@ -47,18 +47,18 @@ def write_texts(
 
     Args:
         ladder: Rungs, policy and budget.
-        prompts: Strings to be continued as they are, or messages; an endpoint is given a string as what the user says.
-        unit: `draft`: a text grows by drafts, each judged and, where need be, written again higher up; `answer`: it is
-            judged as a whole. A draft goes on from the text so far, taken apart anew, not from its ids: where a
-            tokenizer would take it apart otherwise, drafts differ from one answer in a single go.
+        prompts: Strings to be continued, or messages; an endpoint gets a string as a message of the user.
+        unit: `draft`: a text grows by drafts, each judged and, if the policy fires, written again higher up; `answer`:
+            it is judged as a whole. A draft continues the text so far, tokenized again, not its ids: where a tokenizer
+            splits it differently, drafts differ from one answer in a single go.
         max_new_tokens: New tokens of each text at most, >= 1; of drafts, as many drafts as that makes.
         draft_tokens: New tokens of each draft at most, >= 1.
-        exit_config: For every looped rung; by default as each checkpoint says.
+        exit_config: For every looped rung; by default each checkpoint's.
         stop: Strings that end a text.
         sources: Texts that an answer may be grounded in, beside the prompt.
-        warm_start: Whether a higher rung is given what the lower one wrote.
-        written: What the lowest rung wrote already; one prompt and the unit `answer` only.
-        policy: In place of the ladder's.
+        warm_start: Whether a higher rung gets the lower one's text.
+        written: Finished answer of the lowest rung; for one prompt and the unit `answer` only.
+        policy: Replaces the ladder's.
 
     Raises:
         ValueError: For no prompts, or bad settings.
@@ -74,7 +74,7 @@ def write_texts(
     rungs = (rung.to_dict() for rung in ladder.rungs)
     trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), ladder.doors)
     writer = Writer(ladder.rungs, ladder.doors, config, stop, purse, trail, ())
-    found = []
+    generations = []
     for sequence, prompt in enumerate(prompts):
         writer.context = (*_said(prompt), *sources)
         if unit == "answer":
@@ -83,12 +83,12 @@ def write_texts(
             units = _drafts(writer, policy, prompt, max_new_tokens, draft_tokens, sequence, warm_start)
         generation = _generation(ladder, unit, units, writer, sequence)
         if generation.door == "accepted" and ladder.policy is None:
-            highest = max(each.rung for each in units if each.attempt is not None)
+            highest = max(climbed.rung for climbed in units if climbed.attempt is not None)
             last = Attempt(generation.text, generation.verdict, None, None, generation.stop_reason)
             whole = hand_up_whole(ladder, writer, prompt, last, highest, max_new_tokens, sequence, len(units))
             generation = _generation(ladder, unit, [whole], writer, sequence)
-        found.append(generation)
-    return found
+        generations.append(generation)
+    return generations
 
 
 def hand_up_whole(
@@ -101,14 +101,14 @@ def hand_up_whole(
     sequence: int,
     position: int,
 ) -> Climb:
-    """What becomes of a text whose pieces stood one by one, but whose verdict as a whole does not let it pass.
+    """Hands up a text whose tokens or drafts were accepted, but whose verdict as a whole may not converge.
 
     Args:
         ladder: Its doors decide.
         writer: Writes and pays.
-        prompt: What was asked.
-        text: What there is.
-        rung: The highest that wrote of it.
+        prompt: Of the text.
+        text: The text so far.
+        rung: The highest rung that wrote a part of it.
         max_new_tokens: New tokens at most.
         sequence: Number of the prompt.
         position: Number of the decision in its text.
@@ -140,7 +140,7 @@ def _drafts(
 
 
 def _continued(prompt: str | Messages, text: str) -> str | Messages:
-    """What is continued once some of the answer is there: its turn is not over yet."""
+    """The prompt with the beginning of its answer, whose turn is left open."""
     if not text:
         return prompt
     return prompt + text if isinstance(prompt, str) else [*prompt, {"role": "assistant", "content": text}]
@@ -152,18 +152,18 @@ def _said(prompt: str | Messages) -> tuple[str, ...]:
 
 def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writer, sequence: int) -> LadderGeneration:
     names = [rung.name for rung in ladder.rungs]
-    written = [(names[each.rung], each.attempt) for each in units if each.attempt is not None]
+    written = [(names[climbed.rung], climbed.attempt) for climbed in units if climbed.attempt is not None]
     text = "".join(attempt.text for _, attempt in written)
     grounding = check(text, writer.context)
-    told = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
-    verdict = told[0] if len(told) == 1 else aggregate(told, ladder.doors, grounding.score)
-    aborted, exhausted = any(each.aborted for each in units), any(each.exhausted for each in units)
-    highest = max((each.rung for each in units if each.attempt is not None), default=0)
+    verdicts = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
+    verdict = verdicts[0] if len(verdicts) == 1 else aggregate(verdicts, ladder.doors, grounding.score)
+    aborted, exhausted = any(climbed.aborted for climbed in units), any(climbed.exhausted for climbed in units)
+    highest = max((climbed.rung for climbed in units if climbed.attempt is not None), default=0)
     stop_reason: LadderStop = "budget"
     if written and units[-1].attempt is not None:
         stop_reason = units[-1].attempt.stop_reason
     converges = bool(written) and door(verdict, ladder.doors) == "converge"
-    own = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
+    part = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
     return LadderGeneration(
         text=text,
         unit=unit,
@@ -174,7 +174,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
         grounding=grounding,
         door=final_door(aborted, converges, exhausted),
         stop_reason=stop_reason,
-        not_tried=not_tried(own, names) if aborted else (),
+        not_tried=not_tried(part, names) if aborted else (),
         costs=tuple(writer.costs),
         spent=writer.purse.spent,
         seconds=writer.purse.seconds,
@@ -183,7 +183,7 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
 
 
 def _tokens(unit: Climb, names: Sequence[str]) -> tuple[LadderToken, ...]:
-    """The tokens of an answer, where the rung that wrote it told them."""
+    """The tokens of an answer, if the rung that wrote it returns them."""
     up = "answer" if unit.rung else None
     tokens = () if unit.attempt is None else unit.attempt.tokens
     return tuple(ladder_token(token, names[unit.rung], up) for token in tokens)

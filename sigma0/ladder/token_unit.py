@@ -1,9 +1,9 @@
-"""Single tokens that go up: the larger model stays parked with its K/V and catches up on the ids it missed.
+"""Single tokens that go up: the larger model keeps its K/V and catches up on the ids it missed.
 
-A token begins at the lowest rung, or where its sequence is parked. Its signs are looked at, and where the policy says
-so the next rung reads on to the same place and writes the token instead; that is what both are fed next, so nothing is
-rolled back. All sequences of a batch step together, and so what one of them needs read is read for all: their texts
-have the same length, and one reading serves whoever goes up.
+A token begins at the lowest rung, or at the rung where its sequence is parked. If the policy fires on its signs, the
+next rung prefills the missed ids and writes the token instead; both models are fed that token next, so nothing is
+rolled back. All sequences of a batch step together: their texts have the same length, so a forward of a rung covers all
+of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,15 +33,15 @@ class Written:
     Attributes:
         sequence: Batch index.
         token_id: Its id.
-        rung: That wrote it, 0 the lowest.
-        depth: Loop it was read at; 0 of a model without loops.
-        reason: Why there; None of a model without loops.
+        rung: Index of the rung that wrote it, 0 the lowest.
+        depth: Exit depth; 0 of a model without loops.
+        reason: Exit reason; None of a model without loops.
         fate: Of its loops so far.
-        proximity: Of the text before it.
-        margin: Lead of its likeliest id; None where the logits are no numbers, as is the next.
+        proximity: Repetition score of the text before it.
+        margin: Top-1 probability minus top-2; None for logits that are not finite.
         entropy: Nats.
-        why: It left the lowest rung; None where it did not.
-        aborted: Whether it would have gone up further, had the budget allowed.
+        why: Reason for leaving the lowest rung; None if it stayed there.
+        aborted: Whether the budget kept it from going up further.
     """
 
     sequence: int
@@ -73,7 +73,7 @@ class _Unit:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the logits of one reading say, on the host, each `[B]`; None where they are no numbers."""
+    """Statistics of the logits of one forward, on the host, each `[B]`; None for logits that are not finite."""
 
     entropy: list[float | None]
     margin: list[float | None]
@@ -81,10 +81,10 @@ class _Facts:
 
     @classmethod
     def of(cls, logits: Tensor) -> "_Facts":
-        chances = torch.softmax(logits.float(), dim=-1)  # [B, V]
-        best = chances.topk(2, dim=-1).values
-        told = torch.stack([torch.special.entr(chances).sum(-1), best[:, 0] - best[:, 1]])
-        entropy, margin = ([_number(value) for value in row] for row in told.tolist())
+        probs = torch.softmax(logits.float(), dim=-1)  # [B, V]
+        best = probs.topk(2, dim=-1).values
+        rows = torch.stack([torch.special.entr(probs).sum(-1), best[:, 0] - best[:, 1]])
+        entropy, margin = ([_number(value) for value in row] for row in rows.tolist())
         return cls(entropy, margin, logits.argmax(-1).tolist())
 
 
@@ -94,7 +94,7 @@ class Batch:
 
     Attributes:
         ids: `[B, S]`, left-padded, on the CPU.
-        mask: 0 at pads and behind an end, `[B, S]`.
+        mask: 0 at pads and after an end, `[B, S]`.
         prompt: Length of the prompts.
         ended: Sequences that are over, bool `[B]`.
     """
@@ -114,7 +114,7 @@ class Batch:
         return bool((self.mask == 0).any())
 
     def append(self, token_ids: Tensor) -> None:
-        """One more id for each sequence `[B]`; those that are over get one that nobody sees."""
+        """Appends an id to each sequence `[B]`; those of ended sequences are masked."""
         going = torch.from_numpy(~self.ended).to(self.mask)
         self.ids = torch.cat([self.ids, token_ids[:, None]], dim=1)
         self.mask = torch.cat([self.mask, going[:, None]], dim=1)
@@ -158,7 +158,7 @@ class TokenUnit:
         self._reserved: dict[int, Spending] = {}
 
     def run(self) -> Iterator[tuple[Written, ...]]:
-        """Yields a token of every sequence that is not over; the caller marks ends in `batch.ended`.
+        """Yields a token of every sequence that has not ended; the caller marks ends in `batch.ended`.
 
         Ends early where the budget does not allow the lowest rung's next step.
         """
@@ -177,13 +177,13 @@ class TokenUnit:
             sequence: Batch index.
             number: Of the token, from 0.
         """
-        (reader,) = (each for each in self.readers if each.rung.name == rung)
+        (reader,) = (candidate for candidate in self.readers if candidate.rung.name == rung)
         return reader.fate_of(sequence, self.batch.prompt + number - 1)
 
     def _step(self) -> tuple[Written, ...] | None:
         """The next token of every going sequence; None if the budget is gone."""
-        for each in (self._looks, self._facts, self._reserved):
-            each.clear()
+        for memo in (self._looks, self._facts, self._reserved):
+            memo.clear()
         units = []
         for sequence in np.flatnonzero(~self.batch.ended).tolist():
             rung = self._parking.start(sequence)
@@ -201,7 +201,7 @@ class TokenUnit:
             if here and not self._look(rung):
                 return None
             for unit in here:
-                self._settle(unit)
+                self._resolve(unit)
         return tuple(self._written(unit) for unit in going) or None
 
     def _starved(self, units: "list[_Unit]") -> "list[_Unit]":
@@ -209,29 +209,29 @@ class TokenUnit:
         return units if units and not self._look(0) else []
 
     def _admit(self, unit: _Unit) -> None:
-        """Asks the purse for a token that begins above the lowest rung; one that is refused begins at the lowest."""
+        """Reserves the cost of a token that begins above the lowest rung; if refused, it begins at the lowest."""
         if not unit.parked:
             return
-        asked, lacking = self._ask(unit.rung, 1)
+        spending, lacking = self._ask(unit.rung, 1)
         if lacking is None:
             self._pay_token(unit.rung)
             return
-        self._decide(unit, "abort", "parked", asked, lacking)
+        self._decide(unit, "abort", "parked", spending, lacking)
         unit.rung, unit.parked, unit.aborted = 0, False, True
 
     def _ask(self, rung: int, large_tokens: int) -> tuple[Spending, str | None]:
         """The most that writing a token at a rung above costs, and the limit that forbids it; else it is reserved."""
-        asked = Spending(large_tokens=large_tokens)
+        spending = Spending(large_tokens=large_tokens)
         forecast = Spending() if rung in self._looks else self._forecast(rung)
         for reserved in [forecast, *(step for other, step in self._reserved.items() if other != rung)]:
-            asked = asked.plus(reserved)
-        lacking = self.purse.lacks(asked, _kind(rung))
+            spending = spending.plus(reserved)
+        lacking = self.purse.lacks(spending, _kind(rung))
         if lacking is None and rung not in self._looks:
             self._reserved[rung] = forecast
-        return asked, lacking
+        return spending, lacking
 
     def _pay_token(self, rung: int) -> None:
-        """For a token above the lowest rung; behind the decision in the trail, which was taken before it was paid."""
+        """For a token above the lowest rung; after its decision in the trail, which came before the payment."""
         self._pay(rung, Spending(large_tokens=1), "token", 0.0)
 
     def _forecast(self, rung: int) -> Spending:
@@ -239,22 +239,22 @@ class TokenUnit:
         return step if rung else Spending(loop_passes=step.loop_passes)
 
     def _look(self, rung: int) -> bool:
-        """Reads on at a rung; False where the lowest rung's step is not allowed. Above, it was asked for already."""
+        """Runs a rung's forward; False if the budget refuses the lowest rung's. Above, it was reserved already."""
         if rung in self._looks:
             return True
         forecast = self._forecast(rung)
         if rung == 0:
-            asked = forecast
+            spending = forecast
             for reserved in self._reserved.values():
-                asked = asked.plus(reserved)
-            if self.purse.lacks(asked, _kind(rung)) is not None:
+                spending = spending.plus(reserved)
+            if self.purse.lacks(spending, _kind(rung)) is not None:
                 return False
         reader, began, batch = self.readers[rung], perf_counter(), self.batch
         before = reader.passes
         try:
             look = reader.read(batch.ids, batch.mask, batch.ended, batch.padded)
         except torch.OutOfMemoryError:
-            # what was read counts, and reading it all anew is asked for like any other step
+            # what was read counts, and recomputing it is paid for like any other step
             self._pay(rung, forecast, _kind(rung), perf_counter() - began)
             reader.drop()
             forecast, before = self._forecast(rung), reader.passes
@@ -270,24 +270,24 @@ class TokenUnit:
         self._pay(rung, cost, _kind(rung), perf_counter() - began)
         return True
 
-    def _settle(self, unit: _Unit) -> None:
-        """Writes a token at its rung, or sends it up."""
+    def _resolve(self, unit: _Unit) -> None:
+        """Writes a token at its rung, or hands it up."""
         unit.signs = self._signs(unit)
         why = reason_up(self._policy, unit.signs, "token")
         is_top = unit.rung == len(self.readers) - 1
         outcome: Outcome = "stay" if unit.parked else "top_rung" if why is not None and is_top else "accept"
-        asked = lacking = None
+        spending = lacking = None
         if why is not None and not is_top:
-            asked, lacking = self._ask(unit.rung + 1, int(unit.rung == 0))
+            spending, lacking = self._ask(unit.rung + 1, int(unit.rung == 0))
             if lacking is None:
-                self._decide(unit, "hand_up", why, asked)
+                self._decide(unit, "hand_up", why, spending)
                 if unit.rung == 0:
                     self._pay_token(1)
                 unit.rung, unit.parked, unit.climbed, unit.why = unit.rung + 1, False, True, unit.why or why
                 return
             outcome, unit.aborted = "abort", True
         unit.token_id = self._choose(unit)
-        self._decide(unit, outcome, why, asked, lacking, unit.token_id)
+        self._decide(unit, outcome, why, spending, lacking, unit.token_id)
 
     def _signs(self, unit: _Unit) -> Signs:
         look, facts, sequence = self._looks[unit.rung], self._facts[unit.rung], unit.sequence
@@ -304,8 +304,8 @@ class TokenUnit:
         chooser = self._choosers[unit.rung]
         if chooser.takes_the_likeliest:
             return self._facts[unit.rung].likeliest[unit.sequence]
-        own = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
-        return chooser.choose(own, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
+        ids = self.batch.ids[unit.sequence][self.batch.mask[unit.sequence] > 0]
+        return chooser.choose(ids, self._looks[unit.rung].logits[unit.sequence], unit.sequence)
 
     def _written(self, unit: _Unit) -> Written:
         signs = unit.signs
@@ -326,7 +326,7 @@ class TokenUnit:
         )
 
     def _feed(self, written: Sequence[Written]) -> None:
-        """Appends the tokens and reads how near their texts are to running in circles."""
+        """Appends the tokens and updates the repetition scores of their texts."""
         token_ids = torch.zeros(len(self.batch.ids), dtype=torch.int64)
         over = torch.ones(len(token_ids), dtype=torch.bool)
         # heads may be padded to different widths over one vocabulary
@@ -334,9 +334,9 @@ class TokenUnit:
         logits = torch.full((len(token_ids), widest), -torch.inf, device=self._device)
         logits[:, 0] = 0.0
         for token in written:
-            own = self._looks[token.rung].logits[token.sequence]
+            row = self._looks[token.rung].logits[token.sequence]
             token_ids[token.sequence], over[token.sequence] = token.token_id, False
-            logits[token.sequence, : len(own)] = own.to(logits)
+            logits[token.sequence, : len(row)] = row.to(logits)
         self._proximity = self._canary.observe(logits, token_ids, over).proximity.tolist()
         self.batch.append(token_ids)
 
@@ -345,13 +345,13 @@ class TokenUnit:
         unit: _Unit,
         outcome: Outcome,
         why: str | None,
-        asked: Spending | None = None,
+        limit: Spending | None = None,
         lacking: str | None = None,
         token_id: int | None = None,
     ) -> None:
         signs = None if unit.signs is None else unit.signs.to_dict()
         self._trail.lines.append(
-            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, asked, lacking, token_id)
+            Decision(unit.sequence, self._position, unit.rung, signs, why, outcome, limit, lacking, token_id)
         )
 
     def _pay(self, rung: int, cost: Spending, step: str, seconds: float) -> None:
@@ -364,5 +364,5 @@ def _kind(rung: int) -> str:
 
 
 def _number(value: float) -> float | None:
-    """None where logits were no numbers."""
+    """None for NaN and infinity."""
     return value if np.isfinite(value) else None

@@ -30,7 +30,7 @@ class Heading:
         budget: The limits that are set.
         hysteresis: How long a larger model stays, where the unit is the token; else empty.
         versions: Of the libraries.
-        doors: What the converge door asks for, where whole texts behind drafts or tokens go up by it.
+        doors: Thresholds of the converge door, where whole texts of drafts or tokens go up by it.
     """
 
     unit: Unit
@@ -53,7 +53,7 @@ class Spent:
         step: Kind of step, for its time.
         cost: What it cost.
         seconds: It took.
-        told: What came of it, for an endpoint: "ok", or the kind of failure.
+        told: Outcome of a request to an endpoint: "ok", or the kind of failure.
     """
 
     rung: int
@@ -78,10 +78,10 @@ class Decision:
         outcome: `accept`; `hand_up`; `stay`: written by this rung since the one before had gone up; `abort`: would have
             gone up, had the budget allowed; `decline`: this rung gave no answer; `error`: it failed; `top_rung`: there
             is no rung above.
-        asked: The most that going up may cost, where it was asked for.
+        asked: Upper bound of the cost of going up; None if it was not tried.
         lacking: The limit that refused it.
         token_id: What was written, where this settles a token.
-        whole: Whether the whole text behind single tokens or drafts is judged, by the converge door.
+        whole: Whether the whole text of single tokens or drafts is judged, by the converge door.
     """
 
     sequence: int
@@ -144,10 +144,12 @@ def open_trail(
     doors: DoorPolicy | None = None,
 ) -> Trail:
     """A trail with its heading."""
-    told = tuple(dict(rung) for rung in rungs)
+    rung_settings = tuple(dict(rung) for rung in rungs)
     stay = {} if hysteresis is None else asdict(hysteresis)
-    asked = {} if doors is None else doors.to_dict()
-    return Trail([Heading(unit, told, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), asked)])
+    door_settings = {} if doors is None else doors.to_dict()
+    return Trail(
+        [Heading(unit, rung_settings, trigger_to_dict(policy), budget.to_dict(), stay, dict(versions), door_settings)]
+    )
 
 
 def read_trail(path: Path) -> Trail:
@@ -185,7 +187,7 @@ def replay(trail: Trail) -> list[str]:
         if isinstance(line, Spent):
             again.purse.pay(line.cost, line.step, line.seconds)
         elif isinstance(line, Decision):
-            differences += [f"line {number}: {told}" for told in again.differences(line)]
+            differences += [f"line {number}: {difference}" for difference in again.differences(line)]
     return differences
 
 

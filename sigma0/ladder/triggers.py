@@ -227,7 +227,7 @@ class AnyOf:
 
     def fires(self, signs: Signs) -> str | None:
         """The first reason."""
-        return next((why for why in (each.fires(signs) for each in self.triggers) if why is not None), None)
+        return next((why for why in (trigger.fires(signs) for trigger in self.triggers) if why is not None), None)
 
 
 @checked(frozen=True, config=_STRICT)
@@ -243,7 +243,7 @@ class AllOf:
 
     def fires(self, signs: Signs) -> str | None:
         """All reasons."""
-        reasons = [each.fires(signs) for each in self.triggers]
+        reasons = [trigger.fires(signs) for trigger in self.triggers]
         return None if None in reasons else ", ".join(str(why) for why in reasons)
 
 

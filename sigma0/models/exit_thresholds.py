@@ -1,10 +1,10 @@
-"""The calibrated thresholds of a model, as its `generation_config.json` stores them, one for each exit rule.
+"""The calibrated thresholds of a model in its `generation_config.json`, one for each exit rule.
 
     "exit_thresholds": {"margin": {"theta": 0.9, "agreement": 0.99, "confidence": 0.95, "prompts": 2000, ...}, ...}
 
-`ExitConfig(mode="margin")` on that model stops at 0.9. A record is taken as a whole: it is used where the caller set
-no threshold, and set nothing else of the rule otherwise than the record has it. Else the library's defaults are used.
-`accel` has a record for each of its two forms; where the caller names neither, the one that stops earlier is used.
+`ExitConfig(mode="margin")` on that model stops at 0.9. A record is used as a whole: when the caller sets no threshold
+and no other field of the rule to another value than the record's. Else the library's defaults are used.
+`accel` has a record for each of its two forms; if the caller names neither, the one that stops earlier is used.
 """
 
 from collections.abc import Mapping
@@ -32,16 +32,16 @@ _FIELDS = sorted({field for fields in RULE_DEFAULTS.values() for field in fields
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CalibratedThreshold:
-    """A threshold, and the promise that it keeps: see `sigma0.calibrate.agreement`.
+    """A threshold and its guarantee, see `sigma0.calibrate.agreement`. Fields that the rule does not use are None.
 
     Attributes:
-        agreement: Share of new tokens that keep full depth's argmax, at least, in (0, 1).
-        confidence: With which it is kept, in (0, 1).
-        prompts: Prompts that it was chosen on.
-        mean_depth: Of their new tokens.
-        q: Of `qexit`; as the next four None where the rule does not read it.
-        theta: Of `margin`.
-        eps: Of `converge` and `accel`.
+        agreement: Least share of new tokens whose argmax is that of full depth, in (0, 1).
+        confidence: Of that share, in (0, 1).
+        prompts: Number of prompts that it was calibrated on.
+        mean_depth: Mean exit depth of their new tokens.
+        q: Threshold of `qexit`.
+        theta: Threshold of `margin`.
+        eps: Threshold of `converge` and `accel`.
         patience: Of `accel`.
         accel_scale: Of `accel`.
     """
@@ -63,10 +63,10 @@ class CalibratedThreshold:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ExitThresholds(Stored):
-    """What a model was calibrated with, by exit rule; None where it was not.
+    """Calibrated thresholds by exit rule; None for rules that were not calibrated.
 
     Raises:
-        ValueError: For a record without a value for each field that its rule reads, or with one that it does not read.
+        ValueError: For a record that lacks a field of its rule, or has one that the rule does not use.
     """
 
     stored_as = "exit_thresholds"
@@ -98,8 +98,8 @@ class ExitThresholds(Stored):
         return self
 
     def _records(self) -> dict[str, CalibratedThreshold]:
-        found = {name: getattr(self, name) for name in _MODES}
-        return {name: record for name, record in found.items() if record is not None}
+        records = {name: getattr(self, name) for name in _MODES}
+        return {name: record for name, record in records.items() if record is not None}
 
     def configs(self) -> dict[str, ExitConfig]:
         """The calibrated settings, by the rule's name: its mode, or `accel_steps`."""
@@ -110,10 +110,10 @@ class ExitThresholds(Stored):
         return configs
 
     def matching(self, config: ExitConfig) -> ExitConfig | None:
-        """The calibrated setting that has what `config` sets of its rule; None without one.
+        """The calibrated setting that agrees with the fields that `config` sets; None without one.
 
         Args:
-            config: A setting without a threshold of its own.
+            config: A setting without a threshold.
         """
         fields = list(RULE_DEFAULTS[config.mode])
         fits = [
@@ -125,23 +125,23 @@ class ExitThresholds(Stored):
         return self.configs()[min(fits)[1]] if fits else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The records that there are, as plain JSON values."""
+        """The records as plain JSON values; rules without one are left out."""
         return {name: record.to_dict() for name, record in self._records().items()}
 
     def updated(self, records: Mapping[str, CalibratedThreshold]) -> "ExitThresholds":
-        """These with some of them anew, by name."""
+        """A copy with some records replaced, by name."""
         return ExitThresholds(**{**self._records(), **records})
 
 
 def fill_in(config: ExitConfig, thresholds: ExitThresholds, model_name: str) -> ExitConfig:
-    """Fills what is not set of a rule from the model's calibration, else from the library's defaults.
+    """Fills the unset fields of a rule from the model's calibration, else from the library's defaults.
 
-    The latter is said once for each model and setting.
+    The use of defaults is logged once for each model and setting.
 
     Args:
-        config: As the caller gave it.
-        thresholds: What the model was calibrated with.
-        model_name: For the message.
+        config: Of the caller.
+        thresholds: Of the model.
+        model_name: For the log message.
     """
     unset = config.unset()
     fields = list(RULE_DEFAULTS[config.mode])
@@ -150,12 +150,12 @@ def fill_in(config: ExitConfig, thresholds: ExitThresholds, model_name: str) -> 
         return config.filled({name: getattr(calibrated, name) for name in fields})
     filled = config.filled()
     if config.threshold is None:
-        _say_once(model_name, config, unset)
+        _warn_once(model_name, config, unset)
     return filled
 
 
-def _say_once(model_name: str, config: ExitConfig, unset: list[str]) -> None:
-    """Says that a default is used; without the caller's numbers, since each text that was said is remembered."""
+def _warn_once(model_name: str, config: ExitConfig, unset: list[str]) -> None:
+    """Logs that a default is used; without the caller's numbers, since `warning_once` remembers every text."""
     defaults = RULE_DEFAULTS[config.mode]
     given = [name for name in defaults if name not in unset]
     used = ", ".join(f"{name} {defaults[name]}" for name in unset)

@@ -1,4 +1,4 @@
-"""A checkpoint folder that loads in tools which never import sigma0."""
+"""Export of a checkpoint folder for tools that do not import sigma0 themselves."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: s
     Args:
         model: A looped model.
         tokenizer: Its tokenizer.
-        folder: Where to write; made if it is not there.
+        folder: Where to write; created if missing.
 
     Returns:
         The folder.

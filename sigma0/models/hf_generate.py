@@ -1,4 +1,4 @@
-"""The Hugging Face bridge: a generation mixin that loops each token as deep as its exit rule says."""
+"""The Hugging Face bridge: a generation mixin that runs each token to the depth that its exit rule picks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,14 +38,14 @@ CONTINUOUS_BATCHING = (
 class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
-    The model provides what `decode.attention.LoopedModel` asks for (`operations` comes from here), `num_loops` and
+    The model implements `decode.attention.LoopedModel` (`operations` comes from here), `num_loops` and
     `num_block_layers`, and a `forward` that takes `exit_config`.
 
     Attributes:
         num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
-        direct_loop: What decodes; a benchmark may put its own in this place.
-        verified_loop: The same for `verify`.
+        direct_loop: The token loop of `finish` and `drop`; a benchmark may set another.
+        verified_loop: The token loop of `verify`.
     """
 
     num_block_layers: int
@@ -55,7 +55,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     @property
     def operations(self) -> Operations:
-        """What runs a pass.
+        """Operations of a pass: plain torch or kernels.
 
         Raises:
             ValueError: If `backend` is unknown or cannot run on the model's device.
@@ -63,7 +63,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         return replace(operations(self.backend, self.device), agree=agreement(self))
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
-        """An empty cache for this model, with room for `capacity` tokens where that is known."""
+        """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""
         return DepthCache(self.num_block_layers, self.num_loops, capacity)
 
     @torch.no_grad()
@@ -76,19 +76,19 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     ) -> LoopedCausalLMOutput:
         """One new token for every sequence, in lockstep: passes run until the deepest of them has stopped.
 
-        Gives no gradients: decoding is inference.
+        Decoding is inference: there are no gradients.
 
         Args:
             input_ids: `[B, 1]`.
             positions: Position of the token in each sequence, `[B]`.
-            cache: Planes and frontier.
-            exit_config: When tokens stop.
+            cache: Planes and in-flight rows.
+            exit_config: The exit rule.
 
         Returns:
             `logits` `[B, 1, V]` with `exit_depths`, `exit_met` and `exit_diverged` `[B, 1]`.
 
         Raises:
-            ValueError: Under `verify`, which may take a token back and so needs a loop of its own.
+            ValueError: Under `verify`, which may reject a token and so needs its own loop.
         """
         if exit_config.after_exit == "verify":
             raise ValueError(
@@ -105,12 +105,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         wave.enter(
             input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
         )
-        found = []
+        passes = []
         while wave.has_leaders:
             exits = wave.advance()
             if exits is not None:
-                found.append(exits)
-        logits, depths, met, diverged = _in_batch_order(found, batch)
+                passes.append(exits)
+        logits, depths, met, diverged = _in_batch_order(passes, batch)
         check_logits(logits)
         if cache.trace is not None:
             cache.trace.append((depths, met, diverged))
@@ -127,39 +127,39 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Keeps `exit_config` out of the generation config's own bookkeeping, which would swallow it."""
+        """Takes `exit_config` and `output_statistics` out of the keywords, which transformers would drop."""
         if kwargs.get("assistant_early_exit") is not None:
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
             )
         for name in ("fate_config", "door_policy"):
-            told = kwargs.get(name, getattr(generation_config, name, None))
-            if told is not None and STORED[name].parse(told) != getattr(self, name):
+            value = kwargs.get(name, getattr(generation_config, name, None))
+            if value is not None and STORED[name].parse(value) != getattr(self, name):
                 raise ValueError(
-                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(told)!r}"
-                    if isinstance(told, Mapping)
+                    f"{name} belongs to the model, not to a call: set model.generation_config.{name} = {dict(value)!r}"
+                    if isinstance(value, Mapping)
                     else f"{name} belongs to the model, not to a call: set model.generation_config.{name}"
                 )
             kwargs.pop(name, None)
-        asked = kwargs.pop("exit_config", None)
-        if asked is None:
-            asked = getattr(generation_config, "exit_config", None)
-        resolved = self.resolve_exit_config(asked)
-        told = kwargs.pop("output_statistics", None)
-        if told is None:
+        requested = kwargs.pop("exit_config", None)
+        if requested is None:
+            requested = getattr(generation_config, "exit_config", None)
+        resolved = self.resolve_exit_config(requested)
+        wants_statistics = kwargs.pop("output_statistics", None)
+        if wants_statistics is None:
             defaults = self.generation_config if generation_config is None else generation_config
-            told = getattr(defaults, "output_statistics", False)
+            wants_statistics = getattr(defaults, "output_statistics", False)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
-        prepared.output_statistics = bool(told)
+        prepared.output_statistics = bool(wants_statistics)
         return prepared, model_kwargs
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
-        """Refuses ids that the model does not know, ahead of everything that would stumble over them."""
+        """Checks the ids against the vocabulary before anything uses them."""
         inputs, name, model_kwargs = super()._prepare_model_inputs(*args, **kwargs)
         if name == "input_ids":
             check_ids(inputs, self.config.vocab_size)
-            # new tokens are int64, and so is the text with them
+            # new tokens are int64, and so are the ids with them
             inputs = inputs.long()
         return inputs, name, model_kwargs
 
@@ -199,7 +199,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache.reserve(max_cache_length)
 
     def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Tells the cache that a prompt is read, so that one of a single token is not taken for decoding."""
+        """Marks the forward as a prefill, so that a prompt of a single token is not decoded."""
         model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
         cache = model_kwargs.get("past_key_values")
         if (others := processes_of(self)) is not None:
@@ -215,7 +215,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache.reading_prompt = False
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        """Hands the exit settings to the one processor that runs the model itself."""
+        """Passes the exit settings to classifier-free guidance, the one processor that runs the model itself."""
         prepared = super()._get_logits_processor(*args, **kwargs)
         for item in prepared:
             if isinstance(item, UnbatchedClassifierFreeGuidanceLogitsProcessor):
@@ -223,7 +223,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         return prepared
 
     def _get_candidate_generator(self, *, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
-        """Keeps our exit settings from the assistant, which has its own or none."""
+        """Drops our exit settings for the assistant model, which has its own or none."""
         others = {name: value for name, value in model_kwargs.items() if name != "exit_config"}
         return super()._get_candidate_generator(model_kwargs=others, **kwargs)
 
@@ -237,7 +237,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> DepthGenerateOutput | Tensor:
-        """Greedy search and sampling: the wave decoder, or transformers' own lockstep loop where rows must agree."""
+        """Greedy search and sampling: the wave decoder, or transformers' loop where rows depend on each other."""
         if generation_config.output_attentions or generation_config.output_hidden_states:
             raise ValueError(
                 "generate gives no attentions or hidden states, since most loops are never run for all tokens at "
@@ -249,9 +249,9 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
                 "after_exit='verify' cannot be used with synced_gpus, as an assistant, or with a streamer on a batch: "
                 "its sequences advance at their own pace; use after_exit='finish'"
             )
-        alone = input_ids.shape[0] == 1 or verified
-        known = rows_are_independent(logits_processor, stopping_criteria)
-        if synced_gpus or generation_config.is_assistant or not (alone or (known and streamer is None)):
+        own_pace = input_ids.shape[0] == 1 or verified
+        independent = rows_are_independent(logits_processor, stopping_criteria)
+        if synced_gpus or generation_config.is_assistant or not (own_pace or (independent and streamer is None)):
             stepped: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
@@ -280,19 +280,19 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> tuple[TokenLoop, Exits]:
-        """Runs the prompt through the model, for a caller that wants the new tokens as they come.
+        """Prefills the prompt and returns the token loop, for a caller that wants the new tokens one by one.
 
-        `model.generate(..., custom_generate=type(model).open_token_loop)` calls it with everything prepared.
+        `model.generate(..., custom_generate=type(model).open_token_loop)` calls it with all arguments prepared.
 
         Args:
             input_ids: `[B, P]`, left-padded.
             logits_processor: As transformers prepared them.
             stopping_criteria: As transformers prepared them.
             generation_config: As transformers prepared it.
-            **model_kwargs: `past_key_values`, `exit_config`, `position_ids` and what else the forward takes.
+            **model_kwargs: `past_key_values`, `exit_config`, `position_ids` and other arguments of the forward.
 
         Returns:
-            The token loop behind the prompt, and the exits of its last tokens, which `TokenLoop.run` starts from.
+            The token loop after the prefill, and the exits of the last prompt tokens, where `TokenLoop.run` starts.
         """
         cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
         cache.counts = PassCounts()
@@ -323,7 +323,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def _recording(
         self, input_ids: Tensor, generation_config: GenerationConfig, cache: DepthCache
     ) -> Iterator[RunRecord | None]:
-        """Lets forwards through the cache tell statistics, where they are asked for."""
+        """Attaches a record of statistics to the cache, with `output_statistics=True`."""
         record = None
         if getattr(generation_config, "output_statistics", False):
             new = max(1, generation_config.max_length - input_ids.shape[1])
@@ -344,7 +344,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         streamer: Any,
         **model_kwargs: Any,
     ) -> DepthGenerateOutput | Tensor:
-        """Runs the stock loop over our `forward`: exact too, but each sequence waits for the deepest one."""
+        """Runs transformers' loop over our `forward`: exact too, but each sequence waits for the deepest one."""
         cache = model_kwargs["past_key_values"]
         trace: list[tuple[Tensor, Tensor, Tensor]] = []
         cache.counts, cache.trace = PassCounts(), trace
@@ -378,8 +378,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         )
 
     def _at_full_depth(self, what: str, model_kwargs: dict[str, Any], settings: tuple[Any, ...]) -> dict[str, Any]:
-        """These step back over tokens already fed, which only full depth takes without a trace."""
-        if any(getattr(each, "output_statistics", False) for each in (*settings, *model_kwargs.values())):
+        """Settings of a mode that crops fed tokens from the cache, which is exact at full depth only."""
+        if any(getattr(source, "output_statistics", False) for source in (*settings, *model_kwargs.values())):
             raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
         if processes_of(self) is not None:
             raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
@@ -393,7 +393,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     @property
     def init_continuous_batching(self) -> Any:
-        """Absent: transformers' paged cache would share one plane over all loops and give wrong text in silence."""
+        """Absent: transformers' paged cache would share one plane over all loops, which silently gives wrong text."""
         raise AttributeError(CONTINUOUS_BATCHING)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -401,21 +401,21 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         raise ValueError(CONTINUOUS_BATCHING)
 
 
-def _in_batch_order(found: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits `[B, V]`, depths, met and diverged `[B]` of one step out of several passes; zeros behind an end."""
-    logits = found[0].logits.new_zeros((batch, found[0].logits.shape[1]))
+def _in_batch_order(passes: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits `[B, V]`, depths, met and diverged `[B]` of one step of several passes; zeros for ended sequences."""
+    logits = passes[0].logits.new_zeros((batch, passes[0].logits.shape[1]))
     depths = np.zeros(batch, dtype=np.int64)
     met, diverged = np.zeros((2, batch), dtype=np.bool_)
-    for exits in found:
+    for exits in passes:
         logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
         depths[exits.sequences] = exits.depths
         met[exits.sequences], diverged[exits.sequences] = exits.met, exits.diverged
-    told = [torch.from_numpy(each).to(logits.device) for each in (depths, met, diverged)]
-    return logits, told[0], told[1], told[2]
+    tensors = [torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged)]
+    return logits, tensors[0], tensors[1], tensors[2]
 
 
 def check_cache(cache: Any) -> None:
-    """Refuses caches without planes for loops.
+    """Checks that a cache has planes for loops.
 
     Raises:
         ValueError: If `cache` is no `DepthCache`.

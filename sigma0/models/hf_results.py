@@ -1,4 +1,4 @@
-"""From what a decoder did to the output that transformers' users expect."""
+"""The output of `generate`, made from a finished token loop or from transformers' own loop."""
 
 from typing import Any
 
@@ -19,27 +19,27 @@ from sigma0.models.outputs import DepthGenerateOutput
 
 
 class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that remember how long each sequence was when it ended, and tell the cache.
+    """Stopping criteria that record the length at which each sequence ended.
 
     Args:
-        stopping_criteria: The criteria to ask.
-        cache: Told which sequences have ended, so that the pads they are fed cost no loops. Its record, if any, is told
-            of the tokens.
-        ops: What reads them.
+        stopping_criteria: The criteria to evaluate.
+        cache: Its `ended` is set, so that the pads fed to ended sequences cost no loops. The new tokens are added to
+            its record, if there is one.
+        ops: Computes the statistics of the logits.
     """
 
     def __init__(self, stopping_criteria: StoppingCriteriaList, cache: DepthCache, ops: Operations) -> None:
         super().__init__(stopping_criteria)
         self._cache = cache
         self._ops = ops
-        self._told = 0
+        self._new_tokens = 0
         self._lengths: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Asks the criteria for ids `[B, S]`; bool `[B]`."""
-        # in place, since the stock loop goes on with these very ids
+        """Which sequences `[B, S]` have ended, bool `[B]`."""
+        # in place, since transformers' loop continues with these very ids
         input_ids[:, -1] = self._ops.agree(input_ids[:, -1])
-        self._read(input_ids[:, -1])
+        self._record_tokens(input_ids[:, -1])
         done: Tensor = self._ops.agree(super().__call__(input_ids, scores, **kwargs))
         unknown = torch.zeros_like(done, dtype=torch.int64)
         lengths = unknown if self._lengths is None else self._lengths
@@ -47,21 +47,21 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         self._cache.ended = (self._lengths > 0).cpu().numpy()
         return done
 
-    def _read(self, chosen: Tensor) -> None:
-        """Tells the record of the tokens `[B]` just chosen, but of sequences that had ended."""
+    def _record_tokens(self, sampled: Tensor) -> None:
+        """Adds the tokens `[B]` just sampled to the record, those of ended sequences left out."""
         record = self._cache.record
         if record is None or record.pending is None:
             return
         ended = self._cache.ended
-        going = np.arange(len(chosen)) if ended is None else np.flatnonzero(~ended)
-        alive = to_device(going, record.device)
-        reading = self._ops.collapse(record.pending[alive], chosen[alive], record.collapse, alive, CollapseRule())
-        record.read(reading, alive, torch.full_like(alive, self._told), self._told)
+        rows = np.arange(len(sampled)) if ended is None else np.flatnonzero(~ended)
+        alive = to_device(rows, record.device)
+        statistics = self._ops.collapse(record.pending[alive], sampled[alive], record.collapse, alive, CollapseRule())
+        record.read(statistics, alive, torch.full_like(alive, self._new_tokens), self._new_tokens)
         record.pending = None
-        self._told += 1
+        self._new_tokens += 1
 
     def lengths(self, sequences: Tensor) -> Tensor:
-        """Ids of each sequence, its end counted in and pads left out, `[B]`."""
+        """Length of each sequence `[B]`, with its end token and without pads."""
         assert self._lengths is not None
         return torch.where(self._lengths == 0, sequences.shape[1], self._lengths)
 
@@ -82,8 +82,8 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
     verified: dict[str, Any] = {}
     if isinstance(loop, VerifiedLoop):
         accepted = torch.zeros_like(depths, dtype=torch.bool)
-        for flags, stood in zip(accepted, loop.accepted, strict=True):
-            flags[: len(stood)] = torch.tensor(stood)
+        for flags, accepted_of_row in zip(accepted, loop.accepted, strict=True):
+            flags[: len(accepted_of_row)] = torch.tensor(accepted_of_row)
         verified = {"accepted": accepted, "tail_passes": loop.tail_passes}
     return DepthGenerateOutput(
         sequences=sequences,
@@ -107,14 +107,14 @@ def lockstep_output(
     mode: ExitMode,
     record: RunRecord | None,
 ) -> DepthGenerateOutput:
-    """Adds depths to what the stock loop returned.
+    """Adds depths to the output of transformers' own loop.
 
     Args:
         outputs: A `GenerateDecoderOnlyOutput`.
         trace: Depth, met and diverged `[B]` of each step.
-        recorder: When each sequence ended.
+        recorder: Lengths at which the sequences ended.
         mode: The exit rule, for the reasons.
-        record: Statistics of the new tokens, where they were asked for.
+        record: Statistics of the new tokens, with `output_statistics=True`.
     """
     new = len(trace)
     ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
@@ -136,7 +136,7 @@ def lockstep_output(
 
 
 def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
-    """A record's figures of the first `new` tokens under the names of `DepthGenerateOutput`."""
+    """Statistics of the first `new` tokens, named as in `DepthGenerateOutput`."""
     if record is None:
         return {}
     return {
@@ -147,7 +147,7 @@ def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
 
 
 def _counts(cache: DepthCache) -> dict[str, Any]:
-    """The counts of a cache under the names of `DepthGenerateOutput`."""
+    """The counts of a cache, named as in `DepthGenerateOutput`."""
     counts = cache.counts
     return {
         "loop_passes": counts.passes,

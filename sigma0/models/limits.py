@@ -1,4 +1,4 @@
-"""What a request may ask of a model: ids that it knows, positions that it has, and K/V that fit into memory."""
+"""Limits of a model: ids in its vocabulary, positions in its context, K/V that fit into memory."""
 
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class CachingModel(Protocol):
 
 
 def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: int) -> None:
-    """Refuses a text that the model's positions cannot hold.
+    """Checks that prompt and new tokens fit into the model's context.
 
     Raises:
         ValueError: Naming the lengths and the limit.
@@ -38,12 +38,12 @@ def check_context(model: PreTrainedModel, prompt_tokens: int, max_new_tokens: in
 
 
 def check_ids(input_ids: Tensor, vocabulary: int, look: bool = True) -> None:
-    """Refuses what is no batch of token ids.
+    """Checks that a tensor is a batch of token ids.
 
     Args:
-        input_ids: To be `[B, S]` whole numbers.
-        vocabulary: Ids that the model knows.
-        look: Whether the ids themselves are looked at, which waits for their device.
+        input_ids: Integers `[B, S]`.
+        vocabulary: Size of the vocabulary.
+        look: Also check the values, which waits for their device.
 
     Raises:
         ValueError: Naming the shape, the dtype or the id.
@@ -66,23 +66,23 @@ def check_ids(input_ids: Tensor, vocabulary: int, look: bool = True) -> None:
         )
 
 
-def kv_bytes(model: CachingModel, columns: int, batch: int, planes: int) -> int:
+def kv_bytes(model: CachingModel, length: int, batch: int, planes: int) -> int:
     """Bytes of the keys and values of a cache.
 
     Args:
         model: A looped model.
-        columns: Tokens of each sequence.
+        length: Tokens of each sequence.
         batch: Sequences.
-        planes: Loops that K/V are kept for.
+        planes: Loops with K/V of their own.
     """
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * model.num_block_layers * planes * heads * width * model.dtype.itemsize * columns * batch)
+    return int(2 * model.num_block_layers * planes * heads * width * model.dtype.itemsize * length * batch)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that a new tensor may take on a device; None where nobody knows."""
+    """Free bytes on a device; None where that is unknown."""
     if device.type == "cpu":
         return int(psutil.virtual_memory().available)
     if device.type == "cuda":
@@ -91,30 +91,30 @@ def free_memory(device: torch.device) -> int | None:
     return None
 
 
-def check_memory(model: CachingModel, columns: int, batch: int, planes: int, held: int = 0) -> None:
-    """Refuses K/V that do not fit into what is free, before any of them is reserved.
+def check_memory(model: CachingModel, length: int, batch: int, planes: int, allocated: int = 0) -> None:
+    """Checks that K/V fit into free memory, before any of them is allocated.
 
     Args:
         model: A looped model.
-        columns: Tokens of each sequence, prompt and new ones.
+        length: Tokens of each sequence, prompt and new ones.
         batch: Sequences.
-        planes: Loops that K/V are kept for.
-        held: Bytes that the cache has already.
+        planes: Loops with K/V of their own.
+        allocated: Bytes that the cache has already.
 
     Raises:
-        ValueError: Naming the size and what is free.
+        ValueError: Naming the size and the free memory.
     """
-    needed, free = kv_bytes(model, columns, batch, planes), free_memory(model.device)
-    if free is not None and needed - held > free:
+    needed, free = kv_bytes(model, length, batch, planes), free_memory(model.device)
+    if free is not None and needed - allocated > free:
         raise ValueError(
-            f"the K/V of {batch} x {columns} tokens would take {_amount(needed)} ({planes} loops, "
+            f"the K/V of {batch} x {length} tokens would take {_amount(needed)} ({planes} loops, "
             f"{_amount(kv_bytes(model, 1, 1, planes))} a token), and {_amount(free)} are free on {model.device}: lower "
             "max_new_tokens (--max-new-tokens), or the batch"
         )
 
 
 def _amount(size: int) -> str:
-    """Bytes in the largest unit that they fill."""
+    """Bytes in the largest unit of which there is at least one."""
     number = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:

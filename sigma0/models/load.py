@@ -48,7 +48,7 @@ def resolve_model(name: str) -> str:
 
 
 def checkpoint_folder(name: str) -> Path:
-    """The folder that a loaded model's files lie in: its own, or the hub cache's."""
+    """The folder with a loaded model's files: its own, or the hub cache's."""
     source = resolve_model(name)
     return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
 
@@ -101,15 +101,15 @@ def load(
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
-        tensor_parallel: Only the part that this process holds of it, of those that `torchrun` started; all of them make
-            the same calls (`sigma0.decode.parallel`).
-        check: Refuse weights that are NaN or infinite: one pass over them, a small part of the time of reading them.
+        tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
+            (`sigma0.decode.parallel`).
+        check: Refuse weights that are NaN or infinite, which takes one pass over them.
 
     Returns:
         The model in eval mode and a left-padding tokenizer.
 
     Raises:
-        ValueError: If there is no such model, it is not looped, its tensors do not fit or are no numbers, or device,
+        ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
             dtype or backend is bad.
     """
     return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
@@ -123,7 +123,7 @@ def load_causal(
     backend: Backend = "auto",
     check: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """As `load`, but any causal model of transformers will do; one without loops runs as transformers has it."""
+    """As `load`, for any causal model of transformers; one without loops runs as transformers implements it."""
     return _load(name, device, dtype, backend, looped_only=False, check=check)
 
 
@@ -156,7 +156,7 @@ def _load(
             trust_remote_code=False,
             use_safetensors=True,
             distributed_config=spread,
-            # ours look for themselves, once the weights are where they belong
+            # looped models are checked below, once the weights are on their device
             **({"check_weights": False} if looped else {}),
         )
         tokenizer = load_tokenizer(source)
@@ -172,7 +172,7 @@ def _load(
         _check_tokenizer(name, tokenizer, model.config.vocab_size)
         _check_settings(model)
         if not Path(source).is_dir():
-            # of a folder they were looked at before anything was built
+            # a folder's dtypes were checked before the model was built
             check_dtypes(read_headers(checkpoint_folder(name)))
     if check:
         check_weights(model)
@@ -180,7 +180,7 @@ def _load(
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:
-    """Refuses a `generation_config.json` whose settings of ours no generation could use.
+    """Checks the settings of ours in `generation_config.json`.
 
     Raises:
         ValueError: Naming the field.
@@ -193,7 +193,7 @@ def _check_settings(model: DepthGenerationMixin) -> None:
 
 
 def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> None:
-    """Refuses a tokenizer that writes ids for which the model has no embedding.
+    """Checks that the model has an embedding for every id of the tokenizer.
 
     Raises:
         ValueError: Naming both sizes.

@@ -1,6 +1,6 @@
 """Ouro (arXiv 2510.25741): a block of layers applied T times to every token, with a gate after each loop.
 
-Parameter names are those of the published checkpoints. Layers have a norm before and behind attention and MLP; the
+Parameter names are those of the published checkpoints. Layers have a norm before and after attention and MLP; the
 model's last norm runs after every loop, and the next loop starts from its output.
 """
 
@@ -37,7 +37,7 @@ from sigma0.models.stored import check_dtypes, check_generation_config, check_sh
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
 PROMPT_CHUNK = 1024
-# What transformers and its tools may hand to any model, beside the named arguments.
+# Arguments that transformers and its tools pass to any model, beside the named ones.
 FORWARD_KEYS = frozenset(TransformersKwargs.__optional_keys__) | {"return_dict", "token_type_ids", "use_kernels"}
 
 
@@ -83,27 +83,29 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             _check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"))
         checked = ["missing_keys", "unexpected_keys"]
         if not kwargs.get("ignore_mismatched_sizes"):
-            # transformers' own error names no tensor, so it is held back and ours is raised
+            # transformers' own error names no tensor, so it is suppressed and ours is raised
             checked.append("mismatched_keys")
             kwargs["ignore_mismatched_sizes"] = True
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        wrong = {name: sorted(str(tensor) for tensor in info[name]) for name in checked if info.get(name)}
+        wrong = {name: sorted(map(str, info[name])) for name in checked if info.get(name)}
         if wrong:
-            told = "; ".join(f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items())
-            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {told}")
+            problems = "; ".join(
+                f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items()
+            )
+            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {problems}")
         if check_weights:
             check_finite(model)
         return (model, info) if output_loading_info else model
 
 
 def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path | None:
-    """The folder that `from_pretrained` is asked for; None for a hub id, whose files may not have come yet."""
+    """The folder given to `from_pretrained`; None for a hub id, whose files may not be downloaded yet."""
     folder = Path(name, subfolder) if isinstance(name, str | Path) else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def _check_files(folder: Path, config: PreTrainedConfig | None) -> None:
-    """Refuses a folder whose files contradict each other, before any memory is taken."""
+    """Checks that the files of a folder fit together, before any memory is allocated."""
     tensors = read_headers(folder)
     check_dtypes(tensors)
     if isinstance(config, OuroConfig):
@@ -146,9 +148,9 @@ class OuroModel(OuroPreTrainedModel):
         Args:
             input_ids: `[B, S]`; or
             inputs_embeds: `[B, S, D]`.
-            attention_mask: `[B, cached + S]` of 0 and 1, or a 4-D mask passed on as it is.
-            position_ids: `[B, S]`; by default counted from the mask, pads left out.
-            past_key_values: Planes to continue; its frontier must be empty.
+            attention_mask: `[B, cached + S]` of 0 and 1, or a 4-D mask, which is passed on unchanged.
+            position_ids: `[B, S]`; by default counted from the mask without the pads.
+            past_key_values: Planes to continue; no rows may be in flight.
             use_cache: Whether to make and return planes.
             num_loops: Loops to run, by default T.
             **kwargs: For the attention function.
@@ -236,7 +238,7 @@ def _real_tokens(seen: Tensor | None, batch: int, length: int) -> int:
 
 
 class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
-    """Ouro with its output head; reads every position at the loop that the exit rule picks."""
+    """Ouro with its output head; the logits of a position are read at the loop that the exit rule picks."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
@@ -248,7 +250,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         self.num_block_layers = config.num_hidden_layers
         self.post_init()
         if config.vocab_size % shares(config) and not config.tie_word_embeddings:
-            # 5.17 gathers no shards of unlike size: every process then keeps the whole head
+            # transformers 5.17 gathers no shards of different sizes: every process then keeps the whole head
             del self._tp_plan["lm_head"]
 
     @property
@@ -306,8 +308,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
     ) -> LoopedCausalLMOutput:
         """Logits of each position at the loop that the exit rule picks.
 
-        A single token behind a filled `DepthCache` is decoded: passes run until it has stopped, and its deeper loops
-        follow beside later tokens (`finish`) or never (`drop`). Anything longer is a prompt: every loop runs for
+        A single token after a filled `DepthCache` is decoded: passes run until it has stopped, and its deeper loops
+        follow beside later tokens (`finish`) or never (`drop`). Anything longer is a prefill: every loop runs for
         every position, and the exit is picked from them.
 
         Args:
@@ -319,22 +321,22 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             labels: `[B, S]`, -100 ignored. The loss is sum over t of p_t CE_t (arXiv 2510.25741 section 3), where the
                 published code takes the cross-entropy of the averaged logits.
             use_cache: Whether to make and return a `DepthCache`.
-            logits_to_keep: How many last positions to read, 0 for all, or their indices.
-            exit_config: When to stop; by default as `resolve_exit_config` says.
-            output_loop_states: Also return states, gate logits and logits of every loop; a single token behind a
-                cache is then read as a prompt.
+            logits_to_keep: Number of last positions with logits, 0 for all, or their indices.
+            exit_config: The exit rule; by default the one of `resolve_exit_config(None)`.
+            output_loop_states: Also return states, gate logits and logits of every loop; a single token after a
+                cache is then a prefill.
             **kwargs: For the attention function, and `num_items_in_batch` for the loss.
 
         Raises:
-            ValueError: For bad settings, a foreign cache, or a mask whose shape does not fit.
-            TypeError: For an argument that nobody takes.
+            ValueError: For bad settings, a cache that is no `DepthCache`, or a mask whose shape does not fit.
+            TypeError: For an unknown argument.
         """
         unknown = sorted(set(kwargs) - FORWARD_KEYS)
         if unknown:
             raise TypeError(f"forward takes no argument {', '.join(unknown)}")
         config = self.resolve_exit_config(exit_config)
         rule = self.exit_rule(config)
-        # what `verify` writes is full depth's, so every position is read there, whatever its loops do
+        # `verify` emits the tokens of full depth, so every position is read at loop T
         verified = config.after_exit == "verify"
         loops = self.num_loops if verified else rule.last_loop
         inputs = input_ids if inputs_embeds is None else inputs_embeds
@@ -342,9 +344,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         cache = past_key_values
         if inputs_embeds is None:
-            # looking waits for a GPU: once for a prompt is nothing, once for a token or a training step is not
+            # looking at the ids waits for the GPU: once for a prompt is cheap, once for a token or training step is not
             check_ids(inputs, self.config.vocab_size, look=inputs.device.type == "cpu" or not (self.training or cache))
-            # embeddings take no narrower ones
+            # embeddings take no narrower integers
             inputs = input_ids = inputs.long()
         if cache is not None:
             check_cache(cache)
@@ -353,7 +355,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             if cache.length and inputs.shape[1] == 1 and not cache.reading_prompt and not output_loop_states:
                 if labels is not None or kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
                     raise ValueError(
-                        "a single token behind a filled cache is decoded: labels, output_hidden_states and "
+                        "a single token after a filled cache is decoded: labels, output_hidden_states and "
                         "output_attentions have no meaning there; pass the whole text without a cache"
                     )
                 return self._decode(input_ids, attention_mask, position_ids, cache, config)
@@ -376,17 +378,17 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         assert outputs.gate_logits is not None
         states, gates = outputs.loop_states[:, :, keep], outputs.gate_logits[:, :, keep]
         record = None if cache is None else cache.record
-        # what the rule does not decide by can wait; a run of kernels tells statistics in every pass
+        # statistics that the rule does not use can wait; with kernels they come with every pass anyway
         watch = record is not None and (self.operations.backend == "triton" or rule.boundary(watch=False).watches)
-        chosen = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
+        exits = select_exits(rule, states, gates, self.lm_head, watch, agreement(self), verified)
         if outputs.past_key_values is not None and outputs.past_key_values.trace is not None:
-            # one entry for a prompt, however many forwards read it
-            outputs.past_key_values.trace[:] = [(chosen.depths[:, -1], chosen.met[:, -1], chosen.diverged[:, -1])]
-        logits = self.lm_head(chosen.hidden)
+            # one entry for a prompt, however many chunks it has
+            outputs.past_key_values.trace[:] = [(exits.depths[:, -1], exits.met[:, -1], exits.diverged[:, -1])]
+        logits = self.lm_head(exits.hidden)
         if record is not None:
             assert cache is not None
-            if chosen.statistics is not None and chosen.fates is not None:
-                record.put_prompt(chosen.statistics[:, :, -1], chosen.fates[:, :, -1], cache.length - 1)
+            if exits.statistics is not None and exits.fates is not None:
+                record.put_prompt(exits.statistics[:, :, -1], exits.fates[:, :, -1], cache.length - 1)
             else:
                 record.note_prompt(states[:, :, -1], cache.length - 1, PathReader(self.gate, rule.boundary(watch=True)))
             record.pending = logits[:, -1]
@@ -396,9 +398,9 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            exit_depths=chosen.depths,
-            exit_met=chosen.met,
-            exit_diverged=chosen.diverged,
+            exit_depths=exits.depths,
+            exit_met=exits.met,
+            exit_diverged=exits.diverged,
             loop_states=states if output_loop_states else None,
             gate_logits=gates if output_loop_states else None,
             loop_logits=self.lm_head(states) if output_loop_states else None,
@@ -413,9 +415,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         config: ExitConfig,
     ) -> LoopedCausalLMOutput:
         if input_ids is None:
-            raise ValueError(
-                "a single token behind a filled cache needs input_ids; embeddings are read as prompts only"
-            )
+            raise ValueError("a single token after a filled cache needs input_ids; embeddings are for prompts only")
         batch = input_ids.shape[0]
         seen = cache.join_mask(attention_mask, batch, 1)
         if position_ids is None:
@@ -424,7 +424,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         return self.decode_step(input_ids, positions, cache, config)
 
     def _run_prompt(self, logits_to_keep: int | Tensor, **inputs: Any) -> LoopedModelOutput:
-        """All loops for all positions; in chunks where only the last position is read."""
+        """Prefill: all loops for all positions, in chunks if only the last position is read."""
         cache, embeds = inputs["past_key_values"], inputs["inputs_embeds"]
         name = "input_ids" if embeds is None else "inputs_embeds"
         length = inputs[name].shape[1]
@@ -454,6 +454,6 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         loss = torch.zeros((), dtype=torch.float32, device=targets.device)
         for states, weight in zip(outputs.loop_states, probabilities, strict=True):
             logits = self.lm_head(states[:, :-1]).float()
-            each = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="none")  # [N]
-            loss = loss + (weight.reshape(-1) * each).sum()
+            losses = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="none")  # [N]
+            loss = loss + (weight.reshape(-1) * losses).sum()
         return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

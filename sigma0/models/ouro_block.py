@@ -1,4 +1,4 @@
-"""One layer of Ouro's shared block: attention over a plane, and an MLP, each between two norms."""
+"""A layer of Ouro's shared block: attention over the K/V plane of one loop and an MLP, each between two norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +53,9 @@ class OuroAttention(nn.Module):
             hidden_states: Normed input.
             position_embeddings: cos and sin, `[B, S, head_dim]`.
             attention_mask: As the attention function takes it.
-            past_key_values: Planes to write to and read, or None.
+            past_key_values: Cache with the planes, or None.
             plane: Index of this layer's plane at this loop, `loop * L + layer_idx`.
-            rows: The rows of a pass, each with its own loop; replaces mask, cache and plane.
+            rows: The rows of a pass, which may be at different loops; replaces mask, cache and plane.
             **kwargs: For the attention function.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)

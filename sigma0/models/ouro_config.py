@@ -31,7 +31,7 @@ SIZES = (
 
 
 def repaired_tokens(bos: Any, eos: Any, pad: Any) -> dict[str, int] | None:
-    """The right special ids of the published checkpoints, for a config that names 0 for all; else None.
+    """The right special ids of the published checkpoints, for a config that has 0 for all; else None.
 
     Args:
         bos: `bos_token_id` as stored.
@@ -50,12 +50,11 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         early_exit_threshold: q of the published exit rule; 1.0 runs every loop.
         early_exit_step: Loop to read every token at, counted from 0; None leaves it to the threshold.
         sigma0_prompts: `instructions` for a model that follows them; `bare` for one that only continues questions of
-            the kind that it was trained on, so that `sigma0 solve` puts no words of its own around them.
+            the kind that it was trained on, for which `sigma0 solve` adds no instructions.
 
     Raises:
-        ValueError: For sizes that are no sizes, names that nobody knows, sliding windows, and RoPE variants whose
-            frequencies change with length: K/V of one token are written at different times, so they must not depend
-            on how long the text has become.
+        ValueError: For bad sizes, unknown names, sliding windows, and RoPE variants whose frequencies change with
+            length: K/V of one token are written at different times, so they must not depend on the length of the text.
     """
 
     model_type = "ouro"
@@ -122,7 +121,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
         """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
 
     def validate_loops(self) -> None:
-        """At least one loop, no more than can be run, and an exit that lies within them."""
+        """Checks the number of loops, and that the exit lies within them."""
         if self.total_ut_steps < 1:
             raise ValueError(f"total_ut_steps must be at least 1, got {self.total_ut_steps}")
         if self.total_ut_steps > MAX_LOOPS:
@@ -135,7 +134,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
             )
 
     def validate_attention(self) -> None:
-        """Sizes above 0, heads that divide, and full attention with fixed rotary frequencies only."""
+        """Checks sizes and head counts; allows full attention with fixed rotary frequencies only."""
         for name in SIZES:
             if (value := getattr(self, name)) is None or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -163,12 +162,12 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
             raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}")
 
     def validate_prompts(self) -> None:
-        """A way of asking that there is."""
+        """Checks the style of prompts."""
         if self.sigma0_prompts not in PROMPTS:
             raise ValueError(f"sigma0_prompts must be {' or '.join(PROMPTS)}, got {self.sigma0_prompts!r}")
 
     def validate_block(self) -> None:
-        """A known activation, a norm that divides by something, and a pad that has an embedding."""
+        """Checks activation, norm epsilon and pad id."""
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={self.hidden_act!r} is no activation that transformers knows, such as silu")
         if not 0 <= self.rms_norm_eps < math.inf:
@@ -180,7 +179,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 def _check_dtype(dtype: Any) -> None:
-    """Refuses a stored dtype that torch does not have, or that no layer runs in.
+    """Checks that a stored dtype is a floating-point dtype of torch.
 
     Raises:
         ValueError: Naming it.

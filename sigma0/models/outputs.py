@@ -1,4 +1,4 @@
-"""What a looped model and its `generate` return: transformers' outputs with the depth of every token."""
+"""Outputs of a looped model and of its `generate`: transformers' own with the depth of every token."""
 
 from dataclasses import dataclass
 
@@ -26,9 +26,9 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
 
     Attributes:
         exit_depths: Loop whose state `logits` reads, from 1, int64 `[B, S']`.
-        exit_met: Whether the exit rule was met by itself there, bool `[B, S']`; under `verify`, which reads at loop T,
+        exit_met: Whether the exit rule was met at that loop, bool `[B, S']`; under `verify`, which reads at loop T,
             whether it was met by then.
-        exit_diverged: Whether it was read there because its loop diverged, bool `[B, S']`.
+        exit_diverged: Whether the exit was forced because the loop diverged, bool `[B, S']`.
         loop_states: Every loop's normed state `[T, B, S', D]`, with `output_loop_states=True`.
         gate_logits: Every loop's gate logit `[T, B, S']`, with `output_loop_states=True`.
         loop_logits: Every loop's logits `[T, B, S', V]`, with `output_loop_states=True`.
@@ -48,18 +48,18 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
 
     Attributes:
         exit_depths: Loop at which each new token was read, from 1; 0 after a sequence ended. int64 `[B, new]`.
-        exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence; of a token
-            that was proposed anew under `verify`, why its first draft stopped. The first token of `verify` is read at
-            loop T; its reason is that of its rule, had it been asked (`sigma0.decode.verify`).
-        loop_passes: Calls of the shared block after the prompt.
+        exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence. Of a token
+            that was re-drafted under `verify`, why its first draft stopped. The first token of `verify` is read at
+            loop T; its reason is the one that its exit rule would have given (`sigma0.decode.verify`).
+        loop_passes: Calls of the shared block after the prefill.
         loop_rows: Rows in those calls.
-        prompt_rows: Rows that reading the prompt took; nothing is saved there.
-        head_rows: Rows that the output head read after the prompt.
-        accepted: Under `verify`, whether each new token was proposed at its exit and stood, or was read at loop T in
-            the first place; False for replacements and after a sequence ended. bool `[B, new]`.
-        tail_passes: Under `verify`, how many of the passes came after the last token had stopped, to check it.
-        loop_statistics: With `output_statistics=True`, the numbers named in `decode.ops.STATISTICS` after each loop of
-            the position that each new token is read from, float32 `[B, new, T, 8]`; NaN where no loop was run.
+        prompt_rows: Rows of the prefill; nothing is saved there.
+        head_rows: Rows of the output head after the prefill.
+        accepted: Under `verify`, whether each new token is an accepted draft or was read at loop T in the first place;
+            False for replacements and after a sequence ended. bool `[B, new]`.
+        tail_passes: Under `verify`, the passes after the exit of the last token, which check it.
+        loop_statistics: With `output_statistics=True`, `decode.ops.STATISTICS` after each loop of the position that
+            each new token is read from, float32 `[B, new, T, 8]`; NaN where no loop was run.
         loop_fates: With `output_statistics=True`, index into `decode.ops.FATES` of each loop, int8 `[B, new, T]`.
         readings: With `output_statistics=True`, the numbers named in `decode.ops.READINGS` of each new token, float32
             `[B, new, 8]`; NaN after a sequence ended.

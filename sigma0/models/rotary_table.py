@@ -1,4 +1,4 @@
-"""Rotary embeddings looked up, since a pass needs those of a few rows at a time and every layer the same ones."""
+"""Rotary embeddings from a table: a pass needs those of a few rows, and the same ones in every layer."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ _SHORTEST = 256
 
 
 class RotaryTable:
-    """cos and sin of every position up to the furthest that was asked for.
+    """cos and sin of every position up to the furthest used so far.
 
     Args:
         rotary: transformers' module; its frequencies must not depend on the length of the text.
@@ -24,11 +24,11 @@ class RotaryTable:
         Args:
             positions: int64 `[R]`, on the device of `like`.
             furthest: The largest of them.
-            like: Any tensor on the device and in the dtype that is wanted.
+            like: Any tensor with the wanted device and dtype.
         """
         cos, sin = self._cos, self._sin
         if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) <= furthest:
-            # Outside of inference mode, where a later call may need them.
+            # not as inference tensors: a later call outside of inference mode may need them
             with torch.inference_mode(False), torch.no_grad():
                 everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
                 cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])

@@ -1,12 +1,12 @@
-"""Special tokens in a prompt's text are ordinary text: `<|im_end|>` inside of a message must not end its turn.
+"""Special tokens in a prompt's text are encoded as text: `<|im_end|>` inside of a message must not end its turn.
 
-Those that the chat template writes itself stay special. A copy of the tokenizer reads every special token as text
-(`encode_special_tokens` of the tokenizers library) and knows an alias for each of them, which nobody can guess. The
-messages' own special tokens are replaced by marks while the template is rendered; what is special in the rendered text
-is then the template's and gets its alias, and the marks get their text back. So text around them is encoded as ever.
+Those that the chat template writes itself stay special. A copy of the tokenizer encodes every special token as text
+(`encode_special_tokens` of the tokenizers library) and has a random alias for each of them. Special tokens in the
+messages are replaced by marks while the template is rendered; the special tokens of the rendered text are then the
+template's and are replaced by their aliases, and the marks by their text. The text around them is encoded as usual.
 
 A template that joins parts of messages could still make a special token of two halves. So it is rendered a second time
-with the characters hidden that special tokens begin with, and where that leaves out one of them, this text counts.
+with the first characters of special tokens hidden, and if a special token is missing there, this rendering is used.
 """
 
 import re
@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 
 class TextEncoder:
-    """Encodes prompts whose special tokens are text. Safe for threads.
+    """Encodes prompts with their special tokens as text. Thread-safe.
 
     Args:
-        tokenizer: A fast transformers tokenizer; it stays as it is.
+        tokenizer: A fast transformers tokenizer; not changed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -38,7 +38,7 @@ class TextEncoder:
         single = {token.content for token in tokens.values() if token.single_word}
         self._in_text = _any_of(map(re.escape, contents))
         self._starts = _any_of(map(re.escape, starts))
-        # one that is a word of its own is not special inside of another word
+        # a `single_word` token is not special inside of another word
         self._in_template = _any_of(_pattern(content, content in single) for content in contents)
         self._marked = _any_of(self._texts)
         backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -50,7 +50,7 @@ class TextEncoder:
         self._ids = {backend.token_to_id(self._aliases[token.content]): number for number, token in tokens.items()}
 
     def text(self, text: str) -> list[int]:
-        """Ids of a text; what the tokenizer puts around every text (say BOS) is put around this one too."""
+        """Ids of a text, with the BOS and EOS that the tokenizer adds to every text."""
         return list(self._backend.encode(text).ids)
 
     def messages(
@@ -59,8 +59,8 @@ class TextEncoder:
         """Ids of messages.
 
         Args:
-            messages: For the chat template.
-            render: Applies it, without encoding.
+            messages: Input of the chat template.
+            render: Renders the chat template as a string.
         """
         given = [dict(message) for message in messages]
         rendered = render(self._hidden(given, self._in_text))
@@ -75,13 +75,13 @@ class TextEncoder:
         return [self._ids.get(number, number) for number in ids]
 
     def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
-        """A value with marks in place of what a pattern finds in its texts."""
+        """A copy of a value in which every match of a pattern is replaced by its mark."""
         if isinstance(value, str):
             return pattern.sub(lambda match: self._marks[match[0]], value)
         if isinstance(value, Mapping):
-            return {name: self._hidden(each, pattern) for name, each in value.items()}
+            return {name: self._hidden(item, pattern) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._hidden(each, pattern) for each in value]
+            return [self._hidden(item, pattern) for item in value]
         return value
 
 
@@ -92,7 +92,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, AddedToken]:
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerFast) -> TextEncoder:
-    """The encoder of a tokenizer: made at first use, and again when tokens were added since."""
+    """The cached encoder of a tokenizer; made again when tokens have been added."""
     size = tokenizer.backend_tokenizer.get_vocab_size(), len(special_tokens(tokenizer))
     known = _ENCODERS.get(tokenizer)
     if known is None or known[0] != size:
@@ -104,7 +104,7 @@ _ENCODERS: WeakKeyDictionary[Any, tuple[tuple[int, int], TextEncoder]] = WeakKey
 
 
 def _alias(token: AddedToken, alias: str) -> AddedToken:
-    """A token like another, but not special, since those are read as text."""
+    """A copy of a token that is not special, since the encoder takes special ones for text."""
     return AddedToken(
         alias, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized
     )
@@ -115,5 +115,5 @@ def _pattern(content: str, single_word: bool) -> str:
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    # of none: matches nowhere
+    # without patterns: matches nowhere
     return re.compile("|".join(patterns) or r"(?!)")

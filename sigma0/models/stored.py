@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of themselves, read from their headers before anything is built from them."""
+"""Checks of a checkpoint's files by their headers, before the model is built."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """The tensors in a folder's safetensors files by name; their data are not read.
 
     Raises:
-        ValueError: For a file that is cut off or is none.
+        ValueError: For a truncated file or another format.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -45,7 +45,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
-    """Refuses weights that are no floats: torch would take whole numbers for them in silence.
+    """Checks that the weights are floats: torch would silently load integers in their place.
 
     Raises:
         ValueError: Naming the first such tensor.
@@ -59,9 +59,9 @@ def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> None:
-    """Holds the sizes of a config against the tensors, so that a wrong one is named before memory is taken for it.
+    """Compares the sizes of a config with the tensors, before memory is allocated for them.
 
-    Tensors that are missing are left to transformers, which names them.
+    Missing tensors are left to transformers, whose error names them.
 
     Raises:
         ValueError: Naming the field.
@@ -92,7 +92,7 @@ def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> Non
 
 
 def check_generation_config(folder: Path) -> None:
-    """Refuses a `generation_config.json` that transformers would ignore in silence, or whose special ids are no ids.
+    """Checks that transformers can read `generation_config.json` and that its special ids are integers.
 
     Raises:
         ValueError: Naming the field.
@@ -109,5 +109,5 @@ def check_generation_config(folder: Path) -> None:
     for name in SPECIAL_IDS:
         value = values.get(name)
         ids = value if isinstance(value, list) else [value]
-        if value is not None and not all(type(each) is int for each in ids):
+        if value is not None and not all(type(token_id) is int for token_id in ids):
             raise ValueError(f"generation_config.json has {name} = {value!r}, which is no token id: write its number")

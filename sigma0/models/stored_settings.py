@@ -1,4 +1,4 @@
-"""What a checkpoint's `generation_config.json` holds of sigma0's, and the settings in force for a call."""
+"""Settings of sigma0 in a checkpoint's `generation_config.json`, and the settings in force for a call."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import ExitThresholds, fill_in
 from sigma0.signals.verdict import DoorPolicy
 
-# what sigma0 keeps in a checkpoint's generation_config.json
+# fields of generation_config.json
 STORED: dict[str, type[ExitConfig] | type[ExitThresholds] | type[FateConfig] | type[DoorPolicy]] = {
     "exit_config": ExitConfig,
     "exit_thresholds": ExitThresholds,
@@ -35,12 +35,12 @@ class StoredSettings:
         """The exit settings in force.
 
         Args:
-            exit_config: What the caller asked for; None falls back to `generation_config.exit_config`, then to the
-                checkpoint's own `early_exit_step` or `early_exit_threshold`.
+            exit_config: Of the caller; None falls back to `generation_config.exit_config`, then to the checkpoint's
+                `early_exit_step` or `early_exit_threshold`.
 
         Returns:
-            The settings with a value for everything that the rule reads: the caller's, else those that the model was
-            calibrated with, else the library's (which is said once).
+            The settings with a value for every field that the rule uses: the caller's, else the model's calibrated
+            one, else the library's default (logged once).
 
         Raises:
             ValueError: For unknown keys or bad values.
@@ -58,14 +58,14 @@ class StoredSettings:
         return ExitConfig(mode="qexit", q=self.config.early_exit_threshold)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers' own; our settings in `generation_config` are stored as JSON and survive the next load."""
+        """As transformers' own, with our settings in `generation_config` stored as JSON."""
         stored = {
             name: kind for name, kind in STORED.items() if getattr(self.generation_config, name, None) is not None
         }
         for name, kind in stored.items():
             setattr(self.generation_config, name, kind.parse(getattr(self.generation_config, name)).to_dict())
         if stored:
-            # while this flag is set, transformers drops what it does not know when it loads the file
+            # while this flag is set, transformers drops unknown fields when it loads the file
             self.generation_config._from_model_config = False
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
@@ -80,29 +80,29 @@ class StoredSettings:
         stored = getattr(self.generation_config, "exit_thresholds", None)
         return ExitThresholds() if stored is None else ExitThresholds.parse(stored)
 
-    def unasked_rule(self, exit_config: ExitConfig) -> ExitRule | None:
-        """The checkpoint's own rule, where `exit_config` stops every token without asking any.
+    def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
+        """The checkpoint's exit rule, for reports under `full` and `fixed` of whether it would have been met.
 
-        All that it looks at is known there for free, so that it can be said whether it would have been met.
+        Its statistics cost nothing there.
 
         Returns:
-            None under a rule, where the checkpoint has none, and where the inner break or `verify` of a fixed loop
-            decide what is run.
+            None under an exit rule, for a checkpoint without one, and where the inner break or `verify` of a fixed
+            loop decide which loops run.
         """
-        own, asked = self.resolve_exit_config(None), self.exit_rule(exit_config)
+        stored, rule = self.resolve_exit_config(None), self.exit_rule(exit_config)
         checked = exit_config.mode == "fixed" and exit_config.after_exit == "verify"
-        if asked.fixed_depth is None or asked.break_after or checked or own.mode in ("full", "fixed"):
+        if rule.fixed_depth is None or rule.break_after or checked or stored.mode in ("full", "fixed"):
             return None
-        return self.exit_rule(own)
+        return self.exit_rule(stored)
 
     @property
     def fate_config(self) -> FateConfig:
-        """What counts as spiralling or diverging: `generation_config.fate_config`, or the defaults."""
+        """Thresholds of spiralling and diverging: `generation_config.fate_config`, or the defaults."""
         stored = getattr(self.generation_config, "fate_config", None)
         return FateConfig() if stored is None else FateConfig.parse(stored)
 
     @property
     def door_policy(self) -> DoorPolicy:
-        """What opens the converge door: `generation_config.door_policy`, or the defaults."""
+        """Thresholds of the converge door: `generation_config.door_policy`, or the defaults."""
         stored = getattr(self.generation_config, "door_policy", None)
         return DoorPolicy() if stored is None else DoorPolicy.parse(stored)

@@ -1,4 +1,4 @@
-"""Who is asked: a model in this process, a ladder, an endpoint, and a script for tests."""
+"""Chat models: a model in this process, a ladder, an endpoint, and a script for tests."""
 
 import os
 import time
@@ -90,10 +90,10 @@ class LocalChat:
 
         longest = max(map(len, ways)) + 1
         settings = ChatSettings(effort, longest, seed=seed)
-        found = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed})
-        label = found.text.strip()
+        completion = self._write(messages, settings, {"prefix_allowed_tokens_fn": allowed})
+        label = completion.text.strip()
         assert label in labels, (label, labels)
-        return label, found
+        return label, completion
 
     def _write(self, messages: Messages, settings: ChatSettings, sampling: dict[str, Any]) -> Completion:
         check_fits(self.name, self.model, self.tokenizer, messages, settings.max_tokens)
@@ -277,7 +277,7 @@ class EndpointChat:
             options["reasoning_effort"] = settings.effort
         reply = asker.ask(messages, settings.max_tokens, options)
         if reply.text is None:
-            raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.told}")
+            raise ChatFailed(f"{self.name} at {self.rung.base_url} gave no answer: {reply.outcome}")
         return Completion(
             text=reply.text,
             usage=Usage(
@@ -295,7 +295,7 @@ class EndpointChat:
 
 
 class ScriptedChat:
-    """Says what it is told to say: for tests, and for trying a strategy without a model.
+    """Gives scripted replies: for tests, and for trying a strategy without a model.
 
     Args:
         replies: Texts or completions in order, or a function of the keyword arguments of `complete`, `messages` among
@@ -310,23 +310,23 @@ class ScriptedChat:
         self, replies: Iterable[str | Completion] | Callable[..., str | Completion], name: str = "scripted"
     ) -> None:
         self.name = name
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
         self._said = replies if callable(replies) else None
         self._replies = iter(()) if callable(replies) else iter(replies)
         self._alone = Lock()
 
     def complete(self, messages: Messages, settings: ChatSettings = DEFAULTS) -> Completion:
         """See `ChatModel`."""
-        asked = {
+        call = {
             "messages": [dict(message) for message in messages],
             **asdict(settings),
         }
         with self._alone:
-            self.asked.append(asked)
-            number = len(self.asked)
-            found = None if self._said is not None else next(self._replies, None)
+            self.calls.append(call)
+            number = len(self.calls)
+            scripted = None if self._said is not None else next(self._replies, None)
         # a function is called by several threads at once, as a server would be
-        reply = found if self._said is None else self._said(**asked)
+        reply = scripted if self._said is None else self._said(**call)
         if reply is None:
             raise ChatFailed(f"{self.name} has no reply to question {number}")
         return reply if isinstance(reply, Completion) else Completion(reply)

@@ -31,10 +31,10 @@ class Limits:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for item in fields(self):
+            value = getattr(self, item.name)
             if value is not None and not value > 0:
-                raise ValueError(f"limit {each.name} must be above 0, got {value}")
+                raise ValueError(f"limit {item.name} must be above 0, got {value}")
 
 
 class LimitReached(RuntimeError):
@@ -44,8 +44,8 @@ class LimitReached(RuntimeError):
         limit: Its name.
     """
 
-    def __init__(self, limit: str, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
         self.limit = limit
 
 
@@ -85,12 +85,12 @@ class Desk:
         """
         seed = self._begin(purpose)
         try:
-            found = model.complete(messages, replace(settings, seed=seed))
+            completion = model.complete(messages, replace(settings, seed=seed))
         except ChatFailed as error:
             self.trail.add(Call(purpose, model.name, settings.effort, seed, None, str(error)))
             raise
-        self._end(Call(purpose, model.name, settings.effort, seed, found.to_dict()), found.usage)
-        return found
+        self._end(Call(purpose, model.name, settings.effort, seed, completion.to_dict()), completion.usage)
+        return completion
 
     def choose(
         self, model: ChatModel, purpose: str, messages: Messages, labels: Sequence[str], *, effort: Effort = "low"
@@ -112,17 +112,19 @@ class Desk:
         """
         if isinstance(model, Chooser):
             seed = self._begin(purpose)
-            label, found = model.choose(messages, labels, effort=effort, seed=seed)
-            self._end(Call(purpose, model.name, effort, seed, {**found.to_dict(), "text": label}), found.usage)
+            label, completion = model.choose(messages, labels, effort=effort, seed=seed)
+            self._end(
+                Call(purpose, model.name, effort, seed, {**completion.to_dict(), "text": label}), completion.usage
+            )
             return label
-        told = list(messages)
+        turns = list(messages)
         for attempt in ("", " again"):
-            found = self.ask(model, f"{purpose}{attempt}", told, ChatSettings(effort, LABEL_TOKENS))
-            label_found = as_label(found.text, labels)
-            if label_found is not None:
-                return label_found
+            completion = self.ask(model, f"{purpose}{attempt}", turns, ChatSettings(effort, LABEL_TOKENS))
+            chosen = as_label(completion.text, labels)
+            if chosen is not None:
+                return chosen
             ask_again = f"Answer with one word alone: {' or '.join(labels)}."
-            told += [{"role": "assistant", "content": found.text}, {"role": "user", "content": ask_again}]
+            turns += [{"role": "assistant", "content": completion.text}, {"role": "user", "content": ask_again}]
         return None
 
     @property

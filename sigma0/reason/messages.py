@@ -34,7 +34,7 @@ class Usage:
 
     def plus(self, other: "Usage") -> "Usage":
         """The sum."""
-        return Usage(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        return Usage(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
 
 
 @dataclass(frozen=True)

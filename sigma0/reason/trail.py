@@ -128,11 +128,11 @@ _LINES: dict[str, TypeAdapter[Any]] = {
 
 
 class Trail:
-    """Lines as they come, kept, written to a file at once, and told to a listener; several threads may add.
+    """Lines of a trail, appended to a file and passed to a listener one by one; several threads may add.
 
     Args:
         path: Where they are appended; None keeps them in memory alone.
-        listener: Told each line.
+        listener: Called with each line.
 
     Raises:
         ValueError: If the file exists and cannot be read, or is no trail of an outer loop.

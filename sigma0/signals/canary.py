@@ -1,7 +1,7 @@
-"""Collapse of a text while it is written: how near each sequence is to running in circles, and what may be done.
+"""Repetition scores of sequences while they are decoded, and the logits processors and criteria that act on them.
 
-The reading is that of `kernels/collapse.py`, where the formulas stand. `CollapseCanary.observe` takes logits and ids;
-`processor` and `criterion` fit the canary into any transformers model's `generate`.
+The formulas are in `kernels/collapse.py`. `CollapseCanary.observe` takes logits and ids; `processor` and `criterion`
+fit the canary into any transformers model's `generate`.
 """
 
 from dataclasses import dataclass, fields
@@ -20,17 +20,17 @@ _END_ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What the last token of each sequence told, each float32 `[B]`.
+class CollapseStats:
+    """Repetition statistics at the last token of each sequence, each float32 `[B]`.
 
     Attributes:
-        proximity: In [0, 1]; entropy and margin alone cannot pass 0.5.
+        proximity: Repetition score in [0, 1]; entropy and margin alone cannot pass 0.5.
         periodicity: Share of the last ids that repeat at the best lag up to 64.
-        echo: Share of the 4-grams of the last 128 ids that stood there before.
+        echo: Share of the 4-grams of the last 128 ids that occurred before.
         distinct: Distinct ids among them, over their number.
         entropy: Of the distribution, nats.
         entropy_drop: Its fall against the mean so far, in standard deviations; 0 in the first tokens.
-        margin: Lead of the likeliest id.
+        margin: Top-1 probability minus top-2.
     """
 
     proximity: Tensor
@@ -43,13 +43,13 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class RunOut:
-    """How a text stands towards its limit, each `[B]`.
+class LimitStatus:
+    """Sequences near their limit of new tokens, each `[B]`.
 
     Attributes:
-        share: Tokens out, over the limit.
-        end_chance: Exponential mean of the probability of an end; NaN where no end token is known.
-        running_out: At least nine tenths out, and an end less likely than once in the tokens that are left.
+        share: New tokens over the limit.
+        end_chance: Exponential mean of the probability of EOS; NaN where no EOS id is known.
+        running_out: At least nine tenths of the limit, and less than one EOS expected in the tokens that are left.
     """
 
     share: Tensor
@@ -59,15 +59,15 @@ class RunOut:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Bounds of what the canary may do to the scores.
+    """Bounds of the changes to the scores.
 
     Attributes:
-        begin: Proximity from which on it acts; in full at 1.
-        penalty: Repetition penalty at most.
-        temperature: Temperature at most.
-        end_bias: Added to the end token's score at most, while a text runs out to its limit.
-        eps_factor: What `tighten` multiplies eps by, on a divergence.
-        least_eps: Below which `tighten` does not go.
+        begin: Proximity from which on scores are changed; in full at 1.
+        penalty: Greatest repetition penalty.
+        temperature: Greatest temperature.
+        end_bias: Greatest bias added to the EOS scores near the limit of new tokens.
+        eps_factor: Factor of `tighten` on eps, after a divergence.
+        least_eps: Least eps of `tighten`.
     """
 
     begin: float = 0.4
@@ -87,7 +87,7 @@ class Adaptation:
             raise ValueError(f"eps_factor lies in (0, 1], least_eps above 0; got {self.eps_factor}, {self.least_eps}")
 
     def strength(self, proximity: float) -> float:
-        """Share of the bounds that a proximity asks for, in [0, 1]."""
+        """Share of the bounds at a proximity, in [0, 1]."""
         return min(1.0, max(0.0, (proximity - self.begin) / (1 - self.begin)))
 
     def soften(self, recent: Tensor, scores: Tensor, strength: float) -> Tensor:
@@ -99,12 +99,12 @@ class Adaptation:
 
 @dataclass
 class Actions:
-    """What was done to one sequence.
+    """Counts of the changes to the scores of one sequence.
 
     Attributes:
-        softened: Tokens chosen under a higher penalty and temperature.
-        strongest: Share of the bounds that was used at most, in [0, 1].
-        ends_pushed: Tokens chosen with a bias towards the end.
+        softened: Tokens sampled under a higher penalty and temperature.
+        strongest: Greatest share of the bounds used, in [0, 1].
+        ends_pushed: Tokens sampled with a bias on EOS.
     """
 
     softened: int = 0
@@ -114,24 +114,24 @@ class Actions:
 
 @dataclass
 class _Pending:
-    """Logits that a token is about to be chosen from."""
+    """Logits of the token that is sampled next."""
 
     logits: Tensor
     length: int
 
 
 class CollapseCanary:
-    """Reads each sequence's last token.
+    """Repetition scores of a batch, token by token.
 
     Args:
         batch_size: B.
-        rule: Parts of the proximity.
-        eos_token_id: End token, or several; None where unknown.
-        device: Where logits are; the state is kept there.
-        backend: As `sigma0.load` takes it.
+        rule: Weights of the proximity.
+        eos_token_id: EOS id, or several; None if unknown.
+        device: Of the logits; the state is kept there.
+        backend: "torch", "triton" or "auto", as in `sigma0.load`.
 
     Attributes:
-        actions: What `processor(adapt=True)` did, for each sequence.
+        actions: The changes of `processor(adapt=True)`, for each sequence.
     """
 
     def __init__(
@@ -153,13 +153,13 @@ class CollapseCanary:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all texts."""
+        """Starts over with empty sequences."""
         self._state = CollapseState.empty(self.batch_size, self.device)
-        self._slots = torch.arange(self.batch_size, device=self.device)
+        self._indices = torch.arange(self.batch_size, device=self.device)
         self._end_chance = torch.full((self.batch_size,), torch.nan, device=self.device)
-        self._told = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
+        self._stats = torch.zeros((self.batch_size, len(READINGS)), device=self.device)
         self.actions = [Actions() for _ in range(self.batch_size)]
-        self._last: Reading | None = None
+        self._last: CollapseStats | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -167,17 +167,17 @@ class CollapseCanary:
         return self._state.lengths
 
     @property
-    def last(self) -> Reading | None:
-        """The last reading; None before the first token."""
+    def last(self) -> CollapseStats | None:
+        """Statistics at the last token; None before the first."""
         return self._last
 
-    def observe(self, logits: Tensor, ids: Tensor, over: Tensor | None = None) -> Reading:
+    def observe(self, logits: Tensor, ids: Tensor, over: Tensor | None = None) -> CollapseStats:
         """Takes in one token of every sequence.
 
         Args:
-            logits: What they were chosen from, `[B, V]`.
-            ids: The ids just chosen, int64 `[B]`.
-            over: Sequences that have ended, bool `[B]`: their reading stays what it was.
+            logits: The logits that the ids were sampled from, `[B, V]`.
+            ids: The sampled ids, int64 `[B]`.
+            over: Sequences that have ended, bool `[B]`: their statistics stay.
 
         Raises:
             ValueError: For another shape or dtype.
@@ -190,14 +190,14 @@ class CollapseCanary:
         if ids.dtype != torch.int64:
             raise ValueError(f"ids must be int64, got {ids.dtype}")
         logits, ids = logits.detach().to(self.device), ids.to(self.device)
-        going = self._slots if over is None else self._slots[~over.to(self.device)]
+        going = self._indices if over is None else self._indices[~over.to(self.device)]
         if len(going):
-            self._told[going] = self._ops.collapse(
+            self._stats[going] = self._ops.collapse(
                 logits[going], ids[going], self._state, going, self.rule
             ).statistics  # [N, 8]
-        values = dict(zip(READINGS, self._told.clone().unbind(-1), strict=True))
+        values = dict(zip(READINGS, self._stats.clone().unbind(-1), strict=True))
         values["entropy_drop"] = values.pop("drop")
-        self._last = Reading(**{each.name: values[each.name] for each in fields(Reading)})
+        self._last = CollapseStats(**{field.name: values[field.name] for field in fields(CollapseStats)})
         self._note_end_chance(logits[going], going)
         return self._last
 
@@ -207,23 +207,23 @@ class CollapseCanary:
         now = torch.softmax(logits.float(), dim=-1)[:, self._ends].sum(-1)
         before = self._end_chance[going]
         known = torch.where(before.isnan(), now, before + _END_ALPHA * (now - before))
-        # logits that are no numbers say nothing of an end
+        # NaN logits leave the mean as it is
         self._end_chance[going] = torch.where(now.isnan(), before, known)
 
     def reorder(self, parents: Tensor) -> None:
-        """Every sequence goes on from another one's past, as beams do; what was done to them is kept by place.
+        """Reorders the state like beams; `actions` keep their batch index.
 
         Args:
-            parents: Batch index of each past, int64 `[B]`.
+            parents: Batch index that each sequence continues, int64 `[B]`.
         """
         parents = parents.to(self.device)
         self._state = CollapseState(
-            **{each.name: getattr(self._state, each.name)[parents] for each in fields(self._state)}
+            **{field.name: getattr(self._state, field.name)[parents] for field in fields(self._state)}
         )
-        self._end_chance, self._told = self._end_chance[parents], self._told[parents]
+        self._end_chance, self._stats = self._end_chance[parents], self._stats[parents]
 
-    def run_out(self, limit: int) -> RunOut:
-        """How each text stands towards a limit of new tokens.
+    def run_out(self, limit: int) -> LimitStatus:
+        """Each sequence's status against a limit of new tokens.
 
         Raises:
             ValueError: For a limit under 1.
@@ -233,40 +233,42 @@ class CollapseCanary:
         left = (limit - self.tokens).clamp_min(1)
         share = self.tokens / limit
         unlikely = self._end_chance.isnan() | (self._end_chance * left < 1)
-        return RunOut(share, self._end_chance.clone(), (share >= 0.9) & unlikely)
+        return LimitStatus(share, self._end_chance.clone(), (share >= 0.9) & unlikely)
 
-    def processor(self, adapt: bool = False, limit: int | None = None, bounds: Adaptation | None = None) -> "Watch":
-        """A logits processor that observes, and with `adapt` acts within bounds.
+    def processor(
+        self, adapt: bool = False, limit: int | None = None, bounds: Adaptation | None = None
+    ) -> "CanaryProcessor":
+        """A logits processor that observes, and with `adapt` changes the scores within bounds.
 
         Args:
-            adapt: On rising proximity raise repetition penalty and temperature; near `limit` with no end in sight push
-                towards the end.
-            limit: New tokens at most, for that.
-            bounds: How far it may go.
+            adapt: Raise repetition penalty and temperature with the proximity; near `limit` bias the scores to EOS if
+                it is unlikely.
+            limit: New tokens at most.
+            bounds: Bounds of the changes.
         """
-        return Watch(self, (bounds or Adaptation()) if adapt else None, limit)
+        return CanaryProcessor(self, (bounds or Adaptation()) if adapt else None, limit)
 
-    def criterion(self, watch: "Watch", tau: float = 0.5) -> "Collapsed":
-        """A stopping criterion: the sequences whose proximity has reached `tau`.
+    def criterion(self, watch: "CanaryProcessor", tau: float = 0.5) -> "CollapseCriterion":
+        """A stopping criterion for sequences whose proximity has reached `tau`.
 
         Args:
-            watch: The processor of the same run, which sees the logits.
+            watch: The processor of the same run, which gets the logits.
             tau: Proximity that ends a sequence.
         """
-        return Collapsed(watch, tau)
+        return CollapseCriterion(watch, tau)
 
 
-class Watch(LogitsProcessor):  # type: ignore[misc]
-    """A canary inside `generate`.
+class CanaryProcessor(LogitsProcessor):  # type: ignore[misc]
+    """A canary as a logits processor of `generate`.
 
-    Reordered beams are followed. A call that does not go on from the texts before it is another run, and begins anew;
-    so does each call of a decoder that takes several tokens at a time (assisted generation, prompt lookup), where the
-    canary therefore notices nothing. Sequences that have ended, by an end token or by `Collapsed`, are neither read nor
-    acted on any further; one that another criterion ends is read on in its pads.
+    Reordered beams are followed. A call whose ids do not continue those of the last call starts a new run; so does each
+    call of a decoder that takes several tokens at a time (assisted generation, prompt lookup), where the canary
+    therefore observes nothing. Sequences that have ended, by EOS or by `CollapseCriterion`, are neither observed nor
+    changed any further; for one that another criterion ends, its pads are observed too.
 
     Args:
-        canary: Is told of every token.
-        bounds: How far it may act; None only watches.
+        canary: Observes every token.
+        bounds: Bounds of the changes; None leaves the scores unchanged.
         limit: New tokens at most.
     """
 
@@ -280,13 +282,13 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
         self._over: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Observes the last token, then hands on scores `[B, V]`, changed where it acts."""
+        """Observes the last token and returns scores `[B, V]`, changed within the bounds."""
         self.catch_up(input_ids)
         self._pending = _Pending(scores.detach().clone(), input_ids.shape[1])
         return scores if self.bounds is None else self._adapted(input_ids, scores)
 
-    def catch_up(self, input_ids: Tensor) -> Reading | None:
-        """Takes in the last token of ids `[B, S]`, if it is new."""
+    def catch_up(self, input_ids: Tensor) -> CollapseStats | None:
+        """Observes the last token of ids `[B, S]`, if it is new."""
         parents = self._parents(input_ids)
         if parents is None:
             self.canary.reset()
@@ -306,7 +308,7 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
             self.end(torch.isin(ids.to(self.canary.device), self.canary._ends))
 
     def _parents(self, input_ids: Tensor) -> Tensor | None:
-        """Which text so far each row goes on from, int64 `[B]`; None where this is another run."""
+        """Batch index whose ids each row continues, int64 `[B]`; None for a new run."""
         tail, length = self._tail, input_ids.shape[1]
         if tail is None or input_ids.shape[0] != tail.shape[0] or length not in (self._length, self._length + 1):
             return None
@@ -320,7 +322,7 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
         return same.int().argmax(-1) if bool(same.any(-1).all()) else None
 
     def _follow(self, parents: Tensor) -> None:
-        """Takes over reordered beams."""
+        """Reorders the state like the beams."""
         if bool((parents == torch.arange(len(parents), device=parents.device)).all()):
             return
         self.canary.reorder(parents)
@@ -330,7 +332,7 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
             self._over = self._over[parents.to(self._over.device)]
 
     def end(self, ended: Tensor) -> None:
-        """Some sequences, bool `[B]`, are over: what they are fed from now on is no text."""
+        """Marks sequences, bool `[B]`, as ended: from now on they are fed pads."""
         ended = ended.to(self.canary.device)
         self._over = ended if self._over is None else self._over | ended
 
@@ -345,11 +347,11 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
 
     def _adapted(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         assert self.bounds is not None
-        reading = self.canary.last
-        if reading is None:
+        stats = self.canary.last
+        if stats is None:
             return scores
         bounds, over = self.bounds, self.over.tolist()
-        strengths = ((reading.proximity - bounds.begin) / (1 - bounds.begin)).clamp(0, 1).tolist()
+        strengths = ((stats.proximity - bounds.begin) / (1 - bounds.begin)).clamp(0, 1).tolist()
         adapted = scores.clone()
         for row, strength in enumerate(strengths):
             if strength > 0 and not over[row]:
@@ -360,20 +362,20 @@ class Watch(LogitsProcessor):  # type: ignore[misc]
         return self._pushed(adapted, over)
 
     def _pushed(self, scores: Tensor, over: list[bool]) -> Tensor:
-        """A bias towards the end, growing over the last tenth of the limit."""
+        """Scores with a bias on EOS that grows over the last tenth of the limit."""
         assert self.bounds is not None
         if self.limit is None or not len(self.canary._ends):
             return scores
-        told = self.canary.run_out(self.limit)
-        for row, running_out in enumerate(told.running_out.tolist()):
+        run_out = self.canary.run_out(self.limit)
+        for row, running_out in enumerate(run_out.running_out.tolist()):
             if running_out and not over[row]:
-                pressed = min(1.0, (float(told.share[row]) - 0.9) / 0.1 + 0.1)
+                pressed = min(1.0, (float(run_out.share[row]) - 0.9) / 0.1 + 0.1)
                 scores[row, self.canary._ends.to(scores.device)] += pressed * self.bounds.end_bias
                 self.canary.actions[row].ends_pushed += 1
         return scores
 
 
-class Collapsed(StoppingCriteria):  # type: ignore[misc]
+class CollapseCriterion(StoppingCriteria):  # type: ignore[misc]
     """Ends the sequences whose proximity has reached a threshold.
 
     Args:
@@ -381,7 +383,7 @@ class Collapsed(StoppingCriteria):  # type: ignore[misc]
         tau: The threshold.
     """
 
-    def __init__(self, watch: Watch, tau: float) -> None:
+    def __init__(self, watch: CanaryProcessor, tau: float) -> None:
         if not 0 < tau <= 1:
             raise ValueError(f"tau lies in (0, 1], got {tau}")
         self.watch = watch
@@ -389,25 +391,25 @@ class Collapsed(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Which sequences end, bool `[B]`."""
-        reading = self.watch.catch_up(input_ids)
-        if reading is None:
+        stats = self.watch.catch_up(input_ids)
+        if stats is None:
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        fired = (reading.proximity >= self.tau) & ~self.watch.over
+        fired = (stats.proximity >= self.tau) & ~self.watch.over
         self.watch.end(fired)
         return fired.to(input_ids.device)
 
 
 class Tighten(LogitsProcessor):  # type: ignore[misc]
-    """On rising proximity raises repetition penalty and temperature, within bounds.
+    """Raises repetition penalty and temperature with the proximity, within bounds.
 
-    What it does depends on the ids alone and is reckoned anew from them at each call, so that `verify` may ask it about
-    the same token more than once. The text is another one than without it, also where depth is lossless: what is exact
-    then is that the same scores are processed in the same way.
+    The change depends on the ids alone and is computed from them at each call, so that `verify` may process the same
+    token more than once. The text differs from the one without it, also where depth is lossless: exact is then that the
+    same scores are processed in the same way.
 
     Args:
-        prompt: Ids of the prompt, which do not count.
-        bounds: How far it may go.
-        rule: Parts of the proximity, of which those of the ids alone count.
+        prompt: Length of the prompt, whose ids do not count.
+        bounds: Bounds of the changes.
+        rule: Weights of the proximity, of which those of the ids alone are used.
     """
 
     def __init__(self, prompt: int, bounds: Adaptation | None = None, rule: CollapseRule | None = None) -> None:
@@ -416,7 +418,7 @@ class Tighten(LogitsProcessor):  # type: ignore[misc]
         self._rule = rule or CollapseRule()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `[B, V]` behind ids `[B, S]`."""
+        """The changed scores `[B, V]` after ids `[B, S]`."""
         adapted = scores
         for row, ids in enumerate(input_ids[:, self._prompt :].tolist()):
             text = Repetition()
@@ -432,6 +434,6 @@ class Tighten(LogitsProcessor):  # type: ignore[misc]
 
 
 def tighten(eps: float, bounds: Adaptation | None = None) -> float:
-    """Eps of `converge` or `accel` after a divergence: smaller, so that tokens stop later, within bounds."""
+    """Eps of `converge` or `accel` after a divergence: smaller within bounds, so that tokens stop later."""
     bounds = bounds or Adaptation()
     return max(min(eps, bounds.least_eps), eps * bounds.eps_factor)

@@ -1,4 +1,4 @@
-"""The three savings of adaptive depth, kept apart (their definitions also stand in `decode/README.md`)."""
+"""The three savings of adaptive depth, kept apart."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class Savings:
 
     Attributes:
         mean_depth: Mean exit depth.
-        depth_saved: 1 - sum of exit depths / (T * tokens): notional, what a single sequence would save in passes.
-        passes_saved: 1 - passes / (T * tokens of the longest sequence): what latency at small batch follows.
+        depth_saved: 1 - sum of exit depths / (T * tokens): notional, the passes that a single sequence would save.
+        passes_saved: 1 - passes / (T * tokens of the longest sequence): latency at small batch follows it.
         rows_saved: 1 - rows / (T * tokens): block arithmetic; tokens that run on after their exit save none.
     """
 

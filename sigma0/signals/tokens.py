@@ -85,14 +85,17 @@ def with_statistics(
     if max_loops is not None:
         loops_run = np.minimum(loops_run, max_loops)
     last = paths[np.arange(len(paths)), loops_run - 1]  # [N, 8]
-    columns = [last[:, _RADIUS], last[:, _ANGLE], *logit_stats[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T]
-    rows = np.stack(columns, axis=1).tolist()
+    numbers = [last[:, _RADIUS], last[:, _ANGLE], *logit_stats[:, [_PROXIMITY, _MARGIN, _ENTROPY]].T]
+    rows = np.stack(numbers, axis=1).tolist()
     described = []
+    fate_of: dict[tuple[int, ...], Fate | None] = {}  # few paths differ
     for token, path, row, codes, count in zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), strict=True):
         radius, angle, proximity, margin, entropy = map(_finite, row)
-        fate = mildest([FATES[code] for code in codes[:count]], patience)
+        path_fates = tuple(codes[:count])
+        if path_fates not in fate_of:
+            fate_of[path_fates] = mildest([FATES[code] for code in path_fates], patience)
         met = None if rule is None else rule.would_have_been_met(path[:count], margin)
-        figures = (radius, angle, fate, proximity, margin, entropy, met)
+        figures = (radius, angle, fate_of[path_fates], proximity, margin, entropy, met)
         described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
     return tuple(described)
 

@@ -1,9 +1,9 @@
-"""How loop states move: the stability spectrum of a path, a token's loops in words, and the loop map's own radius.
+"""How loop states move: the stability spectrum of a path, statistics of a token's loops, and the Jacobian's radius.
 
-The spectrum is read from the path that a token took: with D_k = h_k - h_{k-1}, the least-squares fit D_s ~ a D_{s-1}
+The spectrum comes from the path of a token: with D_k = h_k - h_{k-1}, the least-squares fit D_s ~ a D_{s-1}
 + b D_{s-2} over all triples, and the larger root of z^2 = a z + b (dynamic mode decomposition of order 2; formulas in
-`kernels/gram.py`). It estimates the loop map along that path and proves nothing about it. `jacobian_radius` asks the
-map itself, at one state: the largest |eigenvalue| of dF/dh, with F one loop of one position and all other K/V fixed.
+`kernels/gram.py`). It estimates the loop map along that path and proves nothing about it. `jacobian_radius` is exact at
+one state: the largest |eigenvalue| of dF/dh, with F one loop of one position and all other K/V fixed.
 """
 
 import math
@@ -30,7 +30,7 @@ class Spectrum:
         radius: |z|, `[N]`; 0 where the path does not move.
         angle: |arg z| in [0, pi], `[N]`.
         residual: |D_s - a D_{s-1} - b D_{s-2}| / |D_s| over the triples, in [0, 1], `[N]`; 1 where there is no fit. The
-            fit speaks up to 0.5.
+            fit counts up to 0.5.
     """
 
     radius: Tensor
@@ -40,7 +40,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class LoopStats:
-    """One loop of one token; what is not defined is 0, the residual 1.
+    """Statistics of one loop of one token; undefined ones are 0, the residual 1.
 
     Attributes:
         loop: From 1.
@@ -52,7 +52,7 @@ class LoopStats:
         angle: Of the spectrum so far, radians.
         residual: Of the spectrum so far.
         hazard: sigmoid(gate(h_t)).
-        fate: In one word; None with fewer than two differences.
+        fate: Convergence class; None with fewer than two differences.
     """
 
     loop: int
@@ -102,7 +102,7 @@ def spectrum(states: Tensor) -> Spectrum:
 
 
 def loop_stats(statistics: Tensor, fates: Tensor) -> tuple[LoopStats, ...]:
-    """The loops that a token ran, as `generate(..., output_statistics=True)` tells them.
+    """The loops that a token ran, out of the output of `generate(..., output_statistics=True)`.
 
     Args:
         statistics: `out.loop_statistics[b, i]`, `[T, 8]`.
@@ -114,20 +114,20 @@ def loop_stats(statistics: Tensor, fates: Tensor) -> tuple[LoopStats, ...]:
     if statistics.dim() != 2 or statistics.shape[1] != len(STATISTICS) or len(fates) != len(statistics):
         raise ValueError(f"one token's [T, {len(STATISTICS)}] and [T], got {tuple(statistics.shape)} and {len(fates)}")
     ran = int(statistics[:, 0].isfinite().sum())
-    told = zip(statistics[:ran].tolist(), fates[:ran].tolist(), strict=True)
+    rows = zip(statistics[:ran].tolist(), fates[:ran].tolist(), strict=True)
     return tuple(
         LoopStats(loop=loop, fate=FATES[fate], **dict(zip(STATISTICS, row, strict=True)))
-        for loop, (row, fate) in enumerate(told, start=1)
+        for loop, (row, fate) in enumerate(rows, start=1)
     )
 
 
 def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the fates of recorded loops would be under other settings.
+    """The fates of recorded loops under other thresholds.
 
     Args:
         statistics: `out.loop_statistics`, `[..., T, 8]`; NaN where no loop was run.
-        config: What spirals and diverges.
-        dtype: Of the states, whose rounding noise counts as none.
+        config: Thresholds of spiralling and diverging.
+        dtype: Of the states; changes under its rounding noise count as none.
 
     Returns:
         Index into `sigma0.decode.ops.FATES`, int64 `[..., T]`; 0 where there is none.
@@ -136,16 +136,16 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
     change, bend, gain, turning, radius, angle, residual, _ = statistics.double().nan_to_num(0.0).unbind(-1)
     lengths = _lengths(change, gain)
     fates = torch.zeros_like(ran, dtype=torch.int64)
-    for place in range(2, statistics.shape[-2]):
-        kept = lengths[..., max(1, place - KEPT + 1) : place].amax(-1)
-        size, here = lengths[..., place], (..., place)
+    for index in range(2, statistics.shape[-2]):
+        kept = lengths[..., max(1, index - KEPT + 1) : index].amax(-1)
+        size, here = lengths[..., index], (..., index)
         growth = torch.where(kept > 0, size / kept.clamp_min(1e-300), 0.0)
-        steps = Steps(size, lengths[..., place - 1], change[here], bend[here], gain[here], growth, turning[here])
+        steps = Steps(size, lengths[..., index - 1], change[here], bend[here], gain[here], growth, turning[here])
         turns = (angle[here] > 0) & (angle[here] < math.pi - 1e-6)
         fit = Fit(radius[here], angle[here], residual[here], turns)
-        # |h_t| is near |h_{t-1}|, which only rounding noise is measured by
+        # |h_t| is near |h_{t-1}|; it only scales the rounding noise
         norm = torch.where(change[here] > 0, size / change[here].clamp_min(1e-300), torch.inf)
-        count = torch.full_like(size, place, dtype=torch.int32)
+        count = torch.full_like(size, index, dtype=torch.int32)
         fates[here] = fate_of(steps, fit, count, norm, dtype, config.growth, math.radians(config.spiral)).long()
     return fates * ran
 
@@ -153,21 +153,21 @@ def fates_under(statistics: Tensor, config: FateConfig, dtype: torch.dtype = tor
 def _lengths(change: Tensor, gain: Tensor) -> Tensor:
     """|D_t| in units of |h_1|, `[..., T]`, from the recorded quotients; 0 at t = 1.
 
-    By the gains where the step before moved. Behind a standstill the state is what it was at the last move, and the
-    change is measured against that.
+    By the gains if the step before moved. After a standstill the state is that of the last move, and the change is
+    relative to it.
     """
     lengths = torch.zeros_like(change)
     norm = torch.ones_like(change[..., 0])  # near |h_{t-1}|
-    for place in range(1, change.shape[-1]):
-        before = lengths[..., place - 1]
-        lengths[..., place] = torch.where(before > 0, before * gain[..., place], change[..., place] * norm)
-        moved = (lengths[..., place] > 0) & (change[..., place] > 0)
-        norm = torch.where(moved, lengths[..., place] / change[..., place].clamp_min(1e-300), norm)
+    for index in range(1, change.shape[-1]):
+        before = lengths[..., index - 1]
+        lengths[..., index] = torch.where(before > 0, before * gain[..., index], change[..., index] * norm)
+        moved = (lengths[..., index] > 0) & (change[..., index] > 0)
+        norm = torch.where(moved, lengths[..., index] / change[..., index].clamp_min(1e-300), norm)
     return lengths
 
 
 class _OnePosition:
-    """Stands for the rows of a pass: one position whose own K/V come from its state, the others' from a plane."""
+    """Replaces the rows of a pass: one position whose K/V come from its state, the others' from a plane."""
 
     def __init__(self, cache: DepthCache, plane: int, position: int) -> None:
         self._cache, self._plane = cache, plane
@@ -180,16 +180,16 @@ class _OnePosition:
         return self
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Softmax attention `[1, H, d]` over the columns before the position and the position itself."""
+        """Softmax attention `[1, H, d]` over the cache before the position and the position itself."""
         planes = self._cache.planes[layer]
         assert planes.keys is not None and planes.values is not None
         past = slice(0, int(self.furthest))
         repeats = query.shape[1] // keys.shape[1]
-        own_keys = torch.cat([planes.keys[self._plane, 0, :, past].to(keys), keys.transpose(0, 1)], dim=1)
-        own_values = torch.cat([planes.values[self._plane, 0, :, past].to(values), values.transpose(0, 1)], dim=1)
-        own_keys, own_values = (part.repeat_interleave(repeats, dim=0) for part in (own_keys, own_values))  # [H, S, d]
-        scores = torch.einsum("hd,hsd->hs", query[0], own_keys) * scaling
-        return torch.einsum("hs,hsd->hd", scores.softmax(-1), own_values)[None]
+        all_keys = torch.cat([planes.keys[self._plane, 0, :, past].to(keys), keys.transpose(0, 1)], dim=1)
+        all_values = torch.cat([planes.values[self._plane, 0, :, past].to(values), values.transpose(0, 1)], dim=1)
+        all_keys, all_values = (part.repeat_interleave(repeats, dim=0) for part in (all_keys, all_values))  # [H, S, d]
+        scores = torch.einsum("hd,hsd->hs", query[0], all_keys) * scaling
+        return torch.einsum("hs,hsd->hd", scores.softmax(-1), all_values)[None]
 
 
 def jacobian_radius(
@@ -203,8 +203,8 @@ def jacobian_radius(
         model: A looped model; its parameters should be float32 or float64.
         hidden: h_t `[D]`, the state that goes into the loop.
         cache: The K/V of one unpadded sequence at full depth.
-        plane: The loop, counted from 0, whose plane the position sees.
-        position: Index of the position; only columns before it are seen.
+        plane: The loop, counted from 0, whose plane the position attends to.
+        position: Index of the position; it attends to the cache before it.
         tolerance: Relative, of the eigenvalue.
 
     Raises:
@@ -230,8 +230,8 @@ def jacobian_radius(
     def product(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         tangent = torch.from_numpy(np.ascontiguousarray(vector, dtype=np.float64).reshape(-1)).to(state)
         moved = torch.func.jvp(loop, (state,), (tangent,))[1]
-        found: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
-        return found
+        moved_vector: np.ndarray[Any, Any] = moved.detach().double().cpu().numpy()
+        return moved_vector
 
     size = hidden.shape[0]
     start = np.random.default_rng(0).standard_normal(size)

@@ -1,10 +1,10 @@
-"""One verdict for a token, a draft or a whole answer, and the door it opens.
+"""The verdict (confidence report) on a token, a draft or a whole answer, and its door (routing decision).
 
-    converge  converged, stable, no collapse in sight, and grounded where that is asked for: accept at the cheapest rung
-    escalate  whatever does not meet that in full: think on, or hand up
-    abort     the same with no budget left: an honest answer of low confidence
+    converge  converged, stable, not repetitive, and grounded where the policy requires it: accept at the cheapest rung
+    escalate  anything less: think on, or hand up
+    abort     the same with no budget left: an answer marked as of low confidence
 
-Unknown is never taken for good: a field that is None declines to converge where the policy needs it.
+Unknown never counts as good: a field that is None declines to converge where the policy needs it.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from sigma0.decode.ops import Fate
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Door = Literal["converge", "escalate", "abort"]
-# What a reason says of having converged; of `fixed`, and where there was no loop, nothing is known.
+# Whether an exit reason means convergence; for `fixed`, and without a loop, that is unknown.
 CONVERGED: dict[str, bool] = {
     "threshold_met": True,
     "fixed_point": True,
@@ -35,21 +35,21 @@ _MILDNESS: tuple[Fate, ...] = ("contract", "spiral", "diverge")
 
 
 class ReasonVerdict(BaseModel):
-    """What is known of a unit of generation; the same shape for a token, a draft and an answer.
+    """Confidence report on a unit of generation; the same shape for a token, a draft and an answer.
 
-    Every combination of fields can be built. `model_dump_json` and `model_validate_json` go through JSON;
+    Every combination of fields can be built. `model_dump_json` and `model_validate_json` convert to and from JSON;
     `model_json_schema()` is the schema published as `verdict.schema.json` beside this file.
 
     Attributes:
-        converged: Whether its exit rule was met by itself; None where that says nothing.
+        converged: Whether the exit rule was met; None where that is unknown.
         depth: Mean exit depth in loops.
-        proximity: How near the text is to running in circles, in [0, 1].
+        proximity: Repetition score in [0, 1].
         grounded: Share of checkable claims with an anchor; None where nothing was checkable or checked.
-        stable: Fate of the loop; None where it is not known.
-        reason: Why it stopped; None where there was no loop.
+        stable: Fate (convergence class) of the loop; None where unknown.
+        reason: Exit reason; None where there was no loop.
     """
 
-    # strict: what the schema refuses, such as "yes" for true, is no verdict
+    # strict: refuses what the schema refuses, such as "yes" for true
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     converged: bool | None
@@ -66,15 +66,15 @@ class ReasonVerdict(BaseModel):
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DoorPolicy(Stored):
-    """What the converge door asks for.
+    """Thresholds of the converge door.
 
     Attributes:
-        tau_c: Proximity that must not be reached.
-        tau_g: Groundedness that must be passed.
+        tau_c: The proximity must be under it.
+        tau_g: The groundedness must be over it.
         require_grounding: Whether unknown groundedness declines.
-        patience: Fates of the last loops of which the mildest is a token's.
-        spiral_share: More spiralling tokens than this, of those with a fate, make a draft or answer spiral.
-        saturated_share: More saturated tokens than this make it saturated.
+        patience: A token's fate is the mildest of its last `patience` loops.
+        spiral_share: A draft or answer spirals if more than this share of its tokens with a fate do.
+        saturated_share: It is saturated if more than this share of its tokens are.
     """
 
     stored_as: ClassVar[str] = "door_policy"
@@ -88,12 +88,12 @@ class DoorPolicy(Stored):
 
 
 def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> Door:
-    """The door that a verdict opens.
+    """The routing decision for a verdict.
 
     Args:
-        verdict: What is known.
-        policy: What the converge door asks for.
-        budget_left: Whether anything dearer may still be tried.
+        verdict: Of a token, draft or answer.
+        policy: Thresholds of the converge door.
+        budget_left: Whether a larger model may still be tried.
     """
     if not objections(verdict, policy or DoorPolicy()):
         return "converge"
@@ -101,52 +101,52 @@ def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: 
 
 
 def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
-    """Why the converge door stays shut, in words; empty where it opens."""
-    found = []
+    """The reasons against converging, in words; empty if it converges."""
+    reasons = []
     if verdict.reason in ALARMS:
-        found.append(f"its reason is {verdict.reason}")
+        reasons.append(f"its reason is {verdict.reason}")
     elif verdict.converged is not True:
-        found.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
+        reasons.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
     if verdict.stable != "contract":
-        found.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
+        reasons.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
     if not verdict.proximity < policy.tau_c:
-        found.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
+        reasons.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
     if verdict.grounded is None:
         if policy.require_grounding:
-            found.append("its groundedness is not known")
+            reasons.append("its groundedness is not known")
     elif not verdict.grounded > policy.tau_g:
-        found.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
-    return found
+        reasons.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
+    return reasons
 
 
 def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> str:
     """The door and why, in one sentence."""
     policy = policy or DoorPolicy()
     opened = door(verdict, policy, budget_left)
-    told = objections(verdict, policy)
-    if not told:
+    reasons = objections(verdict, policy)
+    if not reasons:
         return f"converge: {verdict.reason}, contracting, read at {verdict.depth:.2f} loops on average."
-    return f"{opened}: {'; '.join(told)}."
+    return f"{opened}: {'; '.join(reasons)}."
 
 
 def mildest(fates: Sequence[Fate | None], patience: int) -> Fate | None:
-    """A token's fate: the mildest of those of its last `patience` loops; None unless there are as many.
+    """A token's fate: the mildest of its last `patience` loops; None if there are fewer.
 
     Args:
         fates: Fate of each loop that was run, oldest first.
-        patience: How many count; `patience_for` a model that has fewer loops.
+        patience: Number of loops; `patience_for` gives it for a model with few loops.
     """
     last = [fate for fate in fates if fate is not None][-patience:]
     return None if len(last) < patience else min(last, key=_MILDNESS.index)
 
 
 def patience_for(policy: DoorPolicy, total_loops: int) -> int:
-    """The policy's patience, or as many loops as can have a fate where T is small: the first two have none."""
+    """The policy's patience, at most T - 2: the first two loops have no fate."""
     return min(policy.patience, max(1, total_loops - 2))
 
 
 def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> ReasonVerdict:
-    """A token's verdict; its groundedness is not known."""
+    """A token's verdict; its groundedness is unknown."""
     return ReasonVerdict(
         converged=None if reason is None else CONVERGED.get(reason),
         depth=depth,
@@ -160,20 +160,20 @@ def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: fl
 def aggregate(
     verdicts: Sequence[ReasonVerdict], policy: DoorPolicy | None = None, grounded: float | None = None
 ) -> ReasonVerdict:
-    """The verdict of a draft or an answer, out of those of its tokens (or of an answer, out of its drafts).
+    """The verdict on a draft or an answer, out of those on its tokens (or on an answer, out of its drafts).
 
-    * `diverge` if any token diverges; else `spiral` if more than `spiral_share` of the tokens with a fate spiral; else
-      `contract`; None only if no token has a fate.
-    * The proximity is the greatest of its parts', the depth their mean.
-    * The groundedness is that of the whole; where it is not given, the least of its parts' that is known.
-    * The reason is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
+    * `stable` is `diverge` if any token diverges; else `spiral` if more than `spiral_share` of the tokens with a fate
+      spiral; else `contract`; None only if no token has a fate.
+    * `proximity` is the greatest of the parts, `depth` their mean.
+    * `grounded` is that of the whole; if not given, the least known one of the parts.
+    * `reason` is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
       `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if the groundedness is
-      known and not over `tau_g`; else the commonest of the other tokens' reasons.
+      known and not over `tau_g`; else the commonest reason of the other tokens.
 
     Args:
         verdicts: In the order of the text, at least one.
         policy: Shares and thresholds.
-        grounded: Groundedness of the whole; None where it was not looked up as a whole.
+        grounded: Groundedness of the whole; None if it was not checked as a whole.
 
     Raises:
         ValueError: For no verdicts.
@@ -221,7 +221,7 @@ def _reason(
 
 
 def _converged(verdicts: Sequence[ReasonVerdict], reason: Reason) -> bool | None:
-    """By the reason; where that is silent on it (`ungrounded`), by the tokens."""
+    """By the reason; for `ungrounded`, by the tokens."""
     if reason != "ungrounded":
         return CONVERGED.get(reason)
     known = [verdict.converged for verdict in verdicts if verdict.converged is not None]

@@ -1,16 +1,27 @@
-"""The command without what it needs."""
+"""The list of benchmarks, and a command without what it needs."""
 
-import runpy
+import inspect
 import sys
-from pathlib import Path
+from importlib import import_module
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from sigma0.bench.commands import COMMANDS, app
 
 
-def test_a_missing_library_is_told_in_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "sigma0.bench.commands", None)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(Path(__file__).parents[2] / "bench" / "__main__.py"))
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error:") and told.endswith("pip install 'sigma0-lm[bench]'\n") and told.count("\n") == 1
+def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sigma0.bench.lossless.command", None)
+    result = CliRunner().invoke(app, ["lossless", "--help"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error:") and result.stderr.endswith("pip install 'sigma0-lm[bench]'\n")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_listed_help_is_the_commands_own(name):
+    target = COMMANDS[name]
+    defined = getattr(import_module(target.module), target.name)
+    text = defined.info.help if isinstance(defined, typer.Typer) else inspect.getdoc(defined)
+    assert text.partition("\n\n")[0].replace("\n", " ") == target.help

@@ -15,6 +15,7 @@ from sigma0.calibrate.teacher_forcing import read_forced, read_grids
 from sigma0.cli import app
 from sigma0.config import ExitConfig
 from sigma0.models.load import checkpoint_folder
+from tests.marks import fast_if
 from tests.reference import tiny_model
 
 
@@ -57,7 +58,7 @@ def _order():
     return order
 
 
-@pytest.mark.parametrize("mode", GRIDS)
+@pytest.mark.parametrize("mode", [fast_if(mode in ("qexit", "margin"), mode) for mode in GRIDS])
 def test_the_choice_follows_from_losses_taken_one_by_one(model, prompts, mode):
     found = calibrate(model, prompts, mode, agreement=0.6, confidence=0.9, max_new_tokens=6)
     assert found.prompts == 48
@@ -199,6 +200,7 @@ def test_the_command_stores_what_the_next_load_uses(questions, tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_stores_every_rule_and_makes_the_cheapest_the_models_own(questions, tmp_path):
     folder = tmp_path / "calibrated"
     asked = ("--agreement", "0.85", "--exit", "all", "--prompts", questions, "--dtype", "float32")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.calibrate.latency import calibrate_latency, coarse_grid, latency_runs
 from sigma0.cli import app
+from tests.marks import slow
 from tests.reference import settled_model, tiny_model
 
 
@@ -25,7 +26,7 @@ def prompts():
     return [tuple(torch.randint(8, 61, (2 + k % 3,), generator=generator).tolist()) for k in range(10)]
 
 
-@pytest.mark.parametrize("mode", ["qexit", "margin"])
+@pytest.mark.parametrize("mode", [slow("qexit"), "margin"])
 def test_the_choice_has_the_fewest_passes(model, prompts, mode):
     seen = []
     found = calibrate_latency(model, prompts, mode, max_new_tokens=7, on_run=seen.append)

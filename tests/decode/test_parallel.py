@@ -27,6 +27,7 @@ from sigma0.decode.parallel import agreement, check_heads, processes_of
 from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
+from tests.marks import slow
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
 
@@ -126,11 +127,12 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("count", "checkpoints", "names"),
     [
-        (2, {"ouro-mha": RULES, "ouro-gqa": FEW}, ("pocket",)),
-        (4, {"ouro-mha": FEW}, ("pocket",)),
-        pytest.param(5, {}, ("pocket-large",), marks=pytest.mark.slow),
+        (2, {"ouro-gqa": FEW}, ()),
+        slow(2, {"ouro-mha": RULES}, ("pocket",)),
+        slow(4, {"ouro-mha": FEW}, ("pocket",)),
+        slow(5, {}, ("pocket-large",)),
     ],
-    ids=["2", "4", "5"],
+    ids=["2", "2, every rule", "4", "5"],
 )
 def test_together_they_write_what_one_writes(folders, tmp_path, count, checkpoints, names):
     asked = {str(folders[name].folder): rules for name, rules in checkpoints.items()}
@@ -192,6 +194,7 @@ def forced_apart(rank, folder):
     return [*found, *asked_to_stop(model, rank != 0)]
 
 
+@pytest.mark.slow
 def test_decisions_that_are_forced_apart_are_the_first_ones(folders, tmp_path):
     golden = folders["ouro-mha"]
     first, second = in_processes(2, forced_apart, tmp_path, str(golden.folder))
@@ -283,7 +286,7 @@ def wait_for(found, what):
 
 @pytest.mark.parametrize(
     ("victim", "blow", "timeout"),
-    [(1, signal.SIGKILL, "300"), (0, signal.SIGKILL, "300"), (1, signal.SIGSTOP, "8")],
+    [(1, signal.SIGKILL, "300"), slow(0, signal.SIGKILL, "300"), slow(1, signal.SIGSTOP, "8")],
     ids=["the other dies", "the first dies", "the other stands still"],
 )
 def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim, blow, timeout):

@@ -10,6 +10,7 @@ import torch
 
 from sigma0 import ExitConfig
 from sigma0.decode.verify import VerifiedLoop
+from tests.marks import slow
 from tests.reference import tiny_model
 
 FULL = ExitConfig(mode="full")
@@ -88,19 +89,20 @@ def chi_square(counts, law):
 
 
 @pytest.mark.parametrize(
-    "config, eos, company",
+    "config, eos, company, draws",
     [
-        (FIRST, None, False),
-        (replace(FIRST, redraft=False), None, False),
-        (ExitConfig(q=0.6, after_exit="verify"), EOS, False),
-        (ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True),
+        (FIRST, None, False, 4_000),
+        slow(FIRST, None, False, 20_000),
+        slow(replace(FIRST, redraft=False), None, False, 20_000),
+        slow(ExitConfig(q=0.6, after_exit="verify"), EOS, False, 20_000),
+        slow(ExitConfig(mode="margin", theta=0.3, after_exit="verify"), EOS, True, 20_000),
     ],
-    ids=["fixed", "one draft", "qexit with an end", "margin in company"],
+    ids=["fixed, few draws", "fixed", "one draft", "qexit with an end", "margin in company"],
 )
-def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company):
+def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, draws):
     law = exact_law(small, eos)
     assert sum(law.values()) == pytest.approx(1.0)
-    assert abs(chi_square(joint_law(small, config, 20_000, eos, company), law)) < 4
+    assert abs(chi_square(joint_law(small, config, draws, eos, company), law)) < 4
 
 
 def accepts_all(right, self, sequence, place, depth, proposal, row, scores):
@@ -125,8 +127,8 @@ def keeps_the_first_q(right, self, sequence, place, depth, proposal, row, scores
     "wrong, config",
     [
         (accepts_all, replace(FIRST, redraft=False)),
-        (draws_from_p, replace(FIRST, redraft=False)),
-        (keeps_the_first_q, FIRST),
+        slow(draws_from_p, replace(FIRST, redraft=False)),
+        slow(keeps_the_first_q, FIRST),
     ],
 )
 def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):
@@ -135,6 +137,7 @@ def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config
     assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
 
 
+@pytest.mark.slow
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
     right, kept, redrawn = VerifiedLoop._open, {}, []
 

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_the_interpreter_agrees(file):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)]
+@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_interpreter_agrees(marked):
+    """All files in one process; those of its tests that are fast, or the others."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, str(FOLDER)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

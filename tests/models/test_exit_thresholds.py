@@ -38,7 +38,7 @@ def calibrated(model):
 
 
 @pytest.mark.parametrize(
-    ("asked", "used"),
+    ("given", "used"),
     [
         ({"mode": "converge"}, {"eps": 0.4}),
         ({"mode": "margin", "after_exit": "drop"}, {"theta": 0.97, "after_exit": "drop"}),
@@ -55,12 +55,12 @@ def calibrated(model):
         ({"mode": "full"}, {}),
     ],
 )
-def test_what_is_not_set_is_the_models(calibrated, asked, used):
-    expected = ExitConfig(**{**asked, **used})
-    assert calibrated.resolve_exit_config(asked) == expected
-    assert calibrated.resolve_exit_config(ExitConfig(**asked)) == expected
+def test_what_is_not_set_is_the_models(calibrated, given, used):
+    expected = ExitConfig(**{**given, **used})
+    assert calibrated.resolve_exit_config(given) == expected
+    assert calibrated.resolve_exit_config(ExitConfig(**given)) == expected
     assert calibrated.resolve_exit_config(expected) == expected
-    assert calibrated.exit_rule(ExitConfig(**asked)).config == expected
+    assert calibrated.exit_rule(ExitConfig(**given)).config == expected
 
 
 def test_decoding_stops_at_the_stored_threshold(calibrated):
@@ -143,11 +143,11 @@ def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
     model, _ = sigma0.load(name, device="cpu", dtype="float32")
     with caplog.at_level(logging.WARNING):
         for mode in RULE_DEFAULTS:
-            found = model.resolve_exit_config({"mode": mode})
-            assert found in model.exit_thresholds.configs().values()
+            resolved = model.resolve_exit_config({"mode": mode})
+            assert resolved in model.exit_thresholds.configs().values()
     assert not caplog.records
-    own = model.resolve_exit_config(None)
-    assert own.mode == "margin" and own == replace(model.resolve_exit_config({"mode": "margin"}))
+    stored = model.resolve_exit_config(None)
+    assert stored.mode == "margin" and stored == replace(model.resolve_exit_config({"mode": "margin"}))
 
 
 @pytest.mark.parametrize("name", shipped_models())
@@ -157,5 +157,5 @@ def test_shipped_thresholds_fire(name):
     prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
     for mode in RULE_DEFAULTS:
-        found = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
-        assert found.text == full and found.passes_saved > 0, mode
+        generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
+        assert generation.text == full and generation.passes_saved > 0, mode

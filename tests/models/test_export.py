@@ -52,18 +52,18 @@ def test_full_folders_are_left_alone(pocket, tmp_path):
 
 
 def test_the_command_writes_an_exit_setting_into_the_folder(tmp_path):
-    told = '{"mode": "fixed", "depth": 2}'
-    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", told])
+    setting = '{"mode": "fixed", "depth": 2}'
+    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", setting])
     assert result.exit_code == 0, result.output
     model, _ = sigma0.load(str(tmp_path / "out"), device="cpu")
     assert model.resolve_exit_config(None) == ExitConfig(mode="fixed", depth=2)
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("setting", "why"),
     [("{", "Expecting"), ('{"mode": "deep"}', "mode"), ('{"mode": "fixed", "depth": 7}', "exceeds"), ("3", "mapping")],
 )
-def test_the_command_refuses_a_bad_exit_setting(tmp_path, told, why):
-    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", told])
+def test_the_command_refuses_a_bad_exit_setting(tmp_path, setting, why):
+    result = CliRunner().invoke(app, ["export", "pocket", str(tmp_path / "out"), "--exit-config", setting])
     assert result.exit_code == 2 and why in result.output
     assert not (tmp_path / "out").exists()

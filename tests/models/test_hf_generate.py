@@ -321,11 +321,11 @@ def test_chosen_positions_of_a_long_prompt(model, monkeypatch, kept):
     with torch.no_grad():
         expected = model(ids, past_key_values=model.new_cache()).logits[:, kept]
         monkeypatch.setattr(ouro, "PROMPT_CHUNK", 4)
-        found = model(ids, past_key_values=model.new_cache(), logits_to_keep=kept).logits
+        logits = model(ids, past_key_values=model.new_cache(), logits_to_keep=kept).logits
         states = model(
             ids, past_key_values=model.new_cache(), logits_to_keep=1, output_hidden_states=True
         ).hidden_states
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logits, expected)
     assert states[0].shape[1] == 11
 
 
@@ -493,7 +493,7 @@ def test_private_hooks_have_the_signatures_that_we_override():
         "_beam_search": "input_ids logits_processor stopping_criteria generation_config synced_gpus model_kwargs",
     }
     for name, parameters in expected.items():
-        found = list(inspect.signature(getattr(GenerationMixin, name)).parameters)
-        assert found == ["self", *parameters.split()], name
+        names = list(inspect.signature(getattr(GenerationMixin, name)).parameters)
+        assert names == ["self", *parameters.split()], name
     first = list(inspect.signature(GenerationMixin.adjust_generation_fn).parameters)[:2]
     assert first == ["self", "generation_config"]

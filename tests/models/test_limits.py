@@ -17,7 +17,7 @@ IDS = torch.tensor([[5, 6, 7]])
 
 
 @pytest.mark.parametrize(
-    "ids, told",
+    "ids, message",
     [
         (torch.tensor([5, 6, 7]), r"\[batch, length\], got shape \(3,\): pass ids\[None\]"),
         (torch.tensor([[[5]]]), r"got shape \(1, 1, 1\): a batch has one row"),
@@ -28,10 +28,10 @@ IDS = torch.tensor([[5, 6, 7]])
         (torch.tensor([[-1, 5]]), "input_ids hold -1, outside of the model's vocabulary of"),
     ],
 )
-def test_what_is_no_batch_of_ids_is_refused(tiny, ids, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_batch_of_ids_is_refused(tiny, ids, message):
+    with pytest.raises(ValueError, match=message):
         tiny.generate(ids, max_new_tokens=2)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         tiny(ids)
 
 
@@ -47,13 +47,13 @@ def test_ids_of_any_width_work(tiny, dtype, after):
 
 def test_a_text_beyond_the_positions_is_refused(tiny):
     limit = tiny.config.max_position_embeddings
-    told = f"a prompt of 3 tokens and {limit} new ones exceed the model's context of {limit}"
+    message = f"a prompt of 3 tokens and {limit} new ones exceed the model's context of {limit}"
     for settings in ({}, {"num_beams": 2, "exit_config": {"mode": "full"}}, {"logits_processor": [lambda _, s: s]}):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             tiny.generate(IDS, max_new_tokens=limit, **settings)
     with pytest.raises(ValueError, match=f"exceed the model's context of {limit}"):
         tiny.generate(IDS, max_length=limit + 1)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         tiny.generate(inputs_embeds=tiny.model.embed_tokens(IDS), max_new_tokens=limit)
 
 
@@ -96,7 +96,7 @@ def test_a_request_is_held_against_memory_and_not_the_model_s_positions(tmp_path
 
 
 @pytest.mark.parametrize(
-    "wrong, told",
+    "wrong, message",
     [
         ({"mode": "nosuch"}, "exit_config: mode: Input should be 'full'"),
         ({"tetha": 0.5}, "exit_config: tetha: Unexpected keyword argument; there are mode, q"),
@@ -106,7 +106,7 @@ def test_a_request_is_held_against_memory_and_not_the_model_s_positions(tmp_path
         ("margin", "exit_config must be an ExitConfig or a mapping, got str"),
     ],
 )
-def test_a_mistaken_exit_setting_is_one_line_everywhere(pocket, wrong, told):
+def test_a_mistaken_exit_setting_is_one_line_everywhere(pocket, wrong, message):
     model, tokenizer = pocket
     ids = tokenizer("Mary went", return_tensors="pt")
     for way in (
@@ -115,7 +115,7 @@ def test_a_mistaken_exit_setting_is_one_line_everywhere(pocket, wrong, told):
         lambda: model.generate(**ids, max_new_tokens=2, exit_config=wrong),
         lambda: model(**ids, exit_config=wrong),
     ):
-        with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
             way()
         assert "\n" not in str(caught.value)
 

@@ -22,7 +22,7 @@ def test_shipped_models_load_by_name(pocket):
 def test_the_shipped_models_share_their_tokenizer(name, pocket):
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     # The files, since a loaded tokenizer also remembers how it padded last.
-    files = [Path(resolve_model(each)) / "tokenizer.json" for each in (name, "pocket")]
+    files = [Path(resolve_model(model)) / "tokenizer.json" for model in (name, "pocket")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert tokenizer.chat_template == pocket[1].chat_template
     assert model.num_loops >= pocket[0].num_loops

@@ -99,7 +99,9 @@ def test_special_tokens_of_a_text_are_text_too(tokenizer):
     ids = ids_of(tokenizer, text)
     # the tokenizer's own beginning stays
     around = tokenizer("here")["input_ids"]
-    assert [each for each in ids if each in specials] == [each for each in around if each in specials]
+    assert [token_id for token_id in ids if token_id in specials] == [
+        token_id for token_id in around if token_id in specials
+    ]
     assert tokenizer.decode(ids, skip_special_tokens=True).replace(" ", "") == text.replace(" ", "")
     assert ids_of(tokenizer, text, special_tokens=True) == tokenizer(text)["input_ids"]
 
@@ -138,10 +140,10 @@ def test_tokens_that_are_added_later_count(pocket):
 
 def test_generate_and_stream_have_the_rule(pocket):
     messages = [{"role": "user", "content": FORGED}]
-    asked = len(ids_of(pocket[1], messages))
-    assert sigma0.generate(*pocket, messages, max_new_tokens=2).prompt_tokens == asked
+    length = len(ids_of(pocket[1], messages))
+    assert sigma0.generate(*pocket, messages, max_new_tokens=2).prompt_tokens == length
     trusted = sigma0.generate(*pocket, messages, max_new_tokens=2, special_tokens=True)
-    assert trusted.prompt_tokens == len(ids_of(pocket[1], messages, special_tokens=True)) < asked
+    assert trusted.prompt_tokens == len(ids_of(pocket[1], messages, special_tokens=True)) < length
 
 
 def test_a_ladder_cannot_read_them_as_special(pocket):
@@ -152,9 +154,9 @@ def test_a_ladder_cannot_read_them_as_special(pocket):
 def test_the_command_has_the_rule(pocket):
     counts = []
     for options in ([], ["--special-tokens"]):
-        told = CliRunner().invoke(app, ["generate", FORGED, "--chat", "--max-new-tokens", "1", "--json", *options])
-        counts.append(json.loads(told.stdout)["prompt_tokens"])
+        result = CliRunner().invoke(app, ["generate", FORGED, "--chat", "--max-new-tokens", "1", "--json", *options])
+        counts.append(json.loads(result.stdout)["prompt_tokens"])
     messages = [{"role": "user", "content": FORGED}]
-    assert counts == [len(ids_of(pocket[1], messages, special_tokens=each)) for each in (False, True)]
+    assert counts == [len(ids_of(pocket[1], messages, special_tokens=special)) for special in (False, True)]
     refused = CliRunner().invoke(app, ["generate", "Hi", "--special-tokens", "--ladder", "pocket,pocket"])
     assert refused.exit_code == 2 and "--special-tokens has no meaning with --ladder" in refused.stderr

@@ -31,7 +31,7 @@ def write(folder, file, **values):
 
 
 @pytest.mark.parametrize(
-    "field, value, told",
+    "field, value, message",
     [
         ("total_ut_steps", HUGE, "total_ut_steps must be at most 4096, got 1000000000"),
         ("total_ut_steps", -1, "total_ut_steps must be at least 1, got -1"),
@@ -60,20 +60,20 @@ def write(folder, file, **values):
         ("num_hidden_layers", HUGE, "num_hidden_layers = 1000000000, but the weights are missing from layers.1 on"),
     ],
 )
-def test_an_absurd_config_is_one_line(folder, field, value, told):
+def test_an_absurd_config_is_one_line(folder, field, value, message):
     write(folder, "config.json", **{field: value})
     began = time.process_time()
     result = CliRunner().invoke(app, ["generate", "Mary went", "--model", str(folder)])
     assert time.process_time() - began < 10, "a second on a quiet machine; hours where it is really tried"
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1 and told in result.stderr
-    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+    assert result.stderr.count("\n") == 1 and message in result.stderr
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         sigma0.load(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "values, told",
+    "values, message",
     [
         ({"eos_token_id": "</s>"}, "generation_config.json has eos_token_id = '</s>', which is no token id"),
         ({"eos_token_id": [2, True]}, "which is no token id"),
@@ -84,9 +84,9 @@ def test_an_absurd_config_is_one_line(folder, field, value, told):
         ({"fate_config": {"spiral": 0}}, "generation_config.json: fate_config: spiral: must lie in"),
     ],
 )
-def test_bad_settings_of_a_checkpoint_are_named_at_load(folder, values, told):
+def test_bad_settings_of_a_checkpoint_are_named_at_load(folder, values, message):
     write(folder, "generation_config.json", **values)
-    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         sigma0.load(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
 

@@ -5,6 +5,9 @@ import pytest
 
 from tests.reason.sandbox.sandboxes import WHY_NOT, Sandboxed, folder_of_the_sandbox, interpreter_of_nobody
 
+USERS = ("root", "ordinary")
+WHO = USERS[os.geteuid() != 0]
+
 
 @pytest.fixture(scope="module")
 def folder():
@@ -13,7 +16,8 @@ def folder():
     shutil.rmtree(made)
 
 
-@pytest.fixture(params=["root", "ordinary"])
+# the user that the tests are run by among the fast ones, the other among the slow
+@pytest.fixture(params=[pytest.param(user, marks=[] if user == WHO else pytest.mark.slow) for user in USERS])
 def box(request, folder):
     if WHY_NOT is not None:
         pytest.skip(WHY_NOT)

@@ -149,7 +149,7 @@ def test_a_ladders_rungs_have_the_effort_over_their_own_settings(pocket):
         for level, setting in ((effort, None), ("medium", {"mode": "fixed", "depth": depth})):
             rung = above if setting is None else Rung.local(model, pocket[1], "above", setting)
             chat = LadderChat(FidelityLadder([small, rung], policy=Always()), "token")
-            answer = chat.complete(ASKED, effort=level, max_tokens=20)
+            answer = chat.complete(ASKED, ChatSettings(level, 20))
             runs.append((answer.text, answer.notes["costs"][1]["rows"]))
         assert runs[0] == runs[1]
 

@@ -14,7 +14,7 @@ def test_a_purpose_has_its_seed():
         desk = Desk(Trail(), seed=seed)
         for purpose in purposes:
             desk.ask(chat, purpose, ASKED)
-    seeds = [[asked["seed"] for asked in chat.asked] for chat in (first, second, other)]
+    seeds = [[asked["seed"] for asked in chat.calls] for chat in (first, second, other)]
     assert seeds[0] == seeds[1][::-1] and seeds[0][0] != seeds[0][1] and seeds[2][0] != seeds[0][0]
     assert all(0 <= seed < 2**31 for seed in seeds[0])
 
@@ -31,10 +31,10 @@ def test_a_limit_forbids_the_next_question_before_it_is_asked():
         desk = Desk(Trail(), limits)
         for number in range(0 if limit == "seconds" else 2):
             desk.ask(chat, f"question {number}", ASKED)
-        before = list(chat.asked)
+        before = list(chat.calls)
         with pytest.raises(LimitReached, match=limit) as caught:
             desk.ask(chat, "one more", ASKED)
-        assert caught.value.limit == limit and chat.asked == before
+        assert caught.value.limit == limit and chat.calls == before
 
 
 def test_usage_is_added_up_and_a_failed_question_counts():
@@ -60,14 +60,14 @@ class Held(ScriptedChat):
 def test_a_model_that_can_be_held_to_labels_is():
     desk = Desk(Trail())
     chat = Held([])
-    assert desk.choose(chat, "judge", ASKED, ("YES", "NO")) == "NO" and not chat.asked
+    assert desk.choose(chat, "judge", ASKED, ("YES", "NO")) == "NO" and not chat.calls
     assert desk.trail.lines[0].answer["text"] == "NO" and desk.usage.calls == 1
 
 
 def test_a_label_is_asked_for_twice_and_then_there_is_none():
     chat = ScriptedChat(["well, YES", "no."])
     assert Desk(Trail()).choose(chat, "judge", ASKED, ("YES", "NO")) == "NO"
-    assert chat.asked[1]["messages"][-1]["content"] == "Answer with one word alone: YES or NO."
+    assert chat.calls[1]["messages"][-1]["content"] == "Answer with one word alone: YES or NO."
     chat = ScriptedChat(["YES and NO", "YESNO"])
     assert Desk(Trail()).choose(chat, "judge", ASKED, ("YES", "NO")) is None
 

@@ -38,9 +38,9 @@ def test_readings_are_the_definitions_for_each_sequence(vocabulary, tokens, batc
         chosen = rng.integers(0, vocabulary, batch)
         reading = canary.observe(torch.from_numpy(logits), torch.from_numpy(chosen))
         for row in range(batch):
-            told, _, ids[row] = definitions.collapse(logits[row], ids[row], int(chosen[row]), entropies[row])
-            entropies[row].append(told[0])
-    entropy, margin, drop, periodicity, _, echo, distinct = told
+            stats, _, ids[row] = definitions.collapse(logits[row], ids[row], int(chosen[row]), entropies[row])
+            entropies[row].append(stats[0])
+    entropy, margin, drop, periodicity, _, echo, distinct = stats
     expected = dict(zip(NAMES, (entropy, margin, drop, periodicity, distinct, echo), strict=True))
     for name, value in expected.items():
         assert float(getattr(reading, name)[-1]) == pytest.approx(value, rel=1e-3, abs=1e-3), name
@@ -188,9 +188,9 @@ def test_running_out_has_a_reading_of_its_own():
     logits[0, 1], logits[1, 1] = 9.0, -20.0
     for number in range(95):
         canary.observe(logits, torch.tensor([number % 7 + 2, 3]))
-    told = canary.run_out(100)
-    assert told.share.tolist() == pytest.approx([0.95, 0.95])
-    assert told.running_out.tolist() == [False, True]
+    status = canary.run_out(100)
+    assert status.share.tolist() == pytest.approx([0.95, 0.95])
+    assert status.running_out.tolist() == [False, True]
     assert canary.run_out(1000).running_out.tolist() == [False, False]
     # from nine tenths of the limit on, and not before
     assert canary.run_out(112).running_out.tolist() == canary.run_out(106).running_out.tolist() == [False, False]

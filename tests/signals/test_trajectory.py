@@ -24,10 +24,10 @@ def test_a_hidden_rotation_comes_back(radius, angle, scale, loops):
     states = torch.stack(
         [planar(radius, math.radians(angle), loops=loops, scale=scale, seed=seed) for seed in range(3)]
     )
-    found = spectrum(states)
-    torch.testing.assert_close(found.radius, torch.full((3,), radius), rtol=0, atol=1e-3)
-    torch.testing.assert_close(found.angle, torch.full((3,), math.radians(angle)), rtol=0, atol=1e-3)
-    assert float(found.residual.max()) < 1e-2 and found.radius.dtype == torch.float32
+    fit = spectrum(states)
+    torch.testing.assert_close(fit.radius, torch.full((3,), radius), rtol=0, atol=1e-3)
+    torch.testing.assert_close(fit.angle, torch.full((3,), math.radians(angle)), rtol=0, atol=1e-3)
+    assert float(fit.residual.max()) < 1e-2 and fit.radius.dtype == torch.float32
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,10 +36,10 @@ def test_spectra_are_the_definitions(width, seed, loops):
     rng = np.random.default_rng(seed)
     states = np.cumsum(rng.standard_normal((loops, width)) * 0.8 ** np.arange(loops)[:, None], 0)
     radius, angle, residual, _ = definitions.spectrum(states)
-    found = spectrum(torch.from_numpy(states)[None])
-    assert float(found.radius) == pytest.approx(radius, rel=1e-6, abs=1e-6)
-    assert float(found.angle) == pytest.approx(angle, rel=1e-5, abs=1e-5)
-    assert float(found.residual) == pytest.approx(residual, rel=1e-5, abs=1e-5)
+    fit = spectrum(torch.from_numpy(states)[None])
+    assert float(fit.radius) == pytest.approx(radius, rel=1e-6, abs=1e-6)
+    assert float(fit.angle) == pytest.approx(angle, rel=1e-5, abs=1e-5)
+    assert float(fit.residual) == pytest.approx(residual, rel=1e-5, abs=1e-5)
 
 
 def test_paths_that_do_not_move_and_straight_ones():
@@ -64,11 +64,11 @@ def test_the_loops_of_a_generated_token():
     )  # fmt: skip
     for token in range(6):
         stats = loop_stats(out.loop_statistics[0, token], out.loop_fates[0, token])
-        assert [each.loop for each in stats] == list(range(1, len(stats) + 1))
+        assert [loop.loop for loop in stats] == list(range(1, len(stats) + 1))
         assert len(stats) >= int(out.exit_depths[0, token])
-        for each, row in zip(stats, out.loop_statistics[0, token], strict=False):
-            assert [getattr(each, name) for name in STATISTICS] == row.tolist()
-        assert [each.fate for each in stats[:2]] == [None, None][: len(stats)]
+        for loop, row in zip(stats, out.loop_statistics[0, token], strict=False):
+            assert [getattr(loop, name) for name in STATISTICS] == row.tolist()
+        assert [loop.fate for loop in stats[:2]] == [None, None][: len(stats)]
         assert stats[0].to_dict()["loop"] == 1
     with pytest.raises(ValueError, match="one token"):
         loop_stats(out.loop_statistics[0], out.loop_fates[0])
@@ -122,9 +122,9 @@ def test_recorded_statistics_give_the_fates_again(mode):
 def test_a_standstill_hides_no_later_divergence():
     angles = torch.tensor([0.0, 0.3, 0.3, 0.3, 0.4, 0.6, 1.1])  # as behind a norm, states of one length
     states = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    told = run_loops(states, BoundaryRule("none", 0.5, 99))
-    statistics = torch.stack([each.statistics[0] for each in told])
-    live = [int(each.fates) for each in told]
+    ends = run_loops(states, BoundaryRule("none", 0.5, 99))
+    statistics = torch.stack([end.statistics[0] for end in ends])
+    live = [int(end.fates) for end in ends]
     assert live[-1] == FATES.index("diverge")
     assert fates_under(statistics, FateConfig()).tolist() == live
 

@@ -41,8 +41,8 @@ def test_every_combination_of_the_fields(policy):
         opens = converged is True and stable == "contract" and proximity < policy.tau_c and grounds and not alarm
         assert door(verdict, policy) == ("converge" if opens else "escalate"), verdict
         assert door(verdict, policy, budget_left=False) == ("converge" if opens else "abort")
-        told = explain(verdict, policy)
-        assert told.startswith(door(verdict, policy)) and told.endswith(".") and told.count(".\n") == 0
+        sentence = explain(verdict, policy)
+        assert sentence.startswith(door(verdict, policy)) and sentence.endswith(".") and sentence.count(".\n") == 0
         opened += opens
     assert opened
 
@@ -157,9 +157,9 @@ def test_drafts_make_an_answer():
 
 @pytest.mark.parametrize("field, value", [("converged", "yes"), ("depth", "3"), ("proximity", True), ("stable", 1)])
 def test_what_the_schema_refuses_is_refused(field, value):
-    told = json.dumps({**make().to_dict(), field: value})
+    line = json.dumps({**make().to_dict(), field: value})
     with pytest.raises(ValidationError):
-        ReasonVerdict.model_validate_json(told)
+        ReasonVerdict.model_validate_json(line)
 
 
 def test_a_stored_policy_can_be_printed_and_saved(tmp_path):

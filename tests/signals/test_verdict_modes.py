@@ -43,7 +43,7 @@ def easy():
 def answers(pocket, easy, config):
     """Those that are right."""
     written = [sigma0.generate(*pocket, item.prompt, exit_config=config, max_new_tokens=24) for item in easy]
-    return [each for each, item in zip(written, easy, strict=True) if each.text.strip() == item.answer]
+    return [answer for answer, item in zip(written, easy, strict=True) if answer.text.strip() == item.answer]
 
 
 @pytest.mark.parametrize("mode", RULES)
@@ -51,8 +51,8 @@ def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket,
     opened = {}
     for after_exit in ("finish", "verify", "drop"):
         right = answers(pocket, easy, replace(RULES[mode], after_exit=after_exit))
-        passed = [each for each in right if each.door == "converge"]
-        assert len(right) >= 7 and {each.verdict.reason for each in passed} == {MET[mode]}
+        passed = [answer for answer in right if answer.door == "converge"]
+        assert len(right) >= 7 and {answer.verdict.reason for answer in passed} == {MET[mode]}
         opened[after_exit] = len(passed)
     assert opened["finish"] >= 5 and abs(opened["verify"] - opened["finish"]) <= 1, opened
     assert abs(opened["drop"] - opened["finish"]) <= 1, opened
@@ -61,16 +61,16 @@ def test_verify_opens_the_door_for_easy_answers_about_as_often_as_finish(pocket,
 def test_high_effort_opens_the_door_for_easy_answers(pocket, easy):
     high = exit_for("high", pocket[0].resolve_exit_config(None), pocket[0].num_loops)
     right = answers(pocket, easy, high)
-    assert sum(each.door == "converge" for each in right) >= 5
-    assert all(each.tokens[0].depth == pocket[0].num_loops for each in right)
+    assert sum(answer.door == "converge" for answer in right) >= 5
+    assert all(answer.tokens[0].depth == pocket[0].num_loops for answer in right)
 
 
 @pytest.mark.parametrize("config", UNASKED)
 def test_what_asks_no_rule_never_opens_the_door_and_says_what_the_rule_would_have(pocket, easy, config):
-    for each in answers(pocket, easy[:3], config):
-        assert (each.verdict.converged, each.door) == (None, "escalate")
-        assert all(token.would_have_met is not None for token in each.tokens)
-    met = [token.would_have_met for each in answers(pocket, easy[:3], config) for token in each.tokens]
+    for answer in answers(pocket, easy[:3], config):
+        assert (answer.verdict.converged, answer.door) == (None, "escalate")
+        assert all(token.would_have_met is not None for token in answer.tokens)
+    met = [token.would_have_met for answer in answers(pocket, easy[:3], config) for token in answer.tokens]
     assert True in met
 
 
@@ -144,45 +144,49 @@ def test_what_a_rule_would_have_said_is_what_it_says(mode):
     steps, seen = mode == "accel-steps", set()
     for model in MODELS:
         for threshold in (0.1, 0.4, 0.8):
-            own = setting(
+            config = setting(
                 "accel" if steps else mode, q=threshold, theta=threshold, eps=threshold, patience=1,
                 min_loops=1 + int(threshold > 0.5), accel_scale="steps" if steps else "states",
             )  # fmt: skip
-            rule = model.exit_rule(own)
+            rule = model.exit_rule(config)
             for start in range(9, 15):
                 ids = torch.tensor([[start, 10, 11]])
-                ruled = write(model, ids, own)
+                ruled = write(model, ids, config)
                 full = write(model, ids, ExitConfig(mode="full"), output_statistics=True)
                 margin = float(full.readings[0, 0, sigma0.decode.ops.READINGS.index("margin")])
-                told = rule.would_have_been_met(full.loop_statistics[0, 0].numpy(), margin)
+                would_be_met = rule.would_have_been_met(full.loop_statistics[0, 0].numpy(), margin)
                 met = ruled.exit_reasons[0][0] != "max_depth"
-                if mode == "margin" and told is None:
+                if mode == "margin" and would_be_met is None:
                     assert margin < threshold
                 else:
-                    assert told == met
+                    assert would_be_met == met
                 seen.add(met)
     assert seen == {True, False}
 
 
 def test_only_where_no_rule_is_asked_is_another_one_watched(pocket):
     model = pocket[0]
-    assert model.unasked_rule(ExitConfig(q=0.5)) is None
-    assert model.unasked_rule(ExitConfig(mode="fixed", depth=2, after_exit="verify")) is None
-    own = model.unasked_rule(ExitConfig(mode="full"))
-    assert own is not None and own.config == model.resolve_exit_config(None)
+    assert model.counterfactual_rule(ExitConfig(q=0.5)) is None
+    assert model.counterfactual_rule(ExitConfig(mode="fixed", depth=2, after_exit="verify")) is None
+    stored = model.counterfactual_rule(ExitConfig(mode="full"))
+    assert stored is not None and stored.config == model.resolve_exit_config(None)
     one = np.zeros((1, 8), dtype=np.float32)
-    assert own.needs_logits and own.would_have_been_met(one, 0.1) is None and own.would_have_been_met(one, 1.0) is True
+    assert (
+        stored.needs_logits
+        and stored.would_have_been_met(one, 0.1) is None
+        and stored.would_have_been_met(one, 1.0) is True
+    )
     assert exit_reason("full", True) == "fixed"
 
 
 def test_a_checkpoint_without_a_rule_has_none_to_watch(monkeypatch, pocket):
     model = pocket[0]
     monkeypatch.setattr(model.generation_config, "exit_config", {"mode": "fixed", "depth": 4})
-    assert model.unasked_rule(ExitConfig(mode="full")) is None
+    assert model.counterfactual_rule(ExitConfig(mode="full")) is None
     out = sigma0.generate(*pocket, "Mary went to the park. Where is Mary?", max_new_tokens=3)
     assert {token.would_have_met for token in out.tokens} == {None}
 
 
 def test_the_inner_break_leaves_no_rule_to_watch(monkeypatch, pocket):
     monkeypatch.setenv("SIGMA0_INNER_BREAK", "1")
-    assert pocket[0].unasked_rule(ExitConfig(mode="full")) is None
+    assert pocket[0].counterfactual_rule(ExitConfig(mode="full")) is None

@@ -37,7 +37,7 @@ class _Action(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @property
-    def told(self) -> str:
+    def json_line(self) -> str:
         """The action as one line of JSON."""
         return json.dumps(self.model_dump(), ensure_ascii=False)
 
@@ -145,10 +145,10 @@ def parse_action(reply: str) -> AnyAction:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a key stands twice in one object")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -41,7 +41,7 @@ __all__ = ["AgentResult", "AgentSettings", "RepoAgent"]
 WARNED_TIER = 2
 # what changes or tests: finish tests, too, and start_over takes back what led nowhere
 WARNED_TOOLS = (EditFile, RunTests, StartOver, Finish)
-TOLD_CHARS = 300
+SHOWN_CHARS = 300
 PLAN_TOKENS = 400
 
 
@@ -72,7 +72,7 @@ class RepoAgent:
         """Works on a copy of a folder until its tests pass or a limit is reached.
 
         Nothing is raised once the work has begun: a model that gives no answer, and a sandbox that cannot run, end it,
-        and are told in `AgentResult.failed` beside the patch so far.
+        and are reported in `AgentResult.failed` beside the patch so far.
 
         Args:
             task: What is to be done.
@@ -169,10 +169,10 @@ class _Work:
             ChatSettings(self._effort, self.settings.max_tokens, self.settings.temperature),
         )
         self.steps = step
-        told, finished = answer.text, False
+        reply, finished = answer.text, False
         try:
             action = parse_action(answer.text)
-            told = action.told
+            reply = action.json_line
             if warned and not isinstance(action, WARNED_TOOLS):
                 allowed = "edit, run_tests, start_over or finish"
                 raise ActionFault(f"{action.action} is not allowed after the last warning: {allowed}.")
@@ -181,8 +181,8 @@ class _Work:
             finished = isinstance(action, Finish) and self._is_solved()
         except (ActionFault, WorkspaceFault) as fault:
             what, observation = "refused", str(fault)
-        times = self.tracker.act(told, observation, refused=what == "refused")
-        self.trail.decide(what, cut(observation, TOLD_CHARS), step=step, times=times)
+        times = self.tracker.act(reply, observation, refused=what == "refused")
+        self.trail.decide(what, cut(observation, SHOWN_CHARS), step=step, times=times)
         if times > 1:
             observation += f"\nThis very action has led to this very result {times} times."
         # half a context, so that the answer and what came of it can be shown together
@@ -276,8 +276,8 @@ class _Work:
         self.trail.decide("strategy", why, name=strategy.name, effort=strategy.effort)
         tried.append(strategy.name)
         shown = opening_of(strategy, self.workspace, self.report, self.settings.context_chars)
-        told = cut(self.report.summary, self.settings.context_chars // 10)
-        opening = f"The tests say:\n{told}\n\nWhen you began, this stood there:\n\n{shown}"
+        summary = cut(self.report.summary, self.settings.context_chars // 10)
+        opening = f"The tests say:\n{summary}\n\nWhen you began, this stood there:\n\n{shown}"
         self.context = AgentContext(self.task, strategy, opening, self.settings.context_chars, notes)
         self.plans += 1
         plan = self.desk.ask(

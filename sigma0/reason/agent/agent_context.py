@@ -103,7 +103,7 @@ def _last_that_fit(exchanges: Sequence[tuple[str, str]], room: int) -> list[tupl
 
 
 def _messages(system: str, brief: str, exchanges: Sequence[tuple[str, str]]) -> Messages:
-    told = [{"role": "system", "content": system}, {"role": "user", "content": brief}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": brief}]
     for reply, observation in exchanges:
-        told += [{"role": "assistant", "content": reply}, {"role": "user", "content": observation}]
-    return told
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": observation}]
+    return messages

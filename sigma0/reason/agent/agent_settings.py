@@ -69,12 +69,12 @@ class AgentSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        told = asdict(self)
-        return {**told, "test_command": list(self.test_command), "protected": list(self.protected)}
+        values = asdict(self)
+        return {**values, "test_command": list(self.test_command), "protected": list(self.protected)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "AgentSettings":
-        """The settings that `to_dict` told; what is left out has its default.
+        """The settings out of the values of `to_dict`; missing ones have their defaults.
 
         Raises:
             ValueError: For an unknown key or a bad value.
@@ -108,5 +108,5 @@ class AgentResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        told = {name: value for name, value in vars(self).items() if name not in ("report", "usage")}
-        return {**told, "report": self.report and self.report.to_dict(), "usage": asdict(self.usage)}
+        values = {name: value for name, value in vars(self).items() if name not in ("report", "usage")}
+        return {**values, "report": self.report and self.report.to_dict(), "usage": asdict(self.usage)}

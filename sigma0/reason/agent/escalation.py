@@ -190,7 +190,7 @@ class ProgressTracker:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ProgressTracker":
-        """The tracker that `to_dict` told.
+        """The tracker out of the values of `to_dict`.
 
         Raises:
             ValueError: For an unknown key or a bad value.
@@ -263,7 +263,7 @@ class Escalator:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "Escalator":
-        """The escalator that `to_dict` told.
+        """The escalator out of the values of `to_dict`.
 
         Raises:
             ValueError: For an unknown key or a bad value.

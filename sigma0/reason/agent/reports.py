@@ -64,7 +64,7 @@ class TestReport:
 
     @property
     def named(self) -> bool:
-        """Whether the output told tests by name."""
+        """Whether the output names tests."""
         return bool(self.passed or self.failed or self.errors)
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,29 +106,29 @@ def read_report(result: RunResult, summary_chars: int = SUMMARY_CHARS) -> TestRe
 
 def _outcomes(output: str) -> dict[str, set[str]]:
     headings = list(_SUMMARY.finditer(output))
-    found: dict[str, set[str]] = {}
+    outcomes: dict[str, set[str]] = {}
     if not headings:
-        return found
+        return outcomes
     for line in output[headings[-1].end() :].splitlines():
         outcome, _, rest = line.partition(" ")
         if outcome == "PASSED" and rest:
-            found.setdefault(outcome, set()).add(rest)
+            outcomes.setdefault(outcome, set()).add(rest)
         elif outcome in ("FAILED", "ERROR") and rest:
             match = _NAMED.fullmatch(rest)
-            found.setdefault(outcome, set()).add(match["test"] if match else rest)
-    return found
+            outcomes.setdefault(outcome, set()).add(match["test"] if match else rest)
+    return outcomes
 
 
 def _signature(result: RunResult, *outcomes: frozenset[str]) -> str:
     if any(outcomes):
-        told = "\n\n".join("\n".join(sorted(names)) for names in outcomes)
+        text = "\n\n".join("\n".join(sorted(names)) for names in outcomes)
     elif result.timed_out or result.exit_code is None:
         # how far the output came is chance
         return "timed out" if result.timed_out else f"ended: {result.cut}"
     else:
         output = _FOLDERS.sub("/", f"{result.stdout}\n{result.stderr}")
-        told = f"exit {result.exit_code}\n{_NUMBERS.sub('#', output)}"
-    return blake2b(told.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        text = f"exit {result.exit_code}\n{_NUMBERS.sub('#', output)}"
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _summary(result: RunResult, passed: frozenset[str], failed: frozenset[str], errors: frozenset[str]) -> str:

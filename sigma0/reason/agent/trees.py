@@ -12,7 +12,7 @@ ENVIRONMENTS = (".tox", ".nox", ".venv", "venv", "node_modules", ".eggs")
 LEFT_OUT_FOLDERS = frozenset((*VERSION_CONTROL, *CACHES, *ENVIRONMENTS))
 # a folder that holds it is a virtual environment
 ENVIRONMENT = "pyvenv.cfg"
-MAX_TOLD = 100
+MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_tree(root: Path, max_entries: int, max_bytes: int) -> Tree:
                 raise ValueError(f"{str(root)!r} holds more than {max_bytes} bytes: name a smaller folder")
     except OSError as error:
         raise ValueError(f"{str(root)!r} cannot be read: {error}") from error
-    return Tree(files, tuple(folders), tuple(left_out[:MAX_TOLD]))
+    return Tree(files, tuple(folders), tuple(left_out[:MAX_LISTED]))
 
 
 def write_tree(tree: Tree, root: Path) -> None:

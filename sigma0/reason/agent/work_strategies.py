@@ -126,9 +126,9 @@ def opening_of(strategy: WorkStrategy, workspace: Workspace, report: TestReport,
 
 def _named(report: TestReport, paths: Sequence[str]) -> list[str]:
     """Files that tests and tracebacks name, those named last first: there it went wrong."""
-    found = _PYTHON_FILE.findall(report.summary)
+    mentioned = _PYTHON_FILE.findall(report.summary)
     known = {path: path for path in paths}
-    named = [known.get(name) or _by_ending(name, paths) for name in reversed(found)]
+    named = [known.get(name) or _by_ending(name, paths) for name in reversed(mentioned)]
     return list(dict.fromkeys(path for path in named if path))
 
 
@@ -146,8 +146,8 @@ def _imported(workspace: Workspace, tests: Sequence[str], paths: Sequence[str]) 
 
 
 def _signatures(workspace: Workspace, path: str) -> str:
-    found = _DEFINITION.findall(_text(workspace, path))
-    return "\n".join([f"{path}:", *found]) if found else ""
+    signatures = _DEFINITION.findall(_text(workspace, path))
+    return "\n".join([f"{path}:", *signatures]) if signatures else ""
 
 
 def _shown(workspace: Workspace, path: str) -> str:
@@ -158,5 +158,5 @@ def _text(workspace: Workspace, path: str) -> str:
     try:
         return workspace.text(path)
     except WorkspaceFault as fault:
-        # too large, or no text: the model is told so instead
+        # too large, or no text: the model gets this error instead
         return str(fault)

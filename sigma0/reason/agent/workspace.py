@@ -1,4 +1,4 @@
-"""A bounded copy of a repository that may be changed, thrown away, and told as a patch."""
+"""A bounded copy of a repository that may be changed, discarded, and exported as a patch."""
 
 import os
 import shutil

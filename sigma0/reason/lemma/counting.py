@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,1000}")
 
 
 @dataclass(frozen=True)
-class Found:
+class Count:
     """What became of a count.
 
     Attributes:
@@ -59,7 +59,7 @@ class CountingCode:
         code: Without assertions that say nothing or merely state the estimate, and with a line that tells the result.
         marker: That this line begins with.
         estimate: The number that those assertions stated; the last one of several.
-        derived: As in `Found`.
+        derived: As in `Count`.
     """
 
     code: str
@@ -75,9 +75,9 @@ def is_counting(lemma: Lemma, problem: str) -> bool:
         lemma: It.
         problem: That is being solved.
     """
-    asked = f"{lemma.statement}\n{problem}" if lemma.id == FINAL else lemma.statement
+    question = f"{lemma.statement}\n{problem}" if lemma.id == FINAL else lemma.statement
     enumerates = lemma.type == "computational" and _ENUMERATE.search(lemma.verification_strategy) is not None
-    return enumerates or _COUNTS.search(asked) is not None
+    return enumerates or _COUNTS.search(question) is not None
 
 
 def claimed(statement: str) -> str | None:
@@ -86,8 +86,8 @@ def claimed(statement: str) -> str | None:
     Args:
         statement: One that asks or orders claims nothing.
     """
-    found = None if _ASKS.match(statement) else _CLAIM.search(statement)
-    return str(int((found[1] or found[2]).replace(",", ""))) if found else None
+    match = None if _ASKS.match(statement) else _CLAIM.search(statement)
+    return str(int((match[1] or match[2]).replace(",", ""))) if match else None
 
 
 class ExhaustiveSearcher:
@@ -112,7 +112,7 @@ class ExhaustiveSearcher:
         purpose: str,
         values: Mapping[str, int] | None = None,
         problem: str = "",
-    ) -> Found:
+    ) -> Count:
         """Runs a program that counts.
 
         Args:
@@ -131,14 +131,14 @@ class ExhaustiveSearcher:
         result = run_written_down(self.runner, self.desk, self.settings, purpose, prepared.code)
         objection = objection_to(result, self.settings)
         if objection is not None:
-            return Found(None, objection)
-        told = [line for line in result.stdout.splitlines() if line.startswith(f"{prepared.marker} ")]
-        value = told[-1].partition(" ")[2] if told else ""
+            return Count(None, objection)
+        printed = [line for line in result.stdout.splitlines() if line.startswith(f"{prepared.marker} ")]
+        value = printed[-1].partition(" ")[2] if printed else ""
         if not _WHOLE.fullmatch(value):
-            if told:
-                return Found(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
-            return Found(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
-        return Found(value, None, self._overruled(lemma, proof, prepared, value), prepared.derived)
+            if printed:
+                return Count(None, f"`{RESULT}` is {shortened(value, 40)}, no whole number: bind the count to it")
+            return Count(None, f"`{RESULT}` could not be read: let the code run to its end, and print less")
+        return Count(value, None, self._overruled(lemma, proof, prepared, value), prepared.derived)
 
     def prepare(
         self, lemma: Lemma, code: str, purpose: str, values: Mapping[str, int] | None = None, problem: str = ""
@@ -150,7 +150,8 @@ class ExhaustiveSearcher:
                 nothing but the estimate.
         """
         stated = numbers_in(f"{problem}\n{lemma.statement}")
-        program = Program(code, values, [each for each in (values or {}).values() if Fraction(abs(each)) not in stated])
+        unstated = [value for value in (values or {}).values() if Fraction(abs(value)) not in stated]
+        program = Program(code, values, unstated)
         refuse_without_assertions(program)
         derived = _is_derived(program)
         tests = dict.fromkeys(program.vacuous)
@@ -167,20 +168,20 @@ class ExhaustiveSearcher:
             )
         claim = claimed(lemma.statement)
         wanted = numbers_in(lemma.statement) - numbers_in(claim or "")
-        refuse_without_numbers(program.numbers([each for each, test in tests.items() if test is None]), wanted)
+        refuse_without_numbers(program.numbers([name for name, test in tests.items() if test is None]), wanted)
         marker = blake2b(f"{self.desk.seed}/{purpose}/{code}".encode(), digest_size=16).hexdigest()
         estimate = estimates[-1] if estimates else None
         return CountingCode(program.with_tests(tests) + _telling(marker), marker, estimate, derived)
 
     def _overruled(self, lemma: Lemma, proof: str, prepared: CountingCode, value: str) -> Mapping[str, str]:
         claims = {"statement": claimed(lemma.statement), "proof": boxed(proof), "code": prepared.estimate}
-        return {where: told for where, told in claims.items() if told is not None and not same_number(told, value)}
+        return {where: claim for where, claim in claims.items() if claim is not None and not same_number(claim, value)}
 
 
-def same_number(told: str, value: str) -> bool:
+def same_number(text: str, value: str) -> bool:
     """Whether the only number of a text is a certain whole one."""
-    signed = told.strip(" $").startswith("-")
-    return signed == value.startswith("-") and numbers_in(told) == {abs(Fraction(value))}
+    signed = text.strip(" $").startswith("-")
+    return signed == value.startswith("-") and numbers_in(text) == {abs(Fraction(value))}
 
 
 def _is_derived(program: Program) -> bool:

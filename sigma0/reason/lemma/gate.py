@@ -104,19 +104,19 @@ class Program:
             without: Assertions that are left out.
         """
         skipped: set[ast.AST] = set(without)
-        found = {Fraction(abs(value)) for value in self.values.values()}
+        numbers = {Fraction(abs(value)) for value in self.values.values()}
         open_nodes: list[ast.AST] = [self.tree]
         while open_nodes:
             node = open_nodes.pop()
             if node in skipped or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
                 continue
             if isinstance(node, ast.Constant):
-                found |= _of_constant(node.value)
+                numbers |= _of_constant(node.value)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
-                found |= _last_of(node)
+                numbers |= _last_of(node)
             children = [node.test] if isinstance(node, ast.Assert) else ast.iter_child_nodes(node)
             open_nodes += children
-        return frozenset(found)
+        return frozenset(numbers)
 
     def with_tests(self, tests: Mapping[ast.Assert, ast.expr | None]) -> str:
         """The code with other tests in some assertions, or without them, and with its values bound; to be called once.
@@ -191,8 +191,8 @@ def fenced_code(text: str) -> str:
     if opened is not None:
         raise GateRefused("the code block is not closed: write shorter code, and end it with ```")
     if len(blocks) != 1:
-        told = "holds no code block" if not blocks else f"holds {len(blocks)} code blocks"
-        raise GateRefused(f"the answer {told}: write all code into one block between ```python and ```")
+        count = "holds no code block" if not blocks else f"holds {len(blocks)} code blocks"
+        raise GateRefused(f"the answer {count}: write all code into one block between ```python and ```")
     language, code = blocks[0]
     if language not in _PYTHON:
         raise GateRefused(f"the code block is in {language[:20]!r}: write Python")
@@ -201,8 +201,8 @@ def fenced_code(text: str) -> str:
 
 def numbers_in(text: str) -> frozenset[Fraction]:
     """Numbers of a text, without signs: 1,000 is 1000, and digits behind letters are no numbers."""
-    found: Iterable[str] = (match[0].replace(",", "") for match in _NUMBER.finditer(text))
-    return frozenset(Fraction(number) for number in found if len(number) <= _LONGEST)
+    digits: Iterable[str] = (match[0].replace(",", "") for match in _NUMBER.finditer(text))
+    return frozenset(Fraction(number) for number in digits if len(number) <= _LONGEST)
 
 
 def as_text(number: Fraction) -> str:
@@ -244,7 +244,7 @@ def _near(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
 def _last_of(called: ast.Call) -> frozenset[Fraction]:
     """The last number of a range, in front of the one that it is written with."""
     stop = called.args[1:2] or called.args[:1]
-    return frozenset(each - 1 for end in stop if isinstance(end, ast.Constant) for each in _of_constant(end.value))
+    return frozenset(value - 1 for end in stop if isinstance(end, ast.Constant) for value in _of_constant(end.value))
 
 
 def _of_constant(value: object) -> frozenset[Fraction]:

@@ -95,7 +95,7 @@ class LemmaGraph:
     def __post_init__(self) -> None:
         _check_ids([lemma.id for lemma in self.lemmas])
         for lemma in self.lemmas:
-            unknown = [each for each in lemma.dependencies if each not in self]
+            unknown = [dependency for dependency in lemma.dependencies if dependency not in self]
             if unknown:
                 raise ValueError(f"lemma {lemma.id} depends on {', '.join(unknown)}, which the plan does not hold")
         self._sorter()
@@ -126,12 +126,12 @@ class LemmaGraph:
     def layers(self) -> tuple[tuple[Lemma, ...], ...]:
         """Lemmas as early as they can come: those of one layer do not build on each other."""
         sorter = self._sorter()
-        found = []
+        layers = []
         while sorter.is_active():
             names = set(sorter.get_ready())
             sorter.done(*names)
-            found.append(tuple(lemma for lemma in self.lemmas if lemma.id in names))
-        return tuple(found)
+            layers.append(tuple(lemma for lemma in self.lemmas if lemma.id in names))
+        return tuple(layers)
 
     def order(self) -> tuple[Lemma, ...]:
         """Each lemma behind those that it builds on, and otherwise as in the plan."""
@@ -151,14 +151,14 @@ class LemmaGraph:
 
     def needed_by(self, lemma_id: str) -> frozenset[str]:
         """Ids of all that a lemma builds on, over any number of steps."""
-        found: set[str] = set()
+        needed: set[str] = set()
         open_ids = list(self[lemma_id].dependencies)
         while open_ids:
-            each = open_ids.pop()
-            if each not in found:
-                found.add(each)
-                open_ids += self[each].dependencies
-        return frozenset(found)
+            lemma_id = open_ids.pop()
+            if lemma_id not in needed:
+                needed.add(lemma_id)
+                open_ids += self[lemma_id].dependencies
+        return frozenset(needed)
 
     def with_lemmas(self, *lemmas: Lemma) -> "LemmaGraph":
         """This graph with some lemmas in place of those of the same id; new ones are added in front of them.
@@ -189,9 +189,9 @@ class LemmaGraph:
         """The graph in Mermaid's language, coloured by status; what models wrote is escaped."""
         lines = ["graph TD"]
         for lemma in self.lemmas:
-            told = f"{lemma.id}: {shortened(lemma.statement)}" + (f" = {lemma.value}" if lemma.value else "")
-            lines.append(f'    {lemma.id}["{_escaped(told)}"]:::{lemma.status}')
-        lines += [f"    {each} --> {lemma.id}" for lemma in self.lemmas for each in lemma.dependencies]
+            label = f"{lemma.id}: {shortened(lemma.statement)}" + (f" = {lemma.value}" if lemma.value else "")
+            lines.append(f'    {lemma.id}["{_escaped(label)}"]:::{lemma.status}')
+        lines += [f"    {dependency} --> {lemma.id}" for lemma in self.lemmas for dependency in lemma.dependencies]
         lines += [f"    classDef {status} fill:{fill},color:#000000" for status, fill in _FILLS.items()]
         return "\n".join(lines) + "\n"
 
@@ -238,7 +238,7 @@ def _check_ids(ids: Sequence[str]) -> None:
     if len(ids) > MAX_LEMMAS:
         raise ValueError(f"a plan of {len(ids)} lemmas is too long: at most {MAX_LEMMAS} are allowed, FINAL included")
     if len(set(ids)) < len(ids):
-        twice = sorted({each for each in ids if ids.count(each) > 1})
+        twice = sorted({lemma_id for lemma_id in ids if ids.count(lemma_id) > 1})
         raise ValueError(f"lemma {', '.join(twice)} stands in the plan more than once: give each an id of its own")
     if FINAL not in ids:
         raise ValueError("the plan holds no lemma FINAL: give the one that states the answer this id")

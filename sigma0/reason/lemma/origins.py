@@ -108,7 +108,7 @@ class Origins:
         self._scopes[assertion] = scope
 
     def _each_function(self) -> Iterator[tuple[str, _Function]]:
-        return ((name, function) for name, found in self.functions.items() for function in found)
+        return ((name, function) for name, functions in self.functions.items() for function in functions)
 
     def _collect(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -139,7 +139,7 @@ class Origins:
         arguments = function.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         given = self.given.get(name, Origin.LITERAL)
-        scope = Scope(self, name, {each.arg: given for each in every if each is not None})
+        scope = Scope(self, name, {argument.arg: given for argument in every if argument is not None})
         if isinstance(function, ast.Lambda):
             self.join(self.returned, name, scope.of(function.body))
         else:
@@ -180,29 +180,29 @@ class Scope:
         if isinstance(node, _COMPREHENSIONS):
             return self._comprehension(node)
         if isinstance(node, ast.NamedExpr):
-            found = self.of(node.value)
-            self._bind(node.target, found)
-            return found
+            origin = self.of(node.value)
+            self._bind(node.target, origin)
+            return origin
         return self._composed(node)
 
     def _composed(self, node: ast.expr) -> Origin:
         parts = [self.of(part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        found = joined(*parts)
+        origin = joined(*parts)
         if isinstance(node, ast.BinOp) or (isinstance(node, ast.Slice) and parts):
-            return found | Origin.COMPUTED
+            return origin | Origin.COMPUTED
         if isinstance(node, ast.BoolOp):
-            return found if self._is_open(node, parts) else Origin.LITERAL
+            return origin if self._is_open(node, parts) else Origin.LITERAL
         if isinstance(node, ast.Yield | ast.YieldFrom) and self.function is not None:
-            self.origins.join(self.origins.returned, self.function, self._here(found | Origin.COMPUTED))
+            self.origins.join(self.origins.returned, self.function, self._here(origin | Origin.COMPUTED))
             return Origin.COMPUTED
         if isinstance(node, ast.Compare):
-            return found & ~Origin.CONTAINER
+            return origin & ~Origin.CONTAINER
         if isinstance(node, ast.IfExp) and not parts[0] & Origin.COMPUTED:
             # which of the two it is stands written down, but not here
             return parts[1] & parts[2]
         if isinstance(node, ast.List | ast.Dict | ast.Set):
-            return found | Origin.CONTAINER
-        return found
+            return origin | Origin.CONTAINER
+        return origin
 
     def _is_open(self, node: ast.BoolOp, parts: list[Origin]) -> bool:
         """Whether a computed part can make a difference: True or f() is no more than True."""
@@ -254,12 +254,12 @@ class Scope:
         if isinstance(base, ast.Name) and base.id in self.origins.modules:
             self._may_change(values, Origin.COMPUTED)
             return given | (LOOPED if base.id in self.origins.looping else Origin.COMPUTED)
-        found = given | self.of(base) | Origin.COMPUTED
+        origin = given | self.of(base) | Origin.COMPUTED
         self._change(base, LOOPED if self.in_loop else given)
         if function.attr in self.origins.functions:
             self.origins.join(self.origins.given, function.attr, Origin.COMPUTED)
-            found |= self.origins.returned.get(function.attr, Origin.LITERAL)
-        return found & ~Origin.CONTAINER
+            origin |= self.origins.returned.get(function.attr, Origin.LITERAL)
+        return origin & ~Origin.CONTAINER
 
     def _may_change(self, values: list[ast.expr], origin: Origin) -> None:
         for value in values:
@@ -269,32 +269,32 @@ class Scope:
     def _comprehension(self, node: ast.expr) -> Origin:
         outer, self.names = self.names, dict(self.names)
         assert isinstance(node, _COMPREHENSIONS)
-        found = LOOPED
+        origin = LOOPED
         for generator in node.generators:
-            found |= self.of(generator.iter)
+            origin |= self.of(generator.iter)
             self._bind(generator.target, LOOPED)
             for test in generator.ifs:
                 self.of(test)
         parts = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        found |= joined(*map(self.of, parts))
+        origin |= joined(*map(self.of, parts))
         self.names = outer
-        return found & ~Origin.CONTAINER
+        return origin & ~Origin.CONTAINER
 
     def _here(self, origin: Origin) -> Origin:
         """With what is known of the place: a condition that is computed, a loop around it."""
-        found = origin | self.control
-        return found | Origin.ENUMERATED if self.in_loop and found & Origin.COMPUTED else found
+        here = origin | self.control
+        return here | Origin.ENUMERATED if self.in_loop and here & Origin.COMPUTED else here
 
     def _bind(self, target: ast.expr, origin: Origin) -> None:
         if isinstance(target, ast.Name):
-            found = self._here(origin)
-            self.names[target.id] = found
-            self.origins.join(self.origins.anywhere, target.id, found)
+            bound = self._here(origin)
+            self.names[target.id] = bound
+            self.origins.join(self.origins.anywhere, target.id, bound)
             if target.id in self.foreign:
-                self.origins.join(self.origins.changed_inside, target.id, found)
+                self.origins.join(self.origins.changed_inside, target.id, bound)
         elif isinstance(target, ast.Tuple | ast.List):
-            for each in target.elts:
-                self._bind(each, origin)
+            for element in target.elts:
+                self._bind(element, origin)
         elif isinstance(target, ast.Starred):
             self._bind(target.value, origin)
         elif isinstance(target, ast.Subscript):
@@ -308,11 +308,11 @@ class Scope:
             base = base.value
         if not isinstance(base, ast.Name):
             return
-        found = self._name(base.id) | self._here(origin)
+        changed = self._name(base.id) | self._here(origin)
         if base.id in self.names:
-            self.names[base.id] = found
+            self.names[base.id] = changed
         if self.function is not None and (base.id not in self.names or base.id in self.foreign):
-            self.origins.join(self.origins.changed_inside, base.id, found & ~Origin.CONTAINER)
+            self.origins.join(self.origins.changed_inside, base.id, changed & ~Origin.CONTAINER)
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -342,14 +342,14 @@ class Scope:
             self.of(node.value)
 
     def _assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
-        found = self.of(node.value)
+        origin = self.of(node.value)
         if isinstance(node, ast.AugAssign):
-            found |= self.of(node.target) | Origin.COMPUTED
+            origin |= self.of(node.target) | Origin.COMPUTED
         if node.value is not None:
             if self._restates(node.value):
-                found |= Origin.VERIFIED
+                origin |= Origin.VERIFIED
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                self._bind(target, found)
+                self._bind(target, origin)
 
     def _restates(self, value: ast.expr) -> bool:
         """Whether a verified value is written down anew, alone or in a table."""
@@ -417,15 +417,15 @@ class Scope:
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
-            found = self.of(item.context_expr)
+            origin = self.of(item.context_expr)
             if item.optional_vars is not None:
-                self._bind(item.optional_vars, found | Origin.COMPUTED)
+                self._bind(item.optional_vars, origin | Origin.COMPUTED)
         self.walk(node.body)
 
 
 def joined(*origins: Origin) -> Origin:
     """All of them together."""
-    found = Origin.LITERAL
+    union = Origin.LITERAL
     for origin in origins:
-        found |= origin
-    return found
+        union |= origin
+    return union

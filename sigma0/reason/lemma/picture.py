@@ -50,8 +50,8 @@ def _draw_svg(graph: LemmaGraph, path: Path) -> None:
             text = axes.text(*places[lemma.id], _label(lemma), ha="center", va="center", fontsize=8, bbox=box)
             # what models wrote is no mathematics for matplotlib to set
             text.set_parse_math(False)
-            for each in lemma.dependencies:
-                (x, y), (from_x, from_y) = places[lemma.id], places[each]
+            for dependency in lemma.dependencies:
+                (x, y), (from_x, from_y) = places[lemma.id], places[dependency]
                 arrow = {"arrowstyle": "->", "color": "#555555"}
                 axes.annotate("", (x, y + 0.4), (from_x, from_y - 0.4), arrowprops=arrow)
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -78,11 +78,11 @@ def list_blocks(text: str) -> list[Block] | None:
     """The lemmas of a numbered list; None where there is none of at least two items, one of them called FINAL."""
     items: list[tuple[str, int, list[str]]] = []
     for line in text.splitlines():
-        found = _ITEM.match(line)
+        item = _ITEM.match(line)
         # what is written further in than the first item belongs to the one above it
-        if found and (not items or len(found["indent"].expandtabs()) <= items[0][1]):
-            name = found["name"] or found["spoken"] or found["number"] or ""
-            items.append((name, len(found["indent"].expandtabs()), [line[found.end() :]]))
+        if item and (not items or len(item["indent"].expandtabs()) <= items[0][1]):
+            name = item["name"] or item["spoken"] or item["number"] or ""
+            items.append((name, len(item["indent"].expandtabs()), [line[item.end() :]]))
         elif items and line.strip():
             items[-1][2].append(line)
     if len(items) < 2 or not any(_FINAL_NAME.fullmatch(name) for name, _, _ in items):
@@ -113,10 +113,10 @@ def _entries(value: Any) -> list[Any]:
     keys = {_squeezed(key): key for key in value}
     for name in _LISTS:
         inner = value.get(keys.get(name, ""))
-        found = _entries(inner)
-        if found:
+        entries = _entries(inner)
+        if entries:
             final = value.get(keys.get("final", ""))
-            return [*found, {**final, "id": FINAL}] if isinstance(final, dict) else found
+            return [*entries, {**final, "id": FINAL}] if isinstance(final, dict) else entries
     if value and all(_has_statement(entry) for entry in value.values()):
         return [{"id": name, **entry} for name, entry in value.items()]
     return []
@@ -145,11 +145,11 @@ def _json_block(entry: Any) -> Block:
 def _list_fields(name: str, text: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     for field, pattern in (("DEPENDS", _DEPENDS), ("TYPE", _KIND), ("VERIFY", _VERIFY)):
-        found = pattern.search(text)
-        if found:
-            fields[field] = next(group for group in found.groups() if group is not None)
+        match = pattern.search(text)
+        if match:
+            fields[field] = next(group for group in match.groups() if group is not None)
             # the sentence before and the one after stay apart
-            text = f"{text[: found.start()]}\n{text[found.end() :]}"
+            text = f"{text[: match.start()]}\n{text[match.end() :]}"
     lines = (line.strip(" \t-*+_`:.\u2013\u2014\u2022") for line in text.splitlines())
     fields["STATEMENT"] = ". ".join(filter(None, lines))
     return _completed(_named(name), fields)

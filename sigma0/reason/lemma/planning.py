@@ -69,12 +69,12 @@ class LemmaGraphBuilder:
             ChatFailed: If no model answers.
         """
         trail = self.questions.desk.trail
-        found = ask_for_lemmas(
+        graph = ask_for_lemmas(
             self.questions, "plan", prompts.plan(problem), lambda text: LemmaGraph(tuple(parse_lemmas(text)))
         )
-        if found is not None:
-            trail.decide("planned", f"a valid plan of {len(found.lemmas)} lemmas came", graph=found.to_dict())
-            return found
+        if graph is not None:
+            trail.decide("planned", f"a valid plan of {len(graph.lemmas)} lemmas came", graph=graph.to_dict())
+            return graph
         alone = LemmaGraph((Lemma(FINAL, problem, "synthesis", verification_strategy="compute the answer"),))
         why = f"no valid plan came in {PLAN_ATTEMPTS} attempts, so the problem is tried as one lemma"
         trail.decide("fallback", why, graph=alone.to_dict())
@@ -96,14 +96,14 @@ def ask_for_lemmas(
     Returns:
         What was read; None after `PLAN_ATTEMPTS`.
     """
-    asked = messages
+    question = messages
     for attempt in range(1, PLAN_ATTEMPTS + 1):
-        reply = questions.ask("plan", f"{purpose}, attempt {attempt}", asked, lemma).text[:MAX_TEXT]
+        reply = questions.ask("plan", f"{purpose}, attempt {attempt}", question, lemma).text[:MAX_TEXT]
         try:
             return read(reply)
         except ValueError as error:
             questions.desk.trail.decide("plan refused", str(error), purpose=purpose, attempt=attempt)
-            asked = prompts.again(messages, reply, str(error))
+            question = prompts.again(messages, reply, str(error))
     return None
 
 
@@ -152,9 +152,9 @@ def _blocks(text: str) -> list[Block]:
 
 def _header(line: str) -> tuple[str, str] | None:
     """The id, and the title, in a line that begins a lemma."""
-    found = _HEADER.match(line)
-    if found:
-        return _as_id(found[1]), (found[2] or "").strip(" \t:*_`")
+    match = _HEADER.match(line)
+    if match:
+        return _as_id(match[1]), (match[2] or "").strip(" \t:*_`")
     return (FINAL, "") if _FINAL_HEADER.match(line) else None
 
 
@@ -163,8 +163,8 @@ def _as_id(name: str) -> str:
     return f"L{name}" if name.isdecimal() else name.upper()
 
 
-def _field_name(told: str) -> str:
-    return next(name for name in _FIELDS if told[:5].upper() == name[:5])
+def _field_name(text: str) -> str:
+    return next(name for name in _FIELDS if text[:5].upper() == name[:5])
 
 
 def _open_field(block: Block, name: str, value: str) -> str:
@@ -186,7 +186,7 @@ def _lemma(lemma_id: str, fields: dict[str, str]) -> Lemma:
     missing = [name for name in _FIELDS if name not in fields or (name == "STATEMENT" and not fields[name])]
     if missing:
         raise ValueError(f"lemma {shown} lacks {', '.join(missing)}")
-    kind = next((each for each in TYPES if each == _bare(fields["TYPE"]).lower()), None)
+    kind = next((name for name in TYPES if name == _bare(fields["TYPE"]).lower()), None)
     if kind is None:
         raise ValueError(f"lemma {shown}: TYPE {shortened(fields['TYPE'], 30)!r} is none of {', '.join(TYPES)}")
     try:
@@ -205,13 +205,13 @@ def _ids(lemma_id: str, text: str) -> tuple[str, ...]:
     bare = _bare(text)
     if bare.lower() in _NONE:
         return ()
-    words = (each.strip("*_`()[]{}.") for each in re.split(r"[\s,;&+]+", bare))
-    named = (each for each in words if each and each.lower() not in ("and", "lemma", "lemmas"))
-    found = tuple(dict.fromkeys(map(_as_id, named)))
-    wrong = [each for each in found if not _ID.match(each)]
+    words = (word.strip("*_`()[]{}.") for word in re.split(r"[\s,;&+]+", bare))
+    named = (word for word in words if word and word.lower() not in ("and", "lemma", "lemmas"))
+    ids = tuple(dict.fromkeys(map(_as_id, named)))
+    wrong = [name for name in ids if not _ID.match(name)]
     if wrong:
         raise ValueError(f"lemma {lemma_id}: DEPENDS names {shortened(wrong[0], 30)!r}, which is no id: ids or none")
-    return found
+    return ids
 
 
 def _bare(value: str) -> str:

@@ -71,8 +71,8 @@ def plan(problem: str) -> list[dict[str, str]]:
 
 def again(messages: Messages, reply: str, error: str) -> list[dict[str, str]]:
     """Asks once more, with the error."""
-    told = f"That cannot be used: {error}.\nWrite the whole again, in the form that was asked for."
-    return [*map(dict, messages), _said("assistant", reply), _said("user", told)]
+    correction = f"That cannot be used: {error}.\nWrite the whole again, in the form that was asked for."
+    return [*map(dict, messages), _said("assistant", reply), _said("user", correction)]
 
 
 def proof(step: Step) -> list[dict[str, str]]:
@@ -97,10 +97,10 @@ def objection(step: Step, text: str) -> list[dict[str, str]]:
     )
 
 
-def judgement(asked: Messages, objected: str, labels: Sequence[str]) -> list[dict[str, str]]:
+def judgement(messages: Messages, objected: str, labels: Sequence[str]) -> list[dict[str, str]]:
     """Asks whether a proof stands."""
     question = f"Does the proof stand? Answer with one word: {' or '.join(labels)}."
-    return [*map(dict, asked), _said("assistant", objected), _said("user", question)]
+    return [*map(dict, messages), _said("assistant", objected), _said("user", question)]
 
 
 def code(step: Step, text: str) -> list[dict[str, str]]:
@@ -130,10 +130,10 @@ def code(step: Step, text: str) -> list[dict[str, str]]:
         ]
     elif step.lemma.id == FINAL:
         rules.append("Assert that what is computed equals the answer, written as a number.")
-    told = "\n".join(f"- {rule}" for rule in rules) + (f"\nIdea: {hint}" if hint else "")
+    instructions = "\n".join(f"- {rule}" for rule in rules) + (f"\nIdea: {hint}" if hint else "")
     return _asks(
         f"{_situation(step)}\n\nProof:\n{text}{_failures(step)}\n\n"
-        f"Write a short Python program that checks this step by running it.\n{told}"
+        f"Write a short Python program that checks this step by running it.\n{instructions}"
     )
 
 
@@ -151,27 +151,28 @@ def restructuring(problem: str, graph: LemmaGraph, step: Step, most: int) -> lis
 def guess(problem: str, verified: Sequence[Lemma]) -> list[dict[str, str]]:
     """Asks for an answer without a proof."""
     return _asks(
-        f"Problem:\n{problem}\n\nVerified so far:\n{_told(verified)}\n\nGive your best answer, briefly, in \\boxed{{}}."
+        f"Problem:\n{problem}\n\nVerified so far:\n{_listed(verified)}\n\n"
+        "Give your best answer, briefly, in \\boxed{}."
     )
 
 
 def _situation(step: Step) -> str:
     return (
-        f"Problem:\n{step.problem}\n\nVerified so far:\n{_told(step.verified)}\n\n"
+        f"Problem:\n{step.problem}\n\nVerified so far:\n{_listed(step.verified)}\n\n"
         f"Step {step.lemma.id}:\n{step.lemma.statement}"
     )
 
 
-def _told(verified: Sequence[Lemma]) -> str:
+def _listed(verified: Sequence[Lemma]) -> str:
     if not verified:
         return "nothing"
     lines = []
     for lemma in verified:
         if lemma.value is not None:
-            found = f"a program counted {lemma.value}; any other number for it is wrong"
+            evidence = f"a program counted {lemma.value}; any other number for it is wrong"
         else:
-            found = f"proof: {lemma.proof[-PROOF_SHOWN:]}"
-        lines.append(f"{lemma.id}: {lemma.statement} ({found})")
+            evidence = f"proof: {lemma.proof[-PROOF_SHOWN:]}"
+        lines.append(f"{lemma.id}: {lemma.statement} ({evidence})")
     return "\n".join(lines)
 
 
@@ -180,8 +181,8 @@ def _failures(step: Step) -> str:
         return ""
     last = step.failures[-FAILURES_SHOWN:]
     lines = [
-        f"- {shortened(each.approach, _APPROACH_SHOWN) or 'nothing'} [failed: {shortened(each.why, _WHY_SHOWN)}]"
-        for each in last
+        f"- {shortened(failure.approach, _APPROACH_SHOWN) or 'nothing'} [failed: {shortened(failure.why, _WHY_SHOWN)}]"
+        for failure in last
     ]
     return "\n\nThese approaches failed, do not repeat them:\n" + "\n".join(lines)
 

@@ -6,7 +6,7 @@ from typing import Literal
 import sigma0.reason.lemma.prompts as prompts
 from sigma0.reason.lemma.asking import Questions
 from sigma0.reason.lemma.boxed import boxed
-from sigma0.reason.lemma.counting import ExhaustiveSearcher, Found
+from sigma0.reason.lemma.counting import Count, ExhaustiveSearcher
 from sigma0.reason.lemma.gate import (
     GateRefused,
     Program,
@@ -82,9 +82,11 @@ class LemmaVerifier:
         objection = _lacks(step, proof) or self._refuted(step, attempt, proof)
         if objection is not None:
             return Attempt("failed", objection, proof)
-        told = self.questions.ask("code", _purpose("code for", step, attempt), prompts.code(step, proof), step.lemma.id)
+        completion = self.questions.ask(
+            "code", _purpose("code for", step, attempt), prompts.code(step, proof), step.lemma.id
+        )
         try:
-            return self._run(step, attempt, proof, fenced_code(told.text[:MAX_TEXT]))
+            return self._run(step, attempt, proof, fenced_code(completion.text[:MAX_TEXT]))
         except GateRefused as error:
             return Attempt("failed", str(error), proof)
         except SandboxUnavailable as error:
@@ -92,14 +94,14 @@ class LemmaVerifier:
 
     def _refuted(self, step: Step, attempt: int, proof: str) -> str | None:
         """The objection that a proof does not stand up to; None where it does."""
-        asked = prompts.objection(step, proof)
-        objected = self.questions.ask("check", _purpose("object to", step, attempt), asked, step.lemma.id).text
-        judged = prompts.judgement(asked, objected[:MAX_TEXT], (SOUND, FLAWED))
+        question = prompts.objection(step, proof)
+        objected = self.questions.ask("check", _purpose("object to", step, attempt), question, step.lemma.id).text
+        judged = prompts.judgement(question, objected[:MAX_TEXT], (SOUND, FLAWED))
         label = self.questions.choose("check", _purpose("judge", step, attempt), judged, (SOUND, FLAWED), step.lemma.id)
         if label == SOUND:
             return None
-        told = shortened(objected, _OBJECTION) or "no reason was told"
-        return f"the check {'found it flawed' if label else 'gave no clear judgement'}: {told}"
+        reason = shortened(objected, _OBJECTION) or "no reason was given"
+        return f"the check {'found it flawed' if label else 'gave no clear judgement'}: {reason}"
 
     def _run(self, step: Step, attempt: int, proof: str, code: str) -> Attempt:
         purpose = _purpose("check", step, attempt)
@@ -119,19 +121,19 @@ class LemmaVerifier:
         return Attempt("verified", f"{result.assertions_held} assertions held", proof)
 
     def _count(self, step: Step, proof: str, code: str, purpose: str) -> Attempt:
-        found = self.searcher.search(step.lemma, proof, code, purpose, step.values, step.problem)
-        if found.value is None:
-            return Attempt("failed", found.objection or "", proof)
-        if found.overruled:
-            claims = ", ".join(f"{shortened(told, 40)} in the {where}" for where, told in found.overruled.items())
-            why = f"{step.lemma.id} was {_how(step, found)}: it is {found.value}, not {claims}"
-            state = {"lemma": step.lemma.id, "value": found.value, "claimed": dict(found.overruled)}
+        count = self.searcher.search(step.lemma, proof, code, purpose, step.values, step.problem)
+        if count.value is None:
+            return Attempt("failed", count.objection or "", proof)
+        if count.overruled:
+            claims = ", ".join(f"{shortened(claim, 40)} in the {where}" for where, claim in count.overruled.items())
+            why = f"{step.lemma.id} was {_how(step, count)}: it is {count.value}, not {claims}"
+            state = {"lemma": step.lemma.id, "value": count.value, "claimed": dict(count.overruled)}
             self.questions.desk.trail.decide("overruled", why, **state)
-        return Attempt("verified", f"it was {_how(step, found)}: {found.value}", proof, found.value)
+        return Attempt("verified", f"it was {_how(step, count)}: {count.value}", proof, count.value)
 
 
-def _how(step: Step, found: Found) -> str:
-    if not found.derived:
+def _how(step: Step, count: Count) -> str:
+    if not count.derived:
         return "enumerated"
     return "computed from " + ", ".join(f"{name} = {value}" for name, value in step.values.items())
 

@@ -74,5 +74,5 @@ def with_new_lemmas(graph: LemmaGraph, failed: str, text: str) -> LemmaGraph:
     if known:
         raise ValueError(f"the plan already holds {', '.join(known)}: give new lemmas ids of their own")
     lemma = graph[failed]
-    builds_on = tuple(dict.fromkeys((*lemma.dependencies, *(each.id for each in new))))
+    builds_on = tuple(dict.fromkeys((*lemma.dependencies, *(added.id for added in new))))
     return graph.with_lemmas(*new, replace(lemma, dependencies=builds_on, status="pending"))

@@ -8,8 +8,8 @@ from sigma0.reason.lemma.settings import LemmaSettings
 from sigma0.reason.sandbox.sandbox import RunResult
 from sigma0.reason.trail import Run
 
-# characters of what a program told, in reasons
-_TOLD = 300
+# characters of a program's output in reasons
+_MESSAGE_SHOWN = 300
 
 
 class Runner(Protocol):
@@ -41,7 +41,7 @@ def objection_to(result: RunResult, settings: LemmaSettings) -> str | None:
     regardless.
     """
     broken = result.assertions_run - result.assertions_held
-    told = shortened(result.stderr.strip().rpartition("\n")[2], _TOLD)
+    message = shortened(result.stderr.strip().rpartition("\n")[2], _MESSAGE_SHOWN)
     if result.timed_out:
         return f"the code ran longer than {settings.code_timeout_s:g} s: check fewer cases, or faster"
     if result.cut == "memory":
@@ -49,10 +49,10 @@ def objection_to(result: RunResult, settings: LemmaSettings) -> str | None:
     if result.cut is not None:
         return f"the code went over the limit of {result.cut}"
     if broken > 0:
-        hidden = ", though the code went on" if result.ok else f": {told}" if told else ""
+        hidden = ", though the code went on" if result.ok else f": {message}" if message else ""
         return f"{broken} of {result.assertions_run} assertions did not hold{hidden}"
     if not result.ok:
-        return f"the code ended with exit code {result.exit_code}: {told or 'it told no reason'}"
+        return f"the code ended with exit code {result.exit_code}: {message or 'it gave no reason'}"
     if result.assertions_run == 0:
         return "no assertion was reached when the code was run"
     return None

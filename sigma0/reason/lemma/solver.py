@@ -1,4 +1,4 @@
-"""A problem solved lemma by lemma: planned, proved in topological order, and told honestly."""
+"""A problem solved lemma by lemma: planned, proved in topological order, and reported with what was verified."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -112,14 +112,16 @@ class ALGSolver:
             return None
 
     def _unsolved(self, graph: LemmaGraph | None, guess: str | None, why: str) -> LemmaSolution:
-        told = "nothing stands for it" if guess is None else "a best guess stands for it, which nothing vouches for"
-        self.desk.trail.decide("gave up", f"there is no verified answer, {told}: {why}", best_guess=guess)
+        remainder = (
+            "nothing stands for it" if guess is None else "a best guess stands for it, which nothing vouches for"
+        )
+        self.desk.trail.decide("gave up", f"there is no verified answer, {remainder}: {why}", best_guess=guess)
         return LemmaSolution(None, False, guess, graph, why, self.desk.usage)
 
 
 def _anew(graph: LemmaGraph) -> LemmaGraph:
     """With all pending but the verified lemmas that build on verified ones alone."""
-    stand = {each for each in graph.verified if graph.needed_by(each) <= set(graph.verified)}
+    stand = {lemma_id for lemma_id in graph.verified if graph.needed_by(lemma_id) <= set(graph.verified)}
     return graph.with_lemmas(
         *(
             replace(lemma, status="pending", why="", proof="", value=None)

@@ -71,15 +71,15 @@ class GraphTraverser:
 
     def _step(self, problem: str, lemma: Lemma) -> Step:
         needed = self.graph.needed_by(lemma.id)
-        verified = tuple(each for each in self.graph.order() if each.id in needed)
-        assert all(each.status == "verified" for each in verified)
+        verified = tuple(lemma for lemma in self.graph.order() if lemma.id in needed)
+        assert all(lemma.status == "verified" for lemma in verified)
         failures = self._failures.get(lemma.id, ())
         return Step(problem, lemma, verified, failures, is_counting(lemma, problem))
 
     def _round(self, steps: list[Step]) -> list[Attempt | Stop]:
         self._attempts.update(step.lemma.id for step in steps)
         proposals = self._each(lambda step: self.verifier.propose(step, self._number(step)), steps)
-        risen = [self._rises(step, found) for step, found in zip(steps, proposals, strict=True)]
+        risen = [self._rises(step, proposal) for step, proposal in zip(steps, proposals, strict=True)]
         proposals = self._each(self._from_above, zip(steps, proposals, risen, strict=True))
         return self._each(self._examine, zip(steps, proposals, strict=True))
 
@@ -99,12 +99,12 @@ class GraphTraverser:
         return True
 
     def _from_above(self, proposed: tuple[Step, Completion | Stop, bool]) -> Completion | Stop:
-        step, found, rises = proposed
-        return self.verifier.propose(step, self._number(step), of_above=True) if rises else found
+        step, proposal, rises = proposed
+        return self.verifier.propose(step, self._number(step), of_above=True) if rises else proposal
 
     def _examine(self, proposed: tuple[Step, Completion | Stop]) -> Attempt | Stop:
-        step, found = proposed
-        return found if isinstance(found, Stop) else self.verifier.examine(step, self._number(step), found)
+        step, proposal = proposed
+        return proposal if isinstance(proposal, Stop) else self.verifier.examine(step, self._number(step), proposal)
 
     def _number(self, step: Step) -> int:
         return self._attempts[step.lemma.id]
@@ -162,21 +162,21 @@ class GraphTraverser:
         lemma_id = step.lemma.id
         step = Step(step.problem, step.lemma, step.verified, self._failures[lemma_id], step.counts)
         try:
-            found = self.strategist.restructure(self.graph, step)
+            graph = self.strategist.restructure(self.graph, step)
         except LimitReached as error:
             self._end(f"the plan could not be changed for {lemma_id}: {error}", "limit", limit=error.limit)
             return
         except LemmaLimitReached as error:
             self._give_up(lemma_id, str(error))
             return
-        if found is None:
+        if graph is None:
             self._give_up(lemma_id, f"no valid new lemmas came, and its last attempt failed because {failed_because}")
             return
-        new = [lemma.id for lemma in found.lemmas if lemma.id not in self.graph]
-        self.graph = found
+        new = [lemma.id for lemma in graph.lemmas if lemma.id not in self.graph]
+        self.graph = graph
         self._since_change[lemma_id] = 0
         why = f"{lemma_id} failed too often, so it now builds on {', '.join(new)}: {failed_because}"
-        self._trail.decide("restructure", why, lemma=lemma_id, graph=found.to_dict())
+        self._trail.decide("restructure", why, lemma=lemma_id, graph=graph.to_dict())
 
     def _give_up(self, lemma_id: str, why: str) -> None:
         self.graph = self.graph.with_status(lemma_id, "failed", why, self.proofs.get(lemma_id))
@@ -185,8 +185,8 @@ class GraphTraverser:
             for lemma in self.graph.order()
             if lemma.status == "pending" and lemma_id in self.graph.needed_by(lemma.id)
         ]
-        for each in waiting:
-            self.graph = self.graph.with_status(each, "pending", f"it was not attempted: it builds on {lemma_id}")
+        for waiting_id in waiting:
+            self.graph = self.graph.with_status(waiting_id, "pending", f"it was not attempted: it builds on {lemma_id}")
         not_tried = f"; {', '.join(waiting)} will not be attempted" if waiting else ""
         self._trail.decide("failed", f"{lemma_id} is given up: {why}{not_tried}", lemma=lemma_id, not_tried=waiting)
 

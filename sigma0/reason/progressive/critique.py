@@ -32,12 +32,12 @@ class Critique:
 
         A criticism that was cut off at its limit of tokens has not seen everything, so that it never passes.
         """
-        asked = _user(self._question(turn.effort, solution))
-        criticism = turn.text(asked)
+        question = _user(self._question(turn.effort, solution))
+        criticism = turn.text(question)
         if criticism.finish_reason == "length":
             return Verification(False, None, "the verification was cut off, which passes nothing")
         judged = [
-            *asked,
+            *question,
             {"role": "assistant", "content": criticism.text},
             {"role": "user", "content": f"Does the solution stand? Answer with one word: {PASS} or {FAIL}."},
         ]

@@ -137,8 +137,8 @@ class ProgressiveReasoningManager:
             "iterations_at_stage": state.at_stage,
             "consecutive_failures": state.failures,
             "waits_for": self._shut(),
-            "transitions": [asdict(each) for each in state.transitions],
-            "recent": [dict(each) for each in state.recent],
+            "transitions": [asdict(entry) for entry in state.transitions],
+            "recent": [dict(entry) for entry in state.recent],
             "success": self._succeeded,
             "limit": limit,
             "finished": self._succeeded or limit is not None,
@@ -191,14 +191,14 @@ class ProgressiveReasoningManager:
     def _shut(self) -> list[str]:
         """The gates out of this stage that are shut, in words."""
         state, stage = self._state, self._stage
-        found = []
+        obstacles = []
         if not self._is_last and state.iteration < stage.until:
-            found.append(f"iteration {stage.until - 1}")
+            obstacles.append(f"iteration {stage.until - 1}")
         if state.streak < stage.passes:
-            found.append(f"{stage.passes - state.streak} more passes in a row")
+            obstacles.append(f"{stage.passes - state.streak} more passes in a row")
         if state.at_stage < stage.at_least:
-            found.append(f"{stage.at_least - state.at_stage} more verifications at this stage")
-        return found
+            obstacles.append(f"{stage.at_least - state.at_stage} more verifications at this stage")
+        return obstacles
 
     def _move(self, index: int) -> None:
         """Goes on to the next stage if every gate is open, or back one where the policy says so."""

@@ -177,18 +177,18 @@ class VerifyLoop:
     def _iterate(self, solution: str) -> str:
         """One verification, and the correction that it asks for."""
         index, level = self.manager.get_status()["iteration"], self.manager.get_reasoning_effort("verification")
-        found = self.task.verify(self._turn(f"verify {index}", "verification"), solution)
-        outcome = self.manager.update_after_verification(found.passed)
+        verification = self.task.verify(self._turn(f"verify {index}", "verification"), solution)
+        outcome = self.manager.update_after_verification(verification.passed)
         status = self.manager.get_status()
-        told = {**outcome, "level": level, "waits_for": status["waits_for"], "generation": status["generation_level"]}
-        what = "upgrade" if outcome["level_upgraded"] else "pass" if found.passed else "fail"
-        self.desk.trail.decide(what, found.why, **told)
-        if found.passed or found.report is None:
+        state = {**outcome, "level": level, "waits_for": status["waits_for"], "generation": status["generation_level"]}
+        what = "upgrade" if outcome["level_upgraded"] else "pass" if verification.passed else "fail"
+        self.desk.trail.decide(what, verification.why, **state)
+        if verification.passed or verification.report is None:
             return solution
-        self._report = found.report
+        self._report = verification.report
         if status["finished"]:
             return solution
-        return self.task.correct(self._turn(f"correct {index}", "generation"), solution, found.report)
+        return self.task.correct(self._turn(f"correct {index}", "generation"), solution, verification.report)
 
     def _turn(self, purpose: str, task_type: str) -> Turn:
         model = self.verifier if task_type == "verification" else self.solver

@@ -1,6 +1,6 @@
 """What a sandbox makes the machine hold, counted from outside: one sum over processes, files and kernel memory.
 
-Pages of processes and files are read as the kernel tells them. The rest is told nowhere and is counted by what it can
+Pages of processes and files are read from the kernel. The rest is shown nowhere and is counted by what it can
 be at most, which the filter of system calls keeps small: a pipe's buffer has its usual size, a socket is one end of a
 pair with the usual buffers, and no descriptor is under way between processes.
 
@@ -93,15 +93,15 @@ def _descriptor_bytes(process: int, shared: dict[tuple[int, int], int]) -> int:
         return 0
     for descriptor in descriptors:
         try:
-            found = os.stat(f"/proc/{process}/fd/{descriptor}")
+            status = os.stat(f"/proc/{process}/fd/{descriptor}")
             total += _entries(f"/proc/{process}/fdinfo/{descriptor}") * _ENTRY_BYTES
         except OSError:
             # closed meanwhile
             continue
-        if stat.S_ISFIFO(found.st_mode):
-            shared[found.st_dev, found.st_ino] = _PIPE_PAGES * os.sysconf("SC_PAGE_SIZE")
-        elif stat.S_ISSOCK(found.st_mode):
-            shared[found.st_dev, found.st_ino] = _socket_bytes()
+        if stat.S_ISFIFO(status.st_mode):
+            shared[status.st_dev, status.st_ino] = _PIPE_PAGES * os.sysconf("SC_PAGE_SIZE")
+        elif stat.S_ISSOCK(status.st_mode):
+            shared[status.st_dev, status.st_ino] = _socket_bytes()
         else:
             total += _DESCRIPTOR_BYTES
     return total
@@ -151,8 +151,10 @@ def _file_bytes(process: int) -> int | None:
             inside = f"/proc/{process}/root{path}"
             if os.stat(inside).st_dev == os.stat(path).st_dev:
                 return None
-            found = os.statvfs(inside)
-            total += (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * _FILE_BYTES
+            status = os.statvfs(inside)
+            total += (status.f_blocks - status.f_bfree) * status.f_frsize + (
+                status.f_files - status.f_ffree
+            ) * _FILE_BYTES
     except OSError:
         return None
     return total

@@ -113,7 +113,7 @@ def _made_in(parent: Path, memory_bytes: int, processes: int) -> ControlGroup:
 def _ancestors() -> Iterator[Path]:
     """The folder of this process's own group, and those above it that are mounted."""
     try:
-        own = next(line[3:] for line in _OWN_GROUPS.read_text().splitlines() if line.startswith("0::"))
+        own_group = next(line[3:] for line in _OWN_GROUPS.read_text().splitlines() if line.startswith("0::"))
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
     except (OSError, StopIteration):
         return
@@ -122,9 +122,9 @@ def _ancestors() -> Iterator[Path]:
             continue
         top = Path(words[4])
         try:
-            folder = top / Path(own).relative_to(words[3])
+            folder = top / Path(own_group).relative_to(words[3])
         except ValueError:
             # mounted from a group that this process is not below
             continue
         yield folder
-        yield from (each for each in folder.parents if each.is_relative_to(top))
+        yield from (parent for parent in folder.parents if parent.is_relative_to(top))

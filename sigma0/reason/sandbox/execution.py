@@ -1,4 +1,4 @@
-"""One run in a sandbox: handed in through memory, watched, and told."""
+"""One run in a sandbox: code passed in through memory, watched, and its result collected."""
 
 import json
 import math
@@ -112,7 +112,7 @@ def execute(way: Way, job: Job) -> RunResult:
         counts = struct.unpack(f"{2 * SLOTS}Q", seen[:])
     out, error = (stream.text() for stream in watched.streams)
     if not watched.has_begun and cut is None:
-        raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it told nothing'}")
+        raise SandboxUnavailable(f"the sandbox did not start: {error[-1000:].strip() or 'it printed nothing'}")
     code = watched.bubblewrap.returncode
     if cut is not None or code < 0:
         code = None
@@ -145,7 +145,7 @@ def _start(stack: ExitStack, way: Way, job: Job, record: int, group: ControlGrou
     """A sandbox within its limits, ended with the stack."""
     status, status_end = os.pipe()
     stack.callback(os.close, status)
-    line, line_end = (stack.enter_context(each) for each in socket.socketpair())
+    line, line_end = (stack.enter_context(end) for end in socket.socketpair())
     with ExitStack() as handed:
         handed.callback(os.close, status_end)
         handed.callback(line_end.close)

@@ -105,7 +105,7 @@ def _run_command(command: list[str]) -> NoReturn:
 
 
 def _run_program(path: str, counts: memoryview) -> None:
-    """As `python path` would, told by the same messages."""
+    """As `python path` would, with the same error messages."""
     module = ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
@@ -153,7 +153,7 @@ def counted(tree: ast.Module) -> ast.Module:
             block = getattr(node, name, None)
             if isinstance(block, list):
                 waiting += block
-                setattr(node, name, [each for statement in block for each in _around(statement)])
+                setattr(node, name, [counter for statement in block for counter in _around(statement)])
     return tree
 
 

@@ -73,10 +73,10 @@ def find_bubblewrap() -> str:
     """
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable(f"the sandbox needs Linux and bubblewrap, and this is {sys.platform}")
-    found = shutil.which("bwrap")
-    if found is None:
+    path = shutil.which("bwrap")
+    if path is None:
         raise SandboxUnavailable("bwrap is not on the PATH: install bubblewrap (apt-get install bubblewrap)")
-    return os.path.realpath(found)
+    return os.path.realpath(path)
 
 
 def interpreter() -> str:
@@ -144,11 +144,11 @@ def interpreter_folders() -> list[str]:
         SandboxUnavailable: If one of them holds the home folder.
     """
     given = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    found: list[str] = []
-    for path in sorted(given | {os.path.realpath(each) for each in given}):
+    folders: list[str] = []
+    for path in sorted(given | {os.path.realpath(folder) for folder in given}):
         homes = [Path.home(), Path(os.path.realpath(Path.home()))]
         if any(home.is_relative_to(path) for home in homes):
             raise SandboxUnavailable(f"{path} holds Python and the home folder: use a virtual environment elsewhere")
-        if not any(Path(path).is_relative_to(held) for held in (*_SYSTEM, *found)):
-            found.append(path)
-    return found
+        if not any(Path(path).is_relative_to(held) for held in (*_SYSTEM, *folders)):
+            folders.append(path)
+    return folders

@@ -49,12 +49,14 @@ def reached(plan: dict[str, Any]) -> list[str]:
     }
     for folder in plan["read_only"]:
         attempts[f"wrote to {folder}"] = partial(os.mkdir, os.path.join(folder, "sigma0-probe"))
-    found = [told for told, attempt in attempts.items() if _succeeds(attempt)]
+    reachable = [description for description, attempt in attempts.items() if _succeeds(attempt)]
     if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
-        found.append("is root")
+        reachable.append("is root")
     with open("/proc/self/status") as file:
-        found += [f"could have rights: {line.strip()}" for line in file if line.startswith("Cap") and int(line[7:], 16)]
-    return found
+        reachable += [
+            f"could have rights: {line.strip()}" for line in file if line.startswith("Cap") and int(line[7:], 16)
+        ]
+    return reachable
 
 
 def _succeeds(attempt: Callable[[], Any]) -> bool:
@@ -84,6 +86,6 @@ def _make_user_namespace() -> None:
 
 def main(plan: dict[str, Any]) -> None:
     """Prints what was reached; the assertion is there to be counted."""
-    found = reached(plan)
-    print(json.dumps(found))  # noqa: T201
-    assert not found, found
+    reachable = reached(plan)
+    print(json.dumps(reachable))  # noqa: T201
+    assert not reachable, reachable

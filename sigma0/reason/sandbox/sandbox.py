@@ -142,4 +142,4 @@ def _probe(way: Way) -> str | None:
         result = execute(way, Job(_PROBE_S, 256, program=program.encode()))
     if result.ok and result.stdout == "[]\n" and (result.assertions_run, result.assertions_held) == (1, 1):
         return None
-    return f"the probe told: {result.stdout.strip() or result.stderr.strip() or 'nothing, and did not end'}"
+    return f"the probe printed: {result.stdout.strip() or result.stderr.strip() or 'nothing, and did not end'}"

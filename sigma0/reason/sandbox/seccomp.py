@@ -103,7 +103,7 @@ def _allowed_with() -> list[tuple[str, list[Comparison]]]:
     private, shared, anonymous = mmap.MAP_PRIVATE, mmap.MAP_SHARED, mmap.MAP_ANONYMOUS
     kinds = (private, private | anonymous, shared, private | shared)
     rules += [
-        (name, [(3, private | shared | anonymous | _HUGE_PAGES, each)]) for name in ("mmap", "mmap2") for each in kinds
+        (name, [(3, private | shared | anonymous | _HUGE_PAGES, kind)]) for name in ("mmap", "mmap2") for kind in kinds
     ]
     for name, argument, values in (("fcntl", 1, _FCNTL), ("ioctl", 1, _IOCTL), ("prctl", 0, _PRCTL)):
         rules += [(name, [(argument, _INT, value)]) for value in values]

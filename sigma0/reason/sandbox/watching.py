@@ -169,8 +169,8 @@ def _handle(init: int, bubblewrap: int) -> int | None:
 
 
 def _parent(process: int) -> int | None:
-    found = status_of(process).get("PPid")
-    return None if found is None else int(found)
+    parent = status_of(process).get("PPid")
+    return None if parent is None else int(parent)
 
 
 def first_process(bubblewrap: "subprocess.Popen[bytes]", status: int, within_s: float = 10.0) -> int:
@@ -179,16 +179,16 @@ def first_process(bubblewrap: "subprocess.Popen[bytes]", status: int, within_s: 
     Raises:
         SandboxUnavailable: If bubblewrap did not get so far.
     """
-    told = b""
+    output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(status, selectors.EVENT_READ)
-        while b"\n" not in told and selector.select(within_s):
+        while b"\n" not in output and selector.select(within_s):
             part = os.read(status, 4096)
             if not part:
                 break
-            told += part
-    if b"\n" in told:
-        return int(json.loads(told.splitlines()[0])["child-pid"])
+            output += part
+    if b"\n" in output:
+        return int(json.loads(output.splitlines()[0])["child-pid"])
     bubblewrap.kill()
     try:
         _, error = bubblewrap.communicate(timeout=1.0)

@@ -7,15 +7,15 @@ executed results):
 
     link, identifier, quotation   verbatim, but for case and spaces in a quotation, scheme and host's case in a link
     name                          its words in a row, or what its initials stand for
-    number, date                  equal within its rounding, of the same unit or the same thing, in a place that speaks
-                                  of the claim's names, or of some of its words where it has none
-    every claim                   half of its other words stand somewhere in the context, of a plain statement three
-                                  quarters; and the place that says nearly the same does not deny it, or the reverse
+    number, date                  equal within its rounding, of the same unit or the same thing, in a passage with the
+                                  claim's names, or with some of its words if it has none
+    every claim                   half of its other words occur somewhere in the context, of a plain statement three
+                                  quarters; and the passage that says nearly the same does not deny it, or the reverse
 
-A place is a sentence of the context that asks nothing, or two in a row where the second names nobody. A text that is
-nothing but a number, a date, a quotation or a link, as a result is, speaks for any claim. This is a lexical check: it
-sees what was made up, and it cannot see a false combination of words that all stand in one place. A `SupportModel` may
-be asked on top.
+A passage is a sentence of the context that is no question, or two in a row if the second has no name. A text that is
+nothing but a number, a date, a quotation or a link, such as a result, counts for any claim. This is a lexical check: it
+detects invented names and figures, but not a false combination of words that all occur in one passage. A
+`SupportModel` may be added.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from sigma0.signals.grounding.claims import (
     is_statement,
     sentences,
 )
-from sigma0.signals.grounding.evidence import Evidence, Place
+from sigma0.signals.grounding.evidence import Evidence, Passage
 from sigma0.signals.grounding.words import stem
 
 ENOUGH_WORDS, HALF, MOST_WORDS = 0.3, 0.5, 0.75
@@ -47,7 +47,7 @@ _PRESENTING = frozenset(stem(word) for word in ("answer", "result", "output", "v
 
 
 class SupportModel(Protocol):
-    """A model that tells whether evidence supports a claim, as NLI and span models do."""
+    """A model of whether evidence supports a claim, such as NLI and span models."""
 
     def support(self, claim: str, evidence: str) -> float:
         """How far `evidence` supports `claim`, in [0, 1]."""
@@ -58,9 +58,9 @@ class Claim:
     """A checkable sentence.
 
     Attributes:
-        text: The sentence, or the clause of it that is told as certain.
+        text: The sentence, or the clause of it that is stated as certain.
         anchored: Whether the context bears it out.
-        evidence: The place in the context that is nearest to it; where none shares a word, a result that stands alone,
+        evidence: The nearest passage in the context; if none shares a word, a result that stands alone,
             or None.
         kind: The hardest thing in it.
     """
@@ -101,8 +101,8 @@ def check(
     Args:
         text: What was generated.
         context: The prompt, sources, results: one text or several.
-        tolerance: Relative difference allowed where a number is said to be rough.
-        model: Asked about each claim that the words bear out, with the nearest place; 0.5 and more is support.
+        tolerance: Relative difference allowed for a number that is stated as approximate.
+        model: Asked about each claim that the words bear out, with the nearest passage; 0.5 and more is support.
 
     Raises:
         ValueError: For a tolerance outside [0, 1).
@@ -115,7 +115,9 @@ def check(
     if not stated:
         return Grounding(None, ())
     evidence = Evidence(texts, common)
-    claims = [_looked_up(part, found, kind, evidence, tolerance, model) for part, found, kind in stated]
+    claims = [
+        _looked_up(part, checkable_parts, kind, evidence, tolerance, model) for part, checkable_parts, kind in stated
+    ]
     score = sum(claim.anchored for claim in claims) / len(claims)
     return Grounding(score, tuple(claims))
 
@@ -125,34 +127,34 @@ def _stated(text: str, common: frozenset[str]) -> list[tuple[str, Checkable, Kin
     stated = []
     for sentence in sentences(text):
         for part in [] if is_question(sentence) else assertions(sentence):
-            found = checkable(part, common)
-            kind = _kind(part, found)
+            parts = checkable(part, common)
+            kind = _kind(part, parts)
             if kind is not None:
-                stated.append((part, found, kind))
+                stated.append((part, parts, kind))
     return stated
 
 
-def _kind(sentence: str, found: Checkable) -> Kind | None:
+def _kind(sentence: str, parts: Checkable) -> Kind | None:
     """What makes a sentence a claim; None where it is none."""
-    kind = found.kind
-    if kind in (None, "entity") and is_opinion(sentence, found.names):
+    kind = parts.kind
+    if kind in (None, "entity") and is_opinion(sentence, parts.names):
         return None
     return "statement" if kind is None and is_statement(sentence) else kind
 
 
 def _looked_up(
-    sentence: str, found: Checkable, kind: Kind, evidence: Evidence, tolerance: float, model: SupportModel | None
+    sentence: str, parts: Checkable, kind: Kind, evidence: Evidence, tolerance: float, model: SupportModel | None
 ) -> Claim:
     words = set(content_words(sentence))
     shared = evidence.shared(words)
-    nearest = _nearest(found, shared, evidence)
+    nearest = _nearest(parts, shared, evidence)
     anchored = (
-        all(map(evidence.has_link, found.links))
-        and all(map(evidence.has_code, found.code))
-        and all(map(evidence.has_quote, found.quotes))
-        and all(evidence.naming(name).any() for name in found.names)
-        and _quantities_stand(found, len(words), shared, evidence, tolerance)
-        and _words_stand(found, words, kind, evidence)
+        all(map(evidence.has_link, parts.links))
+        and all(map(evidence.has_code, parts.code))
+        and all(map(evidence.has_quote, parts.quotes))
+        and all(evidence.naming(name).any() for name in parts.names)
+        and _quantities_stand(parts, len(words), shared, evidence, tolerance)
+        and _words_stand(parts, words, kind, evidence)
         and not (nearest is not None and _denies(nearest, sentence, words))
     )
     if anchored and model is not None:
@@ -160,20 +162,20 @@ def _looked_up(
     return Claim(sentence, anchored, None if nearest is None else nearest.text, kind)
 
 
-def _nearest(found: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Place | None:
-    """The place with the most shared words and names, the shorter of two; else one that speaks for any claim."""
+def _nearest(parts: Checkable, shared: NDArray[np.float64], evidence: Evidence) -> Passage | None:
+    """The passage with the most shared words and names, the shorter of two; else one that speaks for any claim."""
     likeness = shared.copy()
-    for name in found.names:
+    for name in parts.names:
         likeness += evidence.naming(name)
     if likeness.any():
         likeness = np.where(likeness > 0, likeness - 0.001 * evidence.lengths, -np.inf)
-        return evidence.places[int(likeness.argmax())]
-    return evidence.places[int(evidence.lone.argmax())] if evidence.lone.any() else None
+        return evidence.passages[int(likeness.argmax())]
+    return evidence.passages[int(evidence.lone.argmax())] if evidence.lone.any() else None
 
 
-def _words_stand(found: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
+def _words_stand(parts: Checkable, words: set[str], kind: Kind, evidence: Evidence) -> bool:
     """Whether enough of the words beside the names stand anywhere in the context."""
-    others = words - {each for name in found.names for each in content_words(name)}
+    others = words - {word for name in parts.names for word in content_words(name)}
     if kind != "statement" and evidence.lone.any():
         others -= _PRESENTING
     share = MOST_WORDS if kind == "statement" else HALF
@@ -181,23 +183,23 @@ def _words_stand(found: Checkable, words: set[str], kind: Kind, evidence: Eviden
 
 
 def _quantities_stand(
-    found: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
+    parts: Checkable, words: int, shared: NDArray[np.float64], evidence: Evidence, tolerance: float
 ) -> bool:
-    """Whether every number and date stands in a place that speaks of the same thing."""
-    if not found.numbers and not found.dates:
+    """Whether every number and date stands in a passage that speaks of the same thing."""
+    if not parts.numbers and not parts.dates:
         return True
-    if found.names:
-        near = np.logical_and.reduce([evidence.naming(name) for name in found.names])
+    if parts.names:
+        near = np.logical_and.reduce([evidence.naming(name) for name in parts.names])
     elif words:
         near = shared >= max(ENOUGH_WORDS * words, 1)
     else:
         near = evidence.wordless
-    return all(evidence.has_number(number, near, tolerance) for number in found.numbers) and all(
-        evidence.has_date(date, near | evidence.lone) for date in found.dates
+    return all(evidence.has_number(number, near, tolerance) for number in parts.numbers) and all(
+        evidence.has_date(date, near | evidence.lone) for date in parts.dates
     )
 
 
-def _denies(place: Place, sentence: str, words: set[str]) -> bool:
-    """Whether a place that says nearly the same has the opposite sign."""
-    same = bool(words) and len(words & place.stems) >= MOST_WORDS * len(words)
-    return same and place.negated != is_negated(sentence)
+def _denies(passage: Passage, sentence: str, words: set[str]) -> bool:
+    """Whether a passage that says nearly the same has the opposite sign."""
+    same = bool(words) and len(words & passage.stems) >= MOST_WORDS * len(words)
+    return same and passage.negated != is_negated(sentence)

@@ -47,7 +47,7 @@ _VERB = (
     r"(?:is|are|was|were|has|had|have|did|does|do|will|would|can|came|went|won|lost|wrote|made|took|became|began|left|"
     r"got|met|sold|built|led|rose|fell|ran|held|lies|lives|costs?|weighs?|stands?|rises?|\w{2,}ed)"
 )
-# Between what is told as a guess and what is not; whitespace is squeezed before.
+# Between clauses stated as a guess and others; whitespace is squeezed before.
 _CLAUSES = re.compile(
     rf"; |, (?:but|although|though|whereas|while|yet|however) |,? and (?=(?:[\w'’-]+ ){{0,3}}?{_VERB}\b)", re.IGNORECASE
 )
@@ -61,7 +61,7 @@ _ASKS = re.compile(
     r"shall|should|may|might|must)\b",
     re.IGNORECASE,
 )
-_BOUNDARY = re.compile(
+_SENTENCE_END = re.compile(
     rf"(?<=[.!?])(?P<closing>[\"'”’)\]]*)\s+(?=[\"'“‘(\[]?(?:{CAPITAL}|\d))|\n\s*\n|\n(?=\s*(?:[-*•]|\d+[.)])\s)|\n"
 )
 _URL = re.compile(
@@ -115,7 +115,7 @@ class Checkable:
     @property
     def kind(self) -> Kind | None:
         """The hardest thing in it."""
-        for kind, found in (
+        for kind, parts in (
             ("link", self.links),
             ("code", self.code),
             ("quote", self.quotes),
@@ -123,7 +123,7 @@ class Checkable:
             ("number", self.numbers),
             ("entity", self.names),
         ):
-            if found:
+            if parts:
                 return kind  # type: ignore[return-value]
         return None
 
@@ -146,7 +146,7 @@ def sentences(text: str) -> list[str]:
 
 def _pieces(text: str) -> Iterator[str]:
     start = 0
-    for match in _BOUNDARY.finditer(text):
+    for match in _SENTENCE_END.finditer(text):
         piece = text[start : max(match.start(), match.end("closing"))].strip()
         start = match.end()
         if piece:
@@ -164,26 +164,26 @@ def _ends_in_abbreviation(piece: str) -> bool:
 
 
 def assertions(sentence: str) -> list[str]:
-    """What a sentence tells as certain: all of it, or, where it holds a guess, the clauses without one."""
+    """What a sentence states as certain: all of it or, if it holds a guess, the clauses without one."""
     if not is_hedged(sentence):
         return [sentence]
     return [clause for clause in _clauses(" ".join(sentence.split())) if not is_hedged(clause)]
 
 
 def _clauses(sentence: str) -> list[str]:
-    found, start = [], 0
+    clauses, start = [], 0
     for match in _CLAUSES.finditer(sentence):
-        told = sentence[start : match.start()]
+        clause = sentence[start : match.start()]
         # in "perhaps the cat and the dog were there" the subject goes on
-        if "and" in match.group() and _SUBJECT.fullmatch(_HEDGES.sub("", told).strip(" ,")):
+        if "and" in match.group() and _SUBJECT.fullmatch(_HEDGES.sub("", clause).strip(" ,")):
             continue
-        found.append(told)
+        clauses.append(clause)
         start = match.end()
-    return [*found, sentence[start:]]
+    return [*clauses, sentence[start:]]
 
 
 def is_hedged(sentence: str) -> bool:
-    """Whether something in it is told as a guess."""
+    """Whether something in it is stated as a guess."""
     return bool(_HEDGES.search(sentence))
 
 
@@ -249,17 +249,17 @@ def checkable(sentence: str, common: frozenset[str] = frozenset()) -> Checkable:
 def _take(
     pattern: re.Pattern[str], reads: Callable[[re.Match[str]], str | None], text: str
 ) -> tuple[tuple[str, ...], str]:
-    found: list[str] = []
+    taken: list[str] = []
 
     def take(match: re.Match[str]) -> str:
         read = reads(match)
         if not read:
             return match.group()
-        found.append(read)
+        taken.append(read)
         return " "
 
     rest = pattern.sub(take, text)
-    return tuple(found), rest
+    return tuple(taken), rest
 
 
 def _take_links(text: str) -> tuple[tuple[str, ...], str]:
@@ -269,12 +269,12 @@ def _take_links(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def _trimmed(link: str) -> str:
-    """A link without the punctuation behind it, and without a parenthesis that was opened before it."""
+    """A link without the punctuation after it, and without a parenthesis that was opened before it."""
     depth = 0
-    for place, character in enumerate(link):
+    for index, character in enumerate(link):
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            link = link[:place]
+            link = link[:index]
             break
     return link.rstrip(".,;:!?*’”")
 

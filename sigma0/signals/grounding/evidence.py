@@ -1,4 +1,4 @@
-"""What a text is checked against: the places of a context, indexed once so that each claim is looked up quickly."""
+"""What a text is checked against: the passages of a context, indexed once so that each claim is looked up quickly."""
 
 import math
 import re
@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise, product
 from typing import TypeVar
 
@@ -24,12 +25,12 @@ _VERSION = re.compile(r"(?<![\d.])\d+(?:\.\d+){2,}(?![\w]|\.\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Passage:
     """A sentence of the context, or two in a row where the second names nobody.
 
     Attributes:
         text: As written.
-        found: What in it can be looked up.
+        parts: What in it can be looked up.
         tokens: Its words and numbers in lower case, in order.
         stems: Of the words that carry meaning.
         negated: Whether it denies something.
@@ -37,7 +38,7 @@ class Place:
     """
 
     text: str
-    found: Checkable
+    parts: Checkable
     tokens: tuple[str, ...]
     stems: frozenset[str]
     negated: bool
@@ -45,39 +46,64 @@ class Place:
 
 
 class Evidence:
-    """The places of a context, and in which of them a word, name, number or date stands.
+    """The passages of a context, and in which of them a word, name, number or date stands.
 
     Args:
         texts: Prompt, sources, results.
         common: Words that a capital at the beginning makes no name.
 
     Attributes:
-        places: In order.
+        passages: In order.
         lone: Which of them are numbers or the like and nothing else.
         wordless: Which of them hold no word that carries meaning, as "It is 5." does.
         lengths: In tokens.
     """
 
     def __init__(self, texts: Sequence[str], common: frozenset[str]) -> None:
-        self.places = [place for text in texts for place in _places(text, common)]
-        self.lone = np.array([place.lone for place in self.places], dtype=bool)
-        self.wordless = np.array([not place.stems for place in self.places], dtype=bool)
-        self.lengths = np.array([len(place.tokens) for place in self.places], dtype=float)
-        self._rows = [f" {' '.join(place.tokens)} " for place in self.places]
-        self._by_stem = _postings((index, place.stems) for index, place in enumerate(self.places))
-        self._by_token = _postings((index, set(place.tokens)) for index, place in enumerate(self.places))
-        self._by_name = _postings((index, set(place.found.names)) for index, place in enumerate(self.places))
-        self._by_initials = _postings(
-            (index, {initials(name) for name in place.found.names}) for index, place in enumerate(self.places)
-        )
+        self.passages = [passage for text in texts for passage in _passages(text, common)]
+        self.lone = np.array([passage.lone for passage in self.passages], dtype=bool)
+        self.wordless = np.array([not passage.stems for passage in self.passages], dtype=bool)
+        self.lengths = np.array([len(passage.tokens) for passage in self.passages], dtype=float)
+        self._by_stem = _postings((index, passage.stems) for index, passage in enumerate(self.passages))
         self._naming: dict[str, NDArray[np.bool_]] = {}
-        self._index_quantities()
-        everything = "\n".join(texts)
-        self._everything = everything
-        self._words = frozenset(re.findall(r"\w+", everything))
-        self._versions = frozenset(_VERSION.findall(everything))
-        self._squeezed = "\n".join(f" {_squeezed(text)} " for text in texts)
-        self._links = frozenset(_same_link(link) for place in self.places for link in place.found.links)
+        self._texts = texts
+        self._everything = "\n".join(texts)
+
+    # what few claims ask for is indexed when one does
+
+    @cached_property
+    def _rows(self) -> list[str]:
+        return [f" {' '.join(passage.tokens)} " for passage in self.passages]
+
+    @cached_property
+    def _by_token(self) -> dict[str, NDArray[np.intp]]:
+        return _postings((index, set(passage.tokens)) for index, passage in enumerate(self.passages))
+
+    @cached_property
+    def _by_name(self) -> dict[str, NDArray[np.intp]]:
+        return _postings((index, set(passage.parts.names)) for index, passage in enumerate(self.passages))
+
+    @cached_property
+    def _by_initials(self) -> dict[str, NDArray[np.intp]]:
+        return _postings(
+            (index, {initials(name) for name in passage.parts.names}) for index, passage in enumerate(self.passages)
+        )
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self._everything))
+
+    @cached_property
+    def _versions(self) -> frozenset[str]:
+        return frozenset(_VERSION.findall(self._everything))
+
+    @cached_property
+    def _squeezed_texts(self) -> str:
+        return "\n".join(f" {_squeezed(text)} " for text in self._texts)
+
+    @cached_property
+    def _links(self) -> frozenset[str]:
+        return frozenset(_same_link(link) for passage in self.passages for link in passage.parts.links)
 
     @property
     def stems(self) -> Set[str]:
@@ -85,25 +111,25 @@ class Evidence:
         return self._by_stem.keys()
 
     def shared(self, words: Iterable[str]) -> NDArray[np.float64]:
-        """How many of the words each place holds."""
-        counts = np.zeros(len(self.places))
+        """How many of the words each passage holds."""
+        counts = np.zeros(len(self.passages))
         for word in words:
             counts[self._by_stem.get(word, _NOWHERE)] += 1
         return counts
 
     def naming(self, name: str) -> NDArray[np.bool_]:
-        """Which places hold the words of a name in a row, or what its initials stand for."""
+        """Which passages hold the words of a name in a row, or what its initials stand for."""
         if name not in self._naming:
             self._naming[name] = self._mask(self._in_a_row(name), *self._abbreviated(name))
         return self._naming[name]
 
     def _in_a_row(self, name: str) -> NDArray[np.intp]:
         wanted = tokens_of(name)
-        found = min((self._by_token.get(token, _NOWHERE) for token in wanted), key=len, default=_NOWHERE)
+        candidates = min((self._by_token.get(token, _NOWHERE) for token in wanted), key=len, default=_NOWHERE)
         if len(wanted) < 2:
-            return found
+            return candidates
         row = f" {' '.join(wanted)} "
-        return np.array([index for index in found if row in self._rows[index]], dtype=np.intp)
+        return np.array([index for index in candidates if row in self._rows[index]], dtype=np.intp)
 
     def _abbreviated(self, name: str) -> tuple[NDArray[np.intp], ...]:
         if name.isupper() and 2 <= len(name) <= 6 and len(tokens_of(name)) == 1:
@@ -111,9 +137,9 @@ class Evidence:
         return (self._by_name.get(initials(name), _NOWHERE),)
 
     def _mask(self, *indexes: NDArray[np.intp]) -> NDArray[np.bool_]:
-        mask = np.zeros(len(self.places), dtype=bool)
-        for each in indexes:
-            mask[each] = True
+        mask = np.zeros(len(self.passages), dtype=bool)
+        for rows in indexes:
+            mask[rows] = True
         return mask
 
     def has_link(self, link: str) -> bool:
@@ -127,83 +153,88 @@ class Evidence:
             return version in self._versions
         if re.fullmatch(r"\w+", identifier):
             return identifier in self._words
-        return _stands_alone(identifier, self._everything)
+        return _is_separate(identifier, self._everything)
 
     def has_quote(self, quote: str) -> bool:
         """Whether a quotation stands there, but for case, spaces and punctuation."""
-        return f" {_squeezed(quote)} " in self._squeezed if _squeezed(quote) else True
+        return f" {_squeezed(quote)} " in self._squeezed_texts if _squeezed(quote) else True
 
     def has_number(self, number: Number, near: NDArray[np.bool_], tolerance: float) -> bool:
-        """Whether a number stands in one of the near places, or is a year of a date there."""
-        if number.may_be_year and self._stands(self._by_date.get((int(number.amount), None, None)), near):
+        """Whether a number stands in one of the near passages, or is a year of a date there."""
+        if number.may_be_year and self._occurs(self._by_date.get((int(number.amount), None, None)), near):
             return True
         return any(
-            (self._stands(where, near) and same_number(number, other, tolerance))
-            or (self._stands(where, self.lone) and same_number(number, other, tolerance, lone=True))
+            (self._occurs(where, near) and same_number(number, other, tolerance))
+            or (self._occurs(where, self.lone) and same_number(number, other, tolerance, lone=True))
             for other, where in self._candidates(number, tolerance)
         )
 
     def has_date(self, date: Date, near: NDArray[np.bool_]) -> bool:
-        """Whether a date stands in one of the near places, as far as it is told."""
-        return self._stands(self._by_date.get((date.year, date.month, date.day)), near)
+        """Whether a date occurs in one of the near passages, in the parts that are given."""
+        return self._occurs(self._by_date.get((date.year, date.month, date.day)), near)
 
     @staticmethod
-    def _stands(where: NDArray[np.intp] | None, near: NDArray[np.bool_]) -> bool:
+    def _occurs(where: NDArray[np.intp] | None, near: NDArray[np.bool_]) -> bool:
         return where is not None and bool(near[where].any())
 
-    def _index_quantities(self) -> None:
-        dates: list[tuple[int, set[tuple[int | None, ...]]]] = []
-        numbers: list[tuple[int, set[Number]]] = []
-        for index, place in enumerate(self.places):
-            dates.append((index, {less for date in place.found.dates for less in _less_told(date)}))
-            plain = {number.plain for number in place.found.numbers if math.isfinite(number.value)}
-            numbers.append((index, plain))
-        self._by_date = _postings(dates)
-        found = _postings(numbers)
+    @cached_property
+    def _by_date(self) -> dict[tuple[int | None, ...], NDArray[np.intp]]:
+        return _postings(
+            (index, {less for date in passage.parts.dates for less in _less_exact(date)})
+            for index, passage in enumerate(self.passages)
+        )
+
+    @cached_property
+    def _numbers(self) -> tuple[list[float], list[tuple[Number, NDArray[np.intp]]]]:
+        """Values in their order, and the number of each with the passages that it is in."""
+        postings = _postings(
+            (index, {number.plain for number in passage.parts.numbers if math.isfinite(number.value)})
+            for index, passage in enumerate(self.passages)
+        )
         # a number without a unit is compared with what was written, another with the value in the unit's base
-        entries = {(key, number) for number in found for key in (number.value, number.amount)}
+        entries = {(key, number) for number in postings for key in (number.value, number.amount)}
         ordered = sorted(entries, key=lambda entry: entry[0])
-        self._values = [key for key, _ in ordered]
-        self._numbers = [(number, found[number]) for _, number in ordered]
+        return [key for key, _ in ordered], [(number, postings[number]) for _, number in ordered]
 
     def _candidates(self, number: Number, tolerance: float) -> Iterator[tuple[Number, NDArray[np.intp]]]:
         """Numbers of the context that may be equal, and where they stand."""
         if not math.isfinite(number.value):
             return
+        values, numbers = self._numbers
         relative = max(tolerance if number.about else 0.0, 1e-9)
         for key, step in {(number.value, number.step * number.factor), (number.amount, number.step)}:
             reach = 1.001 * max(step / 2, relative / (1 - relative) * abs(key))
-            yield from self._numbers[bisect_left(self._values, key - reach) : bisect_right(self._values, key + reach)]
+            yield from numbers[bisect_left(values, key - reach) : bisect_right(values, key + reach)]
 
 
 def _postings(keyed: Iterable[tuple[int, Iterable[_Key]]]) -> dict[_Key, NDArray[np.intp]]:
     """For each key the indexes of what holds it."""
-    found: defaultdict[_Key, list[int]] = defaultdict(list)
+    postings: defaultdict[_Key, list[int]] = defaultdict(list)
     for index, keys in keyed:
         for key in keys:
-            found[key].append(index)
-    return {key: np.array(indexes, dtype=np.intp) for key, indexes in found.items()}
+            postings[key].append(index)
+    return {key: np.array(indexes, dtype=np.intp) for key, indexes in postings.items()}
 
 
-def _less_told(date: Date) -> Iterable[tuple[int | None, ...]]:
+def _less_exact(date: Date) -> Iterable[tuple[int | None, ...]]:
     """The date, and all it says when parts of it are left out."""
     return product(*({part, None} for part in (date.year, date.month, date.day)))
 
 
-def _places(text: str, common: frozenset[str]) -> list[Place]:
-    alone = [_place(part, common) for part in sentences(text) if not is_question(part)]
-    if len(alone) == 1 and alone[0].found.is_lone:
-        return [replace(alone[0], lone=True)]
-    return alone + [_together(first, second) for first, second in pairwise(alone) if not second.found.names]
+def _passages(text: str, common: frozenset[str]) -> list[Passage]:
+    singles = [_passage(part, common) for part in sentences(text) if not is_question(part)]
+    if len(singles) == 1 and singles[0].parts.is_lone:
+        return [replace(singles[0], lone=True)]
+    return singles + [_joined(first, second) for first, second in pairwise(singles) if not second.parts.names]
 
 
-def _place(text: str, common: frozenset[str]) -> Place:
-    return Place(text, checkable(text, common), tokens_of(text), frozenset(content_words(text)), is_negated(text))
+def _passage(text: str, common: frozenset[str]) -> Passage:
+    return Passage(text, checkable(text, common), tokens_of(text), frozenset(content_words(text)), is_negated(text))
 
 
-def _together(first: Place, second: Place) -> Place:
-    one, two = first.found, second.found
-    found = Checkable(
+def _joined(first: Passage, second: Passage) -> Passage:
+    one, two = first.parts, second.parts
+    joint = Checkable(
         one.links + two.links,
         one.code + two.code,
         one.quotes + two.quotes,
@@ -214,7 +245,7 @@ def _together(first: Place, second: Place) -> Place:
     )
     negated = first.negated != second.negated
     text = f"{first.text} {second.text}"
-    return Place(text, found, first.tokens + second.tokens, first.stems | second.stems, negated)
+    return Passage(text, joint, first.tokens + second.tokens, first.stems | second.stems, negated)
 
 
 def tokens_of(text: str) -> tuple[str, ...]:
@@ -237,12 +268,12 @@ def _squeezed(text: str) -> str:
     return re.sub(r"\W+", " ", text).strip().lower()
 
 
-def _stands_alone(piece: str, text: str) -> bool:
-    place = text.find(piece)
-    while place >= 0:
-        if not re.match(r"\w", text[max(place - 1, 0) : place]) and not re.match(
-            r"\w", text[place + len(piece) : place + len(piece) + 1]
+def _is_separate(piece: str, text: str) -> bool:
+    start = text.find(piece)
+    while start >= 0:
+        if not re.match(r"\w", text[max(start - 1, 0) : start]) and not re.match(
+            r"\w", text[start + len(piece) : start + len(piece) + 1]
         ):
             return True
-        place = text.find(piece, place + 1)
+        start = text.find(piece, start + 1)
     return False

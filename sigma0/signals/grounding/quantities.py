@@ -82,6 +82,7 @@ _MARKED = frozenset({"%", "$", "EUR", "GBP", "JPY"})
 _DEGREES = frozenset({"degree", "celsius", "fahrenheit"})
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
 
+_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(
     r"(?<![\w.])(?P<digits>(?:\d{1,3}(?:,\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+)(?P<exponent>e[+-]?\d{1,2}(?!\w))?"
     r"(?P<ordinal>(?:st|nd|rd|th)\b)?(?P<short>(?:k|m|bn|b)\b)?"
@@ -124,8 +125,8 @@ class Number:
         unit: The name of a known unit, or "".
         factor: From its own unit to the base of that name.
         step: Half of it is how far the amount was rounded at most.
-        about: Whether it was said to be rough.
-        nouns: Stems of up to three words behind a number without a known unit: what it counts.
+        about: Whether it was stated as approximate.
+        nouns: Stems of up to three words after a number without a known unit: what it counts.
         text: As written: sign, currency and digits, or words.
     """
 
@@ -160,7 +161,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A date, as far as it was told.
+    """A date; parts that are not given are None.
 
     Attributes:
         year: Or None.
@@ -176,13 +177,13 @@ class Date:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A number and where it stands: from `start`, the number up to `end`, its unit up to `behind`."""
+class _Mention:
+    """A number and its place in the text: from `start`, the number up to `end`, its unit up to `unit_end`."""
 
     number: Number
     start: int
     end: int
-    behind: int
+    unit_end: int
 
 
 def same_number(claimed: Number, other: Number, tolerance: float, *, lone: bool = False) -> bool:
@@ -191,7 +192,7 @@ def same_number(claimed: Number, other: Number, tolerance: float, *, lone: bool 
     Args:
         claimed: What was claimed.
         other: What is known.
-        tolerance: Relative difference allowed where `claimed` was said to be rough.
+        tolerance: Relative difference allowed if `claimed` was stated as approximate.
         lone: Whether `other` stands alone, as a result does, so that its lacking a percent sign says nothing.
     """
     bare = claimed.is_bare or other.is_bare
@@ -238,7 +239,7 @@ def is_measure(word: str) -> bool:
 
 def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
     """The dates of a text, and the text without them."""
-    found: list[Date] = []
+    dates: list[Date] = []
 
     def take(match: re.Match[str]) -> str:
         parts = match.groupdict()
@@ -246,34 +247,35 @@ def take_dates(text: str) -> tuple[tuple[Date, ...], str]:
         if not 1 <= month <= 12:
             return match.group()
         year, day = parts.get("y"), parts.get("d")
-        found.append(Date(int(year) if year else None, month, int(day) if day else None, match.group()))
+        dates.append(Date(int(year) if year else None, month, int(day) if day else None, match.group()))
         return " ; "
 
     if _MAY_HOLD_DATES.search(text):
         for pattern in _DATES:
             text = pattern.sub(take, text)
-    return tuple(found), text
+    return tuple(dates), text
 
 
 def take_numbers(text: str) -> tuple[tuple[Number, ...], str]:
     """The numbers of a text, and the text without them and their units."""
-    found: list[_Found] = []
-    for pattern, reads in ((_DIGITS, _in_digits), (_IN_WORDS, _in_words)):
-        found += _each(pattern, reads, text)
-    found.sort(key=lambda each: each.start)
+    matches: list[_Mention] = []
+    if _DIGIT.search(text):
+        matches += _each(_DIGITS, _in_digits, text)
+    matches += _each(_IN_WORDS, _in_words, text)
+    matches.sort(key=lambda match: match.start)
     pieces, last = [], 0
-    for each in found:
-        pieces.append(text[last : each.start])
-        last = each.behind
+    for match in matches:
+        pieces.append(text[last : match.start])
+        last = match.unit_end
     rest = " ; ".join((*pieces, text[last:]))
-    return tuple(each.number for each in _compounds(_ranges(found, text), text)), rest
+    return tuple(match.number for match in _compounds(_ranges(matches, text), text)), rest
 
 
-def _each(pattern: re.Pattern[str], reads: Callable[[re.Match[str], str], list[_Found]], text: str) -> list[_Found]:
-    return [each for match in pattern.finditer(text) for each in reads(match, text)]
+def _each(pattern: re.Pattern[str], reads: Callable[[re.Match[str], str], list[_Mention]], text: str) -> list[_Mention]:
+    return [quantity for match in pattern.finditer(text) for quantity in reads(match, text)]
 
 
-def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
+def _in_digits(match: re.Match[str], text: str) -> list[_Mention]:
     start, end = match.span()
     before = text[max(0, start - _WINDOW) : start]
     sign = _BEFORE.search(before)
@@ -296,15 +298,15 @@ def _in_digits(match: re.Match[str], text: str) -> list[_Found]:
     )
     if match["ordinal"]:
         # "the 21st century" lasts no 21 centuries
-        return [_Found(replace(number, nouns=_nouns(text, end)), start, end, end)]
-    told = _with_unit(number, start, end, text)
-    if number.may_be_year and not told.number.unit and _OF_A_YEAR.search(before):
+        return [_Mention(replace(number, nouns=_nouns(text, end)), start, end, end)]
+    quantity = _with_unit(number, start, end, text)
+    if number.may_be_year and not quantity.number.unit and _OF_A_YEAR.search(before):
         # "in 1961 scientists" counts no scientists
-        return [_Found(number, start, end, end)]
-    return [told]
+        return [_Mention(number, start, end, end)]
+    return [quantity]
 
 
-def _in_words(match: re.Match[str], text: str) -> list[_Found]:
+def _in_words(match: re.Match[str], text: str) -> list[_Mention]:
     """The numbers in a row of number words: "two hundred and fifty" is one, "one two three" are three."""
     runs: list[list[re.Match[str]]] = []
     for word in re.finditer(rf"(?:{_ROW})\b", match["row"].lower()):
@@ -312,16 +314,16 @@ def _in_words(match: re.Match[str], text: str) -> list[_Found]:
             runs[-1].append(word)
         else:
             runs.append([word])
-    found = []
+    quantities = []
     for run in runs:
-        start, end = (match.start("row") + place for place in (run[0].start(), run[-1].end()))
+        start, end = (match.start("row") + index for index in (run[0].start(), run[-1].end()))
         value = _value([word.group() for word in run]) * (0.5 if match["half"] and run is runs[0] else 1.0)
         number = Number(value, text=text[start:end])
-        told = _with_unit(number, start, end, text)
+        quantity = _with_unit(number, start, end, text)
         # "one" alone is mostly no number
-        if told.number.unit or run[0].group() != "one" or len(run) > 1:
-            found.append(told)
-    return found
+        if quantity.number.unit or run[0].group() != "one" or len(run) > 1:
+            quantities.append(quantity)
+    return quantities
 
 
 def _continues(last: re.Match[str], word: re.Match[str], row: str) -> bool:
@@ -347,26 +349,26 @@ def _value(words: list[str]) -> float:
     return float(total + group)
 
 
-def _with_unit(number: Number, start: int, end: int, text: str) -> _Found:
+def _with_unit(number: Number, start: int, end: int, text: str) -> _Mention:
     if number.unit:
-        return _Found(number, start, end, end)
+        return _Mention(number, start, end, end)
     known = _known_unit(text, end)
     if known is None:
-        return _Found(replace(number, nouns=_nouns(text, end)), start, end, end)
-    name, factor, behind = known
-    return _Found(replace(number, unit=name, factor=factor), start, end, behind)
+        return _Mention(replace(number, nouns=_nouns(text, end)), start, end, end)
+    name, factor, unit_end = known
+    return _Mention(replace(number, unit=name, factor=factor), start, end, unit_end)
 
 
-def _known_unit(text: str, place: int) -> tuple[str, float, int] | None:
-    """Name and factor of the unit that stands at a place, and where it ends."""
-    match = _UNIT.match(text, place)
+def _known_unit(text: str, index: int) -> tuple[str, float, int] | None:
+    """Name and factor of the unit that stands at an index, and where it ends."""
+    match = _UNIT.match(text, index)
     known = unit_of(match["unit"]) if match else None
     return (*known, match.end()) if match and known else None
 
 
-def _nouns(text: str, place: int) -> tuple[str, ...]:
+def _nouns(text: str, index: int) -> tuple[str, ...]:
     """Stems of what is counted; names and adverbs are left out."""
-    match = _NOUNS.match(text, place)
+    match = _NOUNS.match(text, index)
     nouns: list[str] = []
     for word in match.groups() if match else ():
         if word is None or is_stop(word):
@@ -376,44 +378,44 @@ def _nouns(text: str, place: int) -> tuple[str, ...]:
     return tuple(nouns)
 
 
-def _ranges(found: list[_Found], text: str) -> list[_Found]:
+def _ranges(matches: list[_Mention], text: str) -> list[_Mention]:
     """In "5 to 10%" the first number has the unit of the second; in "1990-95" the second the century of the first."""
-    made = list(found)
-    for place in range(len(made) - 2, -1, -1):
-        first, second = made[place], made[place + 1]
+    made = list(matches)
+    for index in range(len(made) - 2, -1, -1):
+        first, second = made[index], made[index + 1]
         between = text[first.end : second.start]
         if len(between) > 5 or not _RANGE.fullmatch(between):
             continue
         if first.number.is_bare and second.number.unit:
             number = replace(first.number, unit=second.number.unit, factor=second.number.factor)
-            made[place] = replace(first, number=number)
+            made[index] = replace(first, number=number)
         elif first.number.may_be_year and re.fullmatch(r"\d\d", second.number.text) and between.strip() not in _JOINS:
             century = first.number.amount // 100 * 100
-            made[place + 1] = replace(second, number=replace(second.number, amount=century + second.number.amount))
+            made[index + 1] = replace(second, number=replace(second.number, amount=century + second.number.amount))
     return made
 
 
-def _compounds(found: list[_Found], text: str) -> list[_Found]:
+def _compounds(matches: list[_Mention], text: str) -> list[_Mention]:
     """Makes one quantity of "1 hour 30 minutes"."""
-    made: list[_Found] = []
-    for each in found:
+    made: list[_Mention] = []
+    for match in matches:
         last = made[-1] if made else None
-        if last is None or not _is_part(last, each, text):
-            made.append(each)
+        if last is None or not _is_part(last, match, text):
+            made.append(match)
             continue
-        first, second = last.number, each.number
+        first, second = last.number, match.number
         amount = first.value / second.factor + second.amount
-        number = replace(second, amount=amount, about=first.about, text=text[last.start : each.end])
-        made[-1] = _Found(number, last.start, each.end, each.behind)
+        number = replace(second, amount=amount, about=first.about, text=text[last.start : match.end])
+        made[-1] = _Mention(number, last.start, match.end, match.unit_end)
     return made
 
 
-def _is_part(last: _Found, each: _Found, text: str) -> bool:
-    between = text[last.behind : each.start]
+def _is_part(last: _Mention, match: _Mention, text: str) -> bool:
+    between = text[last.unit_end : match.start]
     return (
         bool(last.number.unit)
-        and last.number.unit == each.number.unit
-        and 0 <= each.number.value < last.number.factor
+        and last.number.unit == match.number.unit
+        and 0 <= match.number.value < last.number.factor
         and len(between) <= 5
         and _COMPOUND.fullmatch(between) is not None
     )

@@ -37,5 +37,5 @@ class SpanSupport:
         spans = self._detector.predict(
             context=[evidence], answer=claim, output_format="spans", min_confidence=self._threshold
         )
-        marked = {place for span in spans for place in range(span["start"], min(span["end"], len(claim)))}
+        marked = {index for span in spans for index in range(span["start"], min(span["end"], len(claim)))}
         return 1.0 - len(marked) / len(claim)

@@ -35,6 +35,7 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(text)
 
 
+@lru_cache(maxsize=1 << 14)
 def is_stop(word: str) -> bool:
     """Whether a word carries no meaning of its own."""
     return word.lower().replace("\u2019", "'") in STOP

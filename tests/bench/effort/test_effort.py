@@ -86,8 +86,8 @@ def test_the_task_asks_what_the_world_can_answer():
 
     found = check(FLAT_HIGH, item, solver, ScriptedChat(judge), 0.7, 0, lambda: None)
     assert (found.accepted, found.right, found.first_right, found.verifications) == (True, True, False, 6)
-    assert solver.asked[1]["messages"] == solver.asked[0]["messages"]
-    assert solver.asked[1]["seed"] != solver.asked[0]["seed"]
+    assert solver.calls[1]["messages"] == solver.calls[0]["messages"]
+    assert solver.calls[1]["seed"] != solver.calls[0]["seed"]
 
 
 @pytest.mark.parametrize("said", ["Yes.", "Yes, it is.", "yes", "No, or Yes, the coin is in the kitchen.", ""])

@@ -25,7 +25,8 @@ def rows_of(path):
     return [row for row in read_rows(path) if isinstance(row, FidelityRow)]
 
 
-@pytest.fixture(scope="module")
+# whoever looks at a whole run is slow with it
+@pytest.fixture(scope="module", params=[pytest.param("whole run", marks=pytest.mark.slow)])
 def ledger(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger") / "rows.jsonl"
     result = run("fidelity", "pocket", *QUICK, "--out", path)
@@ -93,9 +94,8 @@ def test_a_text_file_is_measured_without_accuracy(tmp_path):
     text = tmp_path / "prompts.txt"
     text.write_text("Mary went to the park.\n\nTom is with\n\nThe cup is in the hat. The hat")
     out = tmp_path / "rows.jsonl"
-    result = run(
-        "fidelity", "pocket", "--prompts", text, "--modes", "full,margin", "--grid", '{"margin": [0.5]}', "--out", out
-    )
+    grid = ("--modes", "full,margin", "--grid", '{"margin": [0.5]}', "--max-new-tokens", "6")
+    result = run("fidelity", "pocket", "--prompts", text, *grid, "--out", out)
     assert result.exit_code == 0, result.output
     rows = rows_of(out)
     assert [row.mode for row in rows] == ["full", "margin", "margin", "margin", "margin"]

@@ -39,6 +39,7 @@ def filled(rows, length, period, vocabulary):
     return states
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
@@ -62,6 +63,7 @@ def test_random_logits(dtype, rows, vocabulary, length, period, seed, greedy):
         compare(logits, chosen, states, CollapseRule(theta=0.2))
 
 
+@pytest.mark.slow
 def test_logits_that_are_no_numbers_are_told_and_forgotten():
     """NaN and infinity in a row: the same reading and the same memory from both, and none of it in what follows."""
     rng = torch.Generator(DEVICE).manual_seed(0)
@@ -82,6 +84,7 @@ def test_logits_that_are_no_numbers_are_told_and_forgotten():
     assert states[0].observed.tolist() == [0, 10, 10, 10, 12] and states[0].entropy.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_float64_definitions(dtype):
     """Seven strided rows of a large vocabulary, token after token, masked here and there."""

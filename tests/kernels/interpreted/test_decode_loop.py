@@ -7,6 +7,7 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.ops import operations
 from tests.kernels.interpreted.conftest import DEVICE
+from tests.marks import slow
 from tests.reference import tiny_model
 
 STORIES = [
@@ -34,14 +35,14 @@ def run(pocket, backend, config, **kwargs):
 @pytest.mark.parametrize(
     "config",
     [
-        ExitConfig(mode="qexit", q=0.6),
-        ExitConfig(mode="margin", theta=0.9, min_loops=2),
-        ExitConfig(mode="converge", eps=0.2),
-        ExitConfig(mode="accel", eps=0.3, patience=1),
+        slow(ExitConfig(mode="qexit", q=0.6)),
+        slow(ExitConfig(mode="margin", theta=0.9, min_loops=2)),
+        slow(ExitConfig(mode="converge", eps=0.2)),
+        slow(ExitConfig(mode="accel", eps=0.3, patience=1)),
         ExitConfig(mode="qexit", q=0.4, after_exit="drop"),
-        ExitConfig(mode="margin", theta=0.3, after_exit="verify"),
-        ExitConfig(mode="fixed", depth=3),
-        ExitConfig(mode="full"),
+        slow(ExitConfig(mode="margin", theta=0.3, after_exit="verify")),
+        slow(ExitConfig(mode="fixed", depth=3)),
+        slow(ExitConfig(mode="full")),
     ],
     ids=lambda config: f"{config.mode}-{config.after_exit}",
 )
@@ -59,6 +60,7 @@ def test_both_backends_tell_the_same(pocket, config):
     assert int(plain.loop_statistics.isfinite().sum()) > 100
 
 
+@pytest.mark.slow
 def test_drawn_tokens_are_the_same_too(pocket):
     outputs = []
     for backend in ("torch", "triton"):
@@ -101,6 +103,7 @@ def on_both(model, use):
     return found
 
 
+@pytest.mark.slow
 def test_a_cache_that_dropped_is_decoded_on_under_another_rule():
     """Longer than it was when the last token was dropped: the table of exits has to grow with it."""
     drop, finish = ExitConfig(q=0.6, after_exit="drop"), ExitConfig(q=0.6)

@@ -1,6 +1,7 @@
 """The serving engine over the kernels: paged attention, exits and readings as in plain torch."""
 
 import numpy as np
+import pytest
 
 import sigma0
 from sigma0 import ExitConfig
@@ -12,6 +13,7 @@ from tests.reference import settled_model
 CONFIGS = (ExitConfig(q=0.5), ExitConfig(q=0.5, after_exit="drop"), ExitConfig(mode="margin", theta=0.3))
 
 
+@pytest.mark.slow
 def test_the_kernels_tell_what_torch_tells():
     tokenizer = sigma0.load("pocket")[1]
     model = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4).to(DEVICE)

@@ -109,7 +109,7 @@ def test_tier_1_forces_a_new_plan_and_another_strategy(source, trail):
     found = solve(source, trail, model)
     assert found.solved and found.tier_reached == 1 and found.steps == 17
     assert measures(trail)[0] == ("replan", 1)
-    first, second = model.asked[15], model.asked[17]
+    first, second = model.calls[15], model.calls[17]
     assert "(trace)" in first["messages"][1]["content"]
     assert "(rewrite)" in second["messages"][1]["content"]
     assert (first["effort"], second["effort"]) == ("low", "medium")
@@ -124,9 +124,9 @@ def test_tier_2_warns_narrows_the_tools_and_raises_the_model(source, trail):
     found = solve(source, trail, cheap, strong)
     assert found.solved and found.tier_reached == 2 and found.steps == 34
     assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1)]
-    assert len(strong.asked) == 4
-    assert "LAST WARNING" in strong.asked[0]["messages"][-1]["content"]
-    for asked, tool in ((strong.asked[1], "list"), (strong.asked[2], "read")):
+    assert len(strong.calls) == 4
+    assert "LAST WARNING" in strong.calls[0]["messages"][-1]["content"]
+    for asked, tool in ((strong.calls[1], "list"), (strong.calls[2], "read")):
         assert f"{tool} is not allowed" in asked["messages"][-1]["content"]
 
 
@@ -137,15 +137,15 @@ def test_after_the_last_warning_all_edits_may_still_be_taken_back(source, trail)
     assert found.solved and found.tier_reached == 2 and "The bug is elsewhere." not in found.patch
     warned = [line.what for line in trail.decisions][[line.what for line in trail.decisions].index("warn") :]
     assert "start_over" in warned and "refused" not in warned
-    (question,) = (asked for asked in model.asked if asked["messages"][-1]["content"].startswith("All edits are taken"))
+    (question,) = (asked for asked in model.calls if asked["messages"][-1]["content"].startswith("All edits are taken"))
     assert "edit, run_tests, start_over and finish are allowed" in question["messages"][-1]["content"]
 
 
 def test_with_one_model_effort_is_raised_instead(source, trail):
     model = ScriptedChat(Stubborn(trail, "warn", [READ], [FIX, FINISH]))
     assert solve(source, trail, model).tier_reached == 2
-    assert model.asked[31]["effort"] == "medium"
-    assert model.asked[32]["effort"] == "high"
+    assert model.calls[31]["effort"] == "medium"
+    assert model.calls[32]["effort"] == "high"
 
 
 def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source, trail, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_tier_3_resets_the_workspace_and_a_pristine_copy_takes_the_patch(source,
     (lost,) = (line.state["lost_patch"] for line in trail.decisions if line.what == "reset")
     assert "notes.txt" in lost and "scale.py" in lost
     assert "notes.txt" not in found.patch and "scale.py" not in found.patch
-    assert [len(asked["messages"]) for asked in model.asked[-3:]] == [2, 4, 6]
+    assert [len(asked["messages"]) for asked in model.calls[-3:]] == [2, 4, 6]
     for command in (["git", "apply", "-"], ["patch", "-p1"]):
         if shutil.which(command[0]) is not None:
             pristine = applied(found.patch, source, tmp_path, command)
@@ -202,7 +202,7 @@ def test_endless_repetition_ends(source, trail, actions):
     found = solve(source, trail, model, runner=runner, escalation={"max_steps": 50})
     assert (found.solved, found.steps, found.patch) == (False, 50, "")
     assert runner.runs <= 51
-    assert "this very result" in model.asked[10]["messages"][-1]["content"]
+    assert "this very result" in model.calls[10]["messages"][-1]["content"]
 
 
 def test_progress_lowers_the_tier_and_gives_the_tools_back(source, trail):
@@ -210,7 +210,7 @@ def test_progress_lowers_the_tier_and_gives_the_tools_back(source, trail):
     found = solve(source, trail, model)
     assert found.solved and found.tier_reached == 2
     assert measures(trail) == [("replan", 1), ("warn", 2), ("lower", 1), ("lower", 0)]
-    after_list = model.asked[-2]["messages"][-1]["content"]
+    after_list = model.calls[-2]["messages"][-1]["content"]
     assert "README.md" in after_list and "LAST WARNING" not in after_list
 
 
@@ -223,7 +223,7 @@ def test_finishing_without_passing_tests_is_refused_and_told(source, trail):
     model = scripted(FINISH, FIX, FINISH)
     found = solve(source, trail, model)
     assert found.solved and found.steps == 3
-    assert "Not all tests pass" in model.asked[2]["messages"][-1]["content"]
+    assert "Not all tests pass" in model.calls[2]["messages"][-1]["content"]
 
 
 def test_tests_that_passed_before_the_last_edit_do_not_count(source, trail):
@@ -256,7 +256,7 @@ def test_a_bad_reply_takes_a_step_and_is_told_what_is_wrong(source, trail, reply
     model = scripted(reply, FIX, FINISH)
     found = solve(source, trail, model)
     assert found.solved and found.steps == 3
-    assert fault in model.asked[2]["messages"][-1]["content"]
+    assert fault in model.calls[2]["messages"][-1]["content"]
     assert "refused" in decided(trail)
 
 
@@ -265,7 +265,7 @@ def test_a_reading_through_a_link_is_refused(source, trail, tmp_path):
     (source / "link").symlink_to(tmp_path / "secret")
     model = scripted({**READ, "path": "link"}, FIX, FINISH)
     assert solve(source, trail, model).solved
-    assert all("hidden text" not in str(asked["messages"]) for asked in model.asked)
+    assert all("hidden text" not in str(asked["messages"]) for asked in model.calls)
 
 
 def test_a_limit_ends_the_run_with_the_patch_so_far(source, trail):
@@ -324,7 +324,7 @@ def test_tests_that_pass_from_the_start_prove_nothing(source, trail):
     (source / "numbers_kit/ranges.py").write_text(FIXED)
     model = scripted()
     found = solve(source, trail, model)
-    assert not found.solved and "before any edit" in found.why and not model.asked
+    assert not found.solved and "before any edit" in found.why and not model.calls
 
 
 def reports_in_turn(*outputs):
@@ -346,7 +346,7 @@ def test_a_solution_that_makes_tests_vanish_is_none(source, trail, after):
     model = scripted(FIX, FINISH, RUN)
     found = solve(source, trail, model, runner=runner, escalation={"max_steps": 3})
     assert not found.solved
-    assert "MISSING tests/test_numbers.py::test_b" in model.asked[3]["messages"][-1]["content"]
+    assert "MISSING tests/test_numbers.py::test_b" in model.calls[3]["messages"][-1]["content"]
 
 
 def test_code_that_ends_the_process_is_no_solution_even_where_no_test_was_known(source, trail):
@@ -375,12 +375,12 @@ def test_questions_stay_within_their_limit(source, trail, shown):
     model = ScriptedChat(lambda **asked: "9. Look.\n" * 900 if "Write the plan" in str(asked) else stubborn(**asked))
     settings = AgentSettings(context_chars=8000)
     RepoAgent([model], ReadingRunner(), Desk(trail), settings).solve("x" * 1600, source)
-    for asked in model.asked:
+    for asked in model.calls:
         assert sum(len(message["content"]) for message in asked["messages"]) <= 8000
         roles = [message["role"] for message in asked["messages"]]
         assert roles == ["system", *(["user", "assistant"] * len(roles))[: len(roles) - 1]]
         assert roles[-1] == "user"
-    steps = [asked["messages"] for asked in model.asked if "Step " in asked["messages"][-1]["content"]]
+    steps = [asked["messages"] for asked in model.calls if "Step " in asked["messages"][-1]["content"]]
     assert len(steps) == 60
     assert all(len(messages) > 2 for messages in steps[1:15])
     assert "earlier steps are left out" in steps[12][1]["content"]

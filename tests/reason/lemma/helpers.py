@@ -95,7 +95,7 @@ class Script:
 
     def __init__(self, said):
         self.said = said
-        self.asked = []
+        self.calls = []
         self.counts = Counter()
         self._alone = Lock()
 
@@ -108,13 +108,13 @@ class Script:
         assert replies is not None, f"the script has nothing to say to {key!r}"
         replies = [replies] if not isinstance(replies, list) else replies
         with self._alone:
-            self.asked.append((key, text))
+            self.calls.append((key, text))
             number = self.counts[key]
             self.counts[key] += 1
         return replies[min(number, len(replies) - 1)]
 
     def texts(self, key):
-        return [text for asked, text in self.asked if asked == key]
+        return [text for asked, text in self.calls if asked == key]
 
 
 def solve(problem, said, runner=None, above=None, limits=None, **settings):

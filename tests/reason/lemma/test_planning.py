@@ -79,7 +79,7 @@ def build(replies):
 def test_a_valid_plan_is_taken_at_once():
     graph, trail, model = build([PLAN])
     assert [lemma.id for lemma in graph.lemmas] == ["L1", FINAL]
-    assert whats(trail) == ["planned"] and model.asked[0]["effort"] == "medium"
+    assert whats(trail) == ["planned"] and model.calls[0]["effort"] == "medium"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_bad_plan_is_refused_with_its_error_and_then_fallen_back_from(bad, tol
     assert [(lemma.id, lemma.statement) for lemma in graph.lemmas] == [(FINAL, "What is 1 + 1?")]
     assert whats(trail) == ["plan refused", "plan refused", "fallback"]
     assert told in trail.decisions[0].why
-    assert told in model.asked[1]["messages"][-1]["content"]
-    assert model.asked[1]["messages"][-2] == {"role": "assistant", "content": bad}
+    assert told in model.calls[1]["messages"][-1]["content"]
+    assert model.calls[1]["messages"][-2] == {"role": "assistant", "content": bad}
 
 
 def test_a_plan_that_is_put_right_is_taken():

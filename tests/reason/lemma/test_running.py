@@ -23,7 +23,7 @@ def test_a_run_whose_assertions_held_has_no_objection():
             "1 of 2 assertions did not hold: AssertionError: six",
         ),
         (result(False, "Traceback\nOSError: no disk\n", 1), "exit code 1: OSError: no disk"),
-        (result(False, "", None), "it told no reason"),
+        (result(False, "", None), "it gave no reason"),
         (result(False, exit_code=None, timed_out=True), "longer than 10 s"),
         (result(False, exit_code=None, cut="output"), "the limit of output"),
         (result(False, exit_code=None, cut="memory"), "more than 512 MB"),

@@ -34,7 +34,7 @@ def test_everything_is_verified_at_once():
     assert (solution.answer, solution.verified, solution.best_guess) == ("30", True, None)
     assert [lemma.status for lemma in solution.graph.lemmas] == ["verified"] * 3
     assert whats(trail) == ["planned", "verified", "verified", "verified"]
-    assert solution.usage.calls == 13 == len(script.asked)
+    assert solution.usage.calls == 13 == len(script.calls)
     runs = [line for line in trail.lines if isinstance(line, Run)]
     assert [run.result["assertions_held"] for run in runs] == [1, 1, 1]
     json.dumps(solution.to_dict())
@@ -330,7 +330,7 @@ def test_the_limit_of_a_lemma_ends_that_lemma_alone():
     said = {**GOOD, "code L1": FAILS, "guess": "\\boxed{30}"}
     solution, _, script = solve(PROBLEM, said, repairs=50, calls_per_lemma=6)
     assert "limit of 6 questions about L1" in solution.graph["L1"].why
-    assert sum(key.endswith("L1") for key, _ in script.asked) == 6
+    assert sum(key.endswith("L1") for key, _ in script.calls) == 6
     assert solution.graph["L2"].status == "verified"
 
 
@@ -359,7 +359,7 @@ def test_a_proof_whose_verdict_says_so_is_asked_of_the_larger_model(door):
     above = Script({"prove L1": "3 * 3 = 9, surely"})
     solution, trail, _ = solve(PROBLEM, {**GOOD, "prove L1": unsure("eight?", door)}, above=above)
     assert solution.verified and solution.graph["L1"].proof == "3 * 3 = 9, surely"
-    assert [key for key, _ in above.asked] == ["prove L1"]
+    assert [key for key, _ in above.calls] == ["prove L1"]
     (risen,) = [each for each in trail.decisions if each.what == "escalate"]
     assert risen.state == {"lemma": "L1", "door": door, "model": "larger"}
 
@@ -370,7 +370,7 @@ def test_escalations_are_limited_in_the_order_of_the_plan(workers):
     above = Script({"prove L1": "nine", "prove L2": "sixteen", "prove FINAL": "\\boxed{30}"})
     solution, trail, _ = solve(PROBLEM, said, above=above, escalations=1, workers=workers)
     assert solution.verified
-    assert [key for key, _ in above.asked] == ["prove L1"]
+    assert [key for key, _ in above.calls] == ["prove L1"]
     assert whats(trail).count("escalate") == 1 and whats(trail).count("stay") == 2
 
 
@@ -402,7 +402,7 @@ def test_an_earlier_graph_is_gone_on_with():
     solver = ALGSolver(ScriptedChat(script), SubprocessRunner(), desk=Desk(Trail()))
     second = solver.solve(PROBLEM, LemmaGraph.from_dict(json.loads(json.dumps(first.graph.to_dict()))))
     assert second.answer == "30"
-    assert {key.split()[1] for key, _ in script.asked} == {"FINAL"}
+    assert {key.split()[1] for key, _ in script.calls} == {"FINAL"}
 
 
 def test_of_an_earlier_graph_only_what_builds_on_verified_lemmas_stands():

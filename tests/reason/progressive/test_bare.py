@@ -28,10 +28,10 @@ def run(replies):
 def test_an_answer_that_comes_again_passes():
     report, chat = run(lambda **_: " In the  park. ")
     assert report.solved and report.solution == "In the  park."
-    assert {asked["messages"][0]["content"] for asked in chat.asked} == {PROBLEM}
-    assert {len(asked["messages"]) for asked in chat.asked} == {1}
-    assert {asked["effort"] for asked in chat.asked} == {"low", "medium", "high"}
-    assert len({asked["seed"] for asked in chat.asked}) == len(chat.asked), "each time with a seed of its own"
+    assert {asked["messages"][0]["content"] for asked in chat.calls} == {PROBLEM}
+    assert {len(asked["messages"]) for asked in chat.calls} == {1}
+    assert {asked["effort"] for asked in chat.calls} == {"low", "medium", "high"}
+    assert len({asked["seed"] for asked in chat.calls}) == len(chat.calls), "each time with a seed of its own"
 
 
 def test_answers_that_differ_pass_nothing():
@@ -43,7 +43,7 @@ def test_answers_that_differ_pass_nothing():
 def test_what_was_cut_off_passes_nothing_and_corrects_nothing():
     report, chat = run(lambda **_: Completion("In the", finish_reason="length"))
     assert not report.solved and report.solution == "In the"
-    assert report.status["iteration"] == len(chat.asked) - 1, "one question a verification, none to correct"
+    assert report.status["iteration"] == len(chat.calls) - 1, "one question a verification, none to correct"
 
 
 @pytest.mark.parametrize("name", ["pocket", "pocket-large"])

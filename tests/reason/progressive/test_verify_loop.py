@@ -57,9 +57,9 @@ def test_a_solution_that_stands_is_verified_at_every_level():
     found = loop(chat)
     report = found.run()
     assert report.solved and report.why == "3 verifications in a row passed at effort high"
-    efforts = [asked["effort"] for asked in chat.asked if is_verification(asked["messages"])]
+    efforts = [asked["effort"] for asked in chat.calls if is_verification(asked["messages"])]
     assert efforts == ["low"] * 3 + ["medium"] * 2 + ["high"] * 3
-    assert chat.asked[0]["effort"] == "low" and PROBLEM in chat.asked[0]["messages"][0]["content"]
+    assert chat.calls[0]["effort"] == "low" and PROBLEM in chat.calls[0]["messages"][0]["content"]
     assert [line.what for line in found.desk.trail.decisions] == [
         "pass",
         "pass",
@@ -69,26 +69,26 @@ def test_a_solution_that_stands_is_verified_at_every_level():
         *["pass"] * 3,
     ]
     assert isinstance(found.desk.trail.lines[-1], Outcome) and found.desk.trail.lines[-1].solved
-    assert report.usage.calls == len(chat.asked) == 1 + 2 * 8
+    assert report.usage.calls == len(chat.calls) == 1 + 2 * 8
     assert [each["to_level"] for each in report.status["transitions"]] == ["medium", "high"]
 
 
 def test_each_verification_has_a_seed_of_its_own_and_a_run_is_repeatable():
     first, second = (ScriptedChat(Fake(lambda seed, effort: seed % 3 > 0)) for _ in range(2))
     reports = [loop(chat).run() for chat in (first, second)]
-    assert reports[0] == reports[1] and first.asked == second.asked
-    seeds = [asked["seed"] for asked in first.asked if is_verification(asked["messages"])]
+    assert reports[0] == reports[1] and first.calls == second.calls
+    seeds = [asked["seed"] for asked in first.calls if is_verification(asked["messages"])]
     assert len(set(seeds)) == len(seeds) > 3
     other = ScriptedChat(Fake(lambda seed, effort: seed % 3 > 0))
     loop(other, seed=4).run()
-    assert [asked["seed"] for asked in other.asked] != [asked["seed"] for asked in first.asked]
+    assert [asked["seed"] for asked in other.calls] != [asked["seed"] for asked in first.calls]
 
 
 def test_a_fault_is_corrected_from_the_report_alone():
     verdicts = iter([False, *[True] * 20])
     chat = ScriptedChat(Fake(lambda seed, effort: next(verdicts)))
     report = loop(chat).run()
-    (correction,) = [asked for asked in chat.asked if "The faults:" in asked["messages"][0]["content"]]
+    (correction,) = [asked for asked in chat.calls if "The faults:" in asked["messages"][0]["content"]]
     text = correction["messages"][0]["content"]
     assert "wrong at" in text and "I looked closely" not in text and PROBLEM in text
     assert correction["effort"] == "low" and len(correction["messages"]) == 1
@@ -189,7 +189,7 @@ def test_resuming_goes_on_within_a_level_with_its_streak(tmp_path):
     status = again.manager.get_status()
     assert (status["verification_level"], status["consecutive_passes"], status["iteration"]) == ("high", 2, 7)
     report = again.run()
-    assert report.solved and len(chat.asked) == 2
+    assert report.solved and len(chat.calls) == 2
     # one question was asked twice: the one that got no answer is not in the memory
     assert report.usage.calls == 1 + 2 * 8
 
@@ -264,4 +264,4 @@ def test_solver_and_verifier_may_be_two_models():
     desk = Desk(Trail())
     manager = ProgressiveReasoningManager("FAST_TEST")
     assert VerifyLoop(Critique(PROBLEM), desk, solver, verifier, manager=manager).run().solution == "eight"
-    assert len(solver.asked) == 1 and len(verifier.asked) == 16
+    assert len(solver.calls) == 1 and len(verifier.calls) == 16

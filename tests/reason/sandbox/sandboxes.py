@@ -25,7 +25,7 @@ DRIVER = """
 import ctypes, json, os, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # what a sandbox leaves behind becomes this process's child
 job = json.load(sys.stdin)
-from sigma0.reason import execution, sandbox
+from sigma0.reason.sandbox import execution, sandbox
 allow_all = job.pop("allow_all")
 if not job.pop("filtered"):
     execution.filter_program = lambda: bytes.fromhex(allow_all)

@@ -240,7 +240,13 @@ def never():
 @needs_bubblewrap
 @pytest.mark.parametrize(
     "end",
-    ["os._exit(0)", "os.kill(os.getpid(), 9)", "while True: pass", "os.write(1, b'x' * 10**7)", "os.closerange(0, 99)"],
+    [
+        "os._exit(0)",
+        "os.kill(os.getpid(), 9)",
+        pytest.param("while True: pass", marks=pytest.mark.slow),
+        "os.write(1, b'x' * 10**7)",
+        "os.closerange(0, 99)",
+    ],
 )
 def test_counts_outlive_any_end(box, end):
     # only the endless one waits for its time, which is long enough for a busy machine to begin

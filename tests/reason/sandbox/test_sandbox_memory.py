@@ -1,5 +1,7 @@
 """What hostile programs can make the machine hold: one sum over all of it, as root and as an ordinary user."""
 
+import pytest
+
 from tests.reason.sandbox.sandboxes import attempts
 
 
@@ -8,6 +10,7 @@ def test_two_gigabytes_are_not_to_be_had(box):
     assert result.exit_code == 1 and "MemoryError" in result.stderr and not result.stdout
 
 
+@pytest.mark.slow
 def test_two_gigabytes_are_not_to_be_had_by_many_processes_either(box):
     code = """
 import os, time
@@ -39,6 +42,7 @@ import time; time.sleep(30)
     assert result.cut == "memory" and result.stdout.split() == ["/tmp/a", "/dev/shm/b"]
 
 
+@pytest.mark.slow
 def test_a_flood_of_empty_files_counts_as_memory(box):
     code = """
 number = 0
@@ -49,6 +53,7 @@ while True:
     assert box.run(code, memory_mb=48, timeout_s=60.0).cut == "memory"
 
 
+@pytest.mark.slow
 def test_memory_that_belongs_to_no_process_is_not_to_be_had(box):
     code = """
 import ctypes, mmap
@@ -81,6 +86,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_what_sockets_hold_counts_as_memory(box):
     # 61 processes of some MB of pages, and 61 * 28 pairs of sockets, whose buffers take 700 MB more
     result = box.run(SOCKET_BOMB, memory_mb=512, timeout_s=60.0)
@@ -126,6 +132,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_pipes_hold_counts_as_memory(box):
     assert box.run(PIPE_BOMB, memory_mb=96, timeout_s=60.0).cut == "memory"
 
@@ -151,6 +158,7 @@ print(json.dumps([attempt(fcntl.fcntl, writing, fcntl.F_SETPIPE_SZ, 2**20), atte
     assert "done" not in attempts(box, code)
 
 
+@pytest.mark.slow
 def test_records_of_mappings_count_as_memory(box):
     code = """
 import mmap, os, time

@@ -10,6 +10,7 @@ from sigma0 import ExitConfig
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput
+from tests.marks import fast_if
 from tests.serve.conftest import served
 from tests.serve.engine.spied_worker import KV
 
@@ -23,8 +24,17 @@ def post(server, prompt=CIRCLES, sigma0=None, **body):
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
 
 
-@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
-@pytest.mark.parametrize("how", ["stop", "tighten", "ignore"])
+FAST = (("stop", "finish"), ("stop", "verify"))
+
+
+@pytest.mark.parametrize(
+    "how, after_exit",
+    [
+        fast_if((how, after_exit) in FAST, how, after_exit)
+        for how in ("stop", "tighten", "ignore")
+        for after_exit in ("finish", "verify", "drop")
+    ],
+)
 def test_the_engine_writes_what_the_library_writes(pocket, how, after_exit):
     model, tokenizer = pocket
     config = ExitConfig(q=0.3, after_exit=after_exit)

@@ -6,6 +6,7 @@ import httpx
 from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
+from sigma0.bench.pocket.about import about
 from sigma0.config import exit_for
 from sigma0.serve.api.info import PAGE_HEADERS
 from tests.serve.api.test_chat import post
@@ -32,6 +33,8 @@ def test_the_model_as_a_looped_one(plain, pocket):
         },
         "ladder": None,
         "context": 2048,
+        "knows": about().knows,
+        "examples": [example.prompt for example in about().examples],
     }  # fmt: skip
 
 

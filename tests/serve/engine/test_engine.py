@@ -109,7 +109,7 @@ def jobs(draw):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(jobs(), min_size=2, max_size=6), st.integers(0, 2**16), st.sampled_from([4, 7, 16]), st.booleans())
 def test_company_changes_nothing(model, pocket, asked, seed, page, crowded):
     """Arrivals, cancellations, preemptions and prefixes found: each request as if it were alone."""

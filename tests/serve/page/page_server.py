@@ -18,6 +18,8 @@ ABOUT = {
     "efforts": {"minimal": EXIT | {"q": 0.2}, "low": EXIT | {"q": 0.35}, "medium": EXIT, "high": EXIT | {"q": 0.8}},
     "ladder": None,
     "context": 512,
+    "knows": None,
+    "examples": [],
 }
 WAIT_SECONDS = 30
 

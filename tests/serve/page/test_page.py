@@ -76,13 +76,15 @@ def test_tokens_come_one_by_one_and_the_figures_with_them(opened, server):
     ]
     expect(page.locator("#verdict")).to_be_hidden()
     server.release(2)
-    expect(page.locator("#verdict")).to_contain_text("Converged")
+    expect(page.locator("#verdict")).to_have_text(re.compile("Settled: says nothing of truth$"))
     expect(page.locator("#verdict-text")).to_have_text("All is well.")
     # the end's `passes` are of another kind than the meter's
     assert compute.get_attribute("aria-valuenow") == "8"
     expect(page.locator("#confidence-text")).to_contain_text("least 0.20 at token 2")
     expect(page.locator("#collapse-text")).to_contain_text("highest 0.30")
-    expect(page.locator("#finished-answers p")).to_have_text(["Yes, Anna sleeps. Verdict: Converged."])
+    expect(page.locator("#finished-answers p")).to_have_text(
+        ["Yes, Anna sleeps. Verdict: Settled; says nothing of truth."]
+    )
 
 
 def test_depths_differ_in_colour_weight_and_words(opened, server):
@@ -107,6 +109,49 @@ def test_doors_are_told_by_icon_and_word(opened, server, door, word):
     expect(page.locator("#verdict")).to_contain_text(word)
     expect(page.locator("#verdict .door-icon")).not_to_be_empty()
     expect(page.locator("#verdict-text")).to_have_text("It did not converge.")
+
+
+def test_settling_is_not_shown_as_being_right(opened, server):
+    page = opened()
+    finish(page, server)
+    expect(page.locator("#conversation .foot")).to_contain_text("Settled; says nothing of truth")
+    everything = page.locator("body").inner_text()
+    assert not re.search("✓|as it is|correct|Converged", everything), everything
+    ground, icon = background(page.locator("#verdict")), page.locator("#verdict .door-icon")
+    colours = [it.evaluate("it => getComputedStyle(it).color") for it in (icon, page.locator("#verdict-text"))]
+    assert colours[0] == colours[1] != ground
+
+
+def test_examples_are_shown_and_asked_by_a_click(opened, server):
+    story = "Mary went to the park. The hat is with Mary."
+    examples = [f"{story} Where is the hat?", "<b>No question", "Who is it?", "A fourth?"]
+    page = opened(knows="stories of hats", examples=examples)
+    expect(page.locator("#knows")).to_have_text("pocket knows stories of hats.")
+    buttons = page.get_by_role("group", name="Examples to ask").get_by_role("button")
+    expect(buttons).to_have_text([examples[0], examples[1], examples[2]])
+    expect(buttons.first.locator(".last-question")).to_have_text("Where is the hat?")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.locator("#welcome p, #welcome button, #welcome span").evaluate_all(CONTRAST) == []
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert not overflows(page)
+    chunks = answer(STORY)
+    server.answers.append(chunks)
+    buttons.first.click()
+    server.release(len(chunks))
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    assert [each["content"] for each in server.asked[-1]["messages"]] == [examples[0]]
+    expect(page.locator("#examples")).to_be_hidden()
+    page.get_by_role("button", name="New chat").click()
+    expect(buttons).to_have_count(3)
+
+
+@pytest.mark.parametrize("about", [{}, {"knows": None, "examples": None}])
+def test_a_model_that_says_nothing_of_itself_shows_no_examples(opened, server, about):
+    page = opened(**about)
+    expect(page.locator("#welcome")).to_be_visible()
+    expect(page.locator("#knows")).to_be_hidden()
+    expect(page.locator("#examples")).to_be_hidden()
 
 
 def test_tokens_by_keyboard(opened, server):

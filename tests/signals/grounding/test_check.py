@@ -48,10 +48,10 @@ CONTEXT = (
     ],
 )
 def test_a_claim(text, kind, anchored):
-    told = check(text, CONTEXT)
-    assert [(claim.kind, claim.anchored) for claim in told.claims] == [(kind, anchored)]
-    assert told.score == float(anchored)
-    assert told.claims[0].text == text
+    grounding = check(text, CONTEXT)
+    assert [(claim.kind, claim.anchored) for claim in grounding.claims] == [(kind, anchored)]
+    assert grounding.score == float(anchored)
+    assert grounding.claims[0].text == text
 
 
 @pytest.mark.parametrize(
@@ -186,16 +186,16 @@ def test_true_claims_are_anchored(text, context):
     ],
 )
 def test_false_claims_are_not_anchored(text, context):
-    told = check(text, context)
-    assert told.score is not None and told.score < 1.0
+    grounding = check(text, context)
+    assert grounding.score is not None and grounding.score < 1.0
 
 
 def test_the_score_is_a_share_and_the_rest_is_named():
-    told = check("Mary went to the park. She paid 40 dollars. I think it was fun.", CONTEXT)
-    assert told.score == 0.5
-    assert [claim.text for claim in told.unanchored] == ["She paid 40 dollars."]
-    assert told.claims[0].evidence == "Mary went to the park."
-    assert told.to_dict()["claims"][1]["anchored"] is False
+    grounding = check("Mary went to the park. She paid 40 dollars. I think it was fun.", CONTEXT)
+    assert grounding.score == 0.5
+    assert [claim.text for claim in grounding.unanchored] == ["She paid 40 dollars."]
+    assert grounding.claims[0].evidence == "Mary went to the park."
+    assert grounding.to_dict()["claims"][1]["anchored"] is False
 
 
 def test_several_sources_and_none():
@@ -249,7 +249,7 @@ def test_the_index_tells_where_things_stand():
     texts = ["Bob K. Miller saw 3 cats on May 5, 2024. NASA saw 4,000 grams. He left. Who saw 5 dogs?", "42"]
     evidence = Evidence(texts, common_words(" ".join(texts)))
     # three sentences, one pair whose second half names nobody, one result; the question is no place
-    assert [place.lone for place in evidence.places] == [False] * 4 + [True]
+    assert [passage.lone for passage in evidence.passages] == [False] * 4 + [True]
     assert evidence.shared(["cat", "saw", "dog"]).tolist() == [2, 1, 0, 1, 0]
     assert evidence.naming("Miller").tolist() == [True, False, False, False, False]
     assert evidence.naming("Bob Miller").tolist() == [False] * 5

@@ -1,0 +1,161 @@
+"""What `sigma0 chat` reads and prints: an edited line with a history in a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeAlias
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from rich.console import Console
+from rich.text import Text
+
+from sigma0.checkpoints.about import About, unseen_note
+from sigma0.commands.console import depth_style, print_error, printable
+from sigma0.commands.conversation import COMMANDS, Conversation, Turn, exit_in_words
+
+# the next line, or None when there are no more
+ReadLine: TypeAlias = Callable[[], str | None]
+HOW_TO_QUIT = "Ctrl-D or /quit leaves"
+
+
+class ChatLoop:
+    """Takes lines until there are no more, and prints what they lead to.
+
+    Answers and what slash commands show go to `out`; errors, notes and how an answer ended go to `err`.
+
+    Args:
+        conversation: The conversation.
+        name: Of the model.
+        about: What its checkpoint says of itself, if anything.
+        out: Standard output.
+        err: Standard error.
+        interactive: Whether somebody sits at a terminal: then there is a greeting, a line of figures under each answer,
+            and Ctrl-C stops an answer instead of the command.
+    """
+
+    def __init__(
+        self, conversation: Conversation, name: str, about: About | None, out: Console, err: Console, interactive: bool
+    ) -> None:
+        self._conversation = conversation
+        self._name = name
+        self._about = about
+        self._out = out
+        self._err = err
+        self._interactive = interactive
+
+    def run(self, read_line: ReadLine) -> None:
+        """Until the lines end, or `/quit`."""
+        self._greet()
+        while (line := read_line()) is not None:
+            if line.startswith("/"):
+                try:
+                    reply = self._conversation.command(line)
+                except ValueError as error:
+                    print_error(error)
+                    continue
+                if reply.ends:
+                    return
+                for text in reply.lines:
+                    self._out.print(text)
+            elif line.strip():
+                self._answer(line)
+
+    def _greet(self) -> None:
+        conversation = self._conversation
+        if not conversation.has_template:
+            self._note(
+                f"{self._name} has no chat template: turns are joined by line breaks, and continued as one plain text"
+            )
+        if not self._interactive:
+            return
+        config = exit_in_words(conversation.exit_config)
+        lines = [f"{self._name}, {conversation.total_loops} loops at full depth; {config}"]
+        if self._about is not None:
+            lines.append(f"{self._name} knows {self._about.knows}.")
+            lines += [f"Try: {example.prompt}" for example in self._about.examples[:1]]
+        for line in [*lines, f"/help lists the commands, {HOW_TO_QUIT}."]:
+            self._out.print(Text(line), soft_wrap=False)
+
+    def _answer(self, message: str) -> None:
+        note = unseen_note(self._name, self._about, message)
+        if note is not None:
+            self._note(note)
+        before = len(self._conversation.turns)
+        stopped = False
+        try:
+            with closing(self._conversation.ask(message)) as tokens:
+                for token in tokens:
+                    style = depth_style(token.depth, self._conversation.total_loops)
+                    self._out.print(Text(printable(token.text), style=style), end="")
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            stopped = True
+        except (ValueError, FloatingPointError) as error:
+            if len(self._conversation.turns) > before:
+                self._out.print()
+            print_error(error)
+            return
+        self._out.print()
+        if len(self._conversation.turns) == before:
+            self._note("stopped before the first token: the message is not kept")
+        else:
+            self._print_end(self._conversation.turns[-1], stopped)
+
+    def _print_end(self, turn: Turn, stopped: bool) -> None:
+        """How an answer ended, where it is not as usual; in a terminal also its savings."""
+        generation, count = turn.generation, len(turn.tokens)
+        parts = [f"{count} {'token' if count == 1 else 'tokens'}"]
+        if generation is not None and generation.mean_depth is not None and generation.passes_saved is not None:
+            parts.append(f"mean depth {generation.mean_depth:.2f} of {generation.total_loops}")
+            parts.append(f"passes saved {generation.passes_saved:.0%}")
+        ends = {"length": "cut at --max-new-tokens", "collapse": "ended, since it ran in circles"}
+        end = "stopped; what was written is kept" if stopped else ends.get(generation.stop_reason if generation else "")
+        if end:
+            parts.append(end)
+        if end or self._interactive:
+            self._note(", ".join(parts))
+
+    def _note(self, text: str) -> None:
+        self._err.print(Text(text, style="dim"), soft_wrap=not self._interactive)
+
+
+def terminal_lines(history: Path | None, out: Console) -> ReadLine:
+    """Lines that are edited in the terminal; Tab completes slash commands.
+
+    Args:
+        history: File that keeps the lines between conversations; None keeps them for this process.
+        out: Says how to quit, where Ctrl-C comes at an empty prompt.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    kept: History = InMemoryHistory()
+    if history is not None:
+        history.open("a").close()
+        kept = FileHistory(str(history))
+    session: PromptSession[str] = PromptSession(
+        history=kept, completer=WordCompleter(list(COMMANDS), sentence=True), complete_while_typing=False
+    )
+
+    def read_line() -> str | None:
+        while True:
+            try:
+                return session.prompt("> ")
+            except KeyboardInterrupt:
+                # at a line that was begun, Ctrl-C drops the line
+                if not session.default_buffer.text:
+                    out.print(Text(HOW_TO_QUIT, style="dim"))
+            except EOFError:
+                return None
+
+    return read_line
+
+
+def piped_lines() -> str | None:
+    """The next line of standard input, where it is no terminal."""
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None

@@ -1,0 +1,306 @@
+"""A conversation with a looped model: its turns, its settings, and the slash commands that show and change them."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast, get_args
+
+from rich.text import Text
+
+from sigma0.api import stream
+from sigma0.commands.console import legend, summary
+from sigma0.commands.exit_options import exit_settings
+from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages, OnCollapse
+from sigma0.models.prompts import encode
+from sigma0.signals.generation import Generation
+from sigma0.signals.tokens import Token
+
+# between the turns of a model without a chat template
+SEPARATOR = "\n"
+
+
+@dataclass(frozen=True)
+class ConversationSettings:
+    """How answers are written, but for the exit rule, which a slash command may change.
+
+    Attributes:
+        max_new_tokens: New tokens of an answer at most.
+        temperature: 0 is greedy.
+        seed: Of the sampling; None: torch's generator goes on.
+        stop: Strings that end an answer.
+        on_collapse: What becomes of an answer that runs in circles.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    on_collapse: OnCollapse = "stop"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message and its answer.
+
+    Attributes:
+        message: The user's text.
+        tokens: Of the answer, at least one.
+        generation: Sums the answer up; None where it was stopped before its end.
+    """
+
+    message: str
+    tokens: tuple[Token, ...]
+    generation: Generation | None
+
+    @property
+    def answer(self) -> str:
+        """The text of the answer, as far as it was written."""
+        return "".join(token.text for token in self.tokens)
+
+
+class Reply(NamedTuple):
+    """What a slash command prints, and whether it ends the conversation."""
+
+    lines: tuple[Text, ...] = ()
+    ends: bool = False
+
+
+class SlashCommand(NamedTuple):
+    """A slash command: how it is written, what it does, how many values it takes at most, and its function."""
+
+    usage: str
+    help: str
+    most: int
+    run: Callable[..., Reply]
+
+
+class Conversation:
+    """The turns so far; every answer is written from all of them.
+
+    Args:
+        model: A looped model.
+        tokenizer: Its tokenizer.
+        exit_config: When tokens stop, every field that the rule reads set.
+        settings: How answers are written.
+
+    Attributes:
+        exit_config: The exit settings of the next answer.
+        turns: Messages with their answers, the oldest first.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        exit_config: ExitConfig,
+        settings: ConversationSettings = ConversationSettings(),
+    ) -> None:
+        self.exit_config = exit_config
+        self.turns: list[Turn] = []
+        self._model = model
+        self._tokenizer = tokenizer
+        self._settings = settings
+
+    @property
+    def total_loops(self) -> int:
+        """T."""
+        return int(self._model.num_loops)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether turns go through a chat template; else they are joined by line breaks, as one plain text."""
+        return self._tokenizer.chat_template is not None
+
+    def prompt(self, message: str) -> str | Messages:
+        """What the model is to continue: all turns, and a new message."""
+        if not self.has_template:
+            parts = [part for turn in self.turns for part in (turn.message, turn.answer)]
+            return SEPARATOR.join([*parts, message]) + SEPARATOR
+        pairs = [(turn.message, turn.answer) for turn in self.turns]
+        messages = [{"role": role, "content": text} for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
+        return [*messages, {"role": "user", "content": message}]
+
+    def ask(self, message: str) -> Generator[Token, None, None]:
+        """Writes an answer, a token at a time.
+
+        Closed or interrupted before its end, the turn holds what was written; without a token there is no turn.
+
+        Raises:
+            ValueError: Where the conversation has grown over the model's context, or the model refuses the message.
+        """
+        prompt = self.prompt(message)
+        self._check_context(prompt)
+        settings, generation = self._settings, None
+        sampling: dict[str, Any] = {"temperature": settings.temperature} if settings.temperature > 0 else {}
+        tokens: list[Token] = []
+        try:
+            answer = stream(
+                self._model,
+                self._tokenizer,
+                prompt,
+                exit_config=self.exit_config,
+                max_new_tokens=settings.max_new_tokens,
+                stop=settings.stop,
+                seed=settings.seed,
+                verdict=False,
+                on_collapse=settings.on_collapse,
+                do_sample=settings.temperature > 0,
+                **sampling,
+            )
+            for token in answer:
+                tokens.append(token)
+                yield token
+            generation = answer.generation
+        finally:
+            if tokens:
+                self.turns.append(Turn(message, tuple(tokens), generation))
+
+    def command(self, line: str) -> Reply:
+        """Runs a slash command.
+
+        Args:
+            line: Begins with a slash.
+
+        Raises:
+            ValueError: For an unknown command or a bad value; nothing has changed then.
+        """
+        name, *values = line.split()
+        known = COMMANDS.get(name)
+        if known is None:
+            raise ValueError(f"no such command: {name[:_LONGEST]}; /help lists them")
+        if len(values) > known.most:
+            raise ValueError(f"too many values for {name}: write {known.usage}")
+        return known.run(self, *values)
+
+    def exit(self, rule: str | None = None, threshold: str | None = None) -> Reply:
+        """Shows or sets the exit rule; a rule without a threshold takes the one that the model was calibrated with."""
+        if rule is None:
+            return self._show_exit(" (to leave: /quit)")
+        if rule not in get_args(ExitMode):
+            raise ValueError(f"no such exit rule: {rule[:_LONGEST]!r}; there are {', '.join(get_args(ExitMode))}")
+        options: dict[str, Any] = {
+            "mode": rule,
+            "min_loops": self.exit_config.min_loops,
+            "after_exit": self.exit_config.after_exit,
+        }
+        field = threshold_name(cast(ExitMode, rule))
+        if threshold is not None:
+            if field is None:
+                raise ValueError(f"/exit {rule} takes no value")
+            options[field] = _number(f"/exit {rule}", field, threshold)
+        return self._use(cast(ExitConfig, exit_settings(options)))
+
+    def after(self, setting: str | None = None) -> Reply:
+        """Shows or sets what becomes of the loops after the exit."""
+        if setting is None:
+            return self._show_exit()
+        if setting not in get_args(AfterExit):
+            raise ValueError(f"/after takes {', '.join(get_args(AfterExit))}, got {setting[:_LONGEST]!r}")
+        return self._use(replace(self.exit_config, after_exit=cast(AfterExit, setting)))
+
+    def _use(self, config: ExitConfig) -> Reply:
+        resolved: ExitConfig = self._model.resolve_exit_config(config)
+        resolved.stops_at(self.total_loops)
+        self.exit_config = resolved
+        return self._show_exit()
+
+    def _show_exit(self, more: str = "") -> Reply:
+        return Reply((Text(f"exit            {exit_in_words(self.exit_config)}{more}"),))
+
+    def quit(self) -> Reply:
+        """Ends the conversation."""
+        return Reply(ends=True)
+
+    def reset(self) -> Reply:
+        """Forgets all turns."""
+        self.turns.clear()
+        return Reply((Text("a new conversation: all turns are forgotten"),))
+
+    def help(self) -> Reply:
+        """Lists the commands."""
+        rows = [f"{command.usage:26}{command.help}" for command in COMMANDS.values()]
+        return Reply((*map(Text, rows), Text("Ctrl-C stops an answer; a line without a slash is a message.")))
+
+    def stats(self) -> Reply:
+        """Loops and savings of the last answer, and of all."""
+        if not self.turns:
+            return Reply((Text("no answer yet"),))
+        last = self.turns[-1]
+        depths = [token.depth for token in last.tokens]
+        lines = [Text("last answer"), legend(depths, self.total_loops)]
+        if last.generation is not None:
+            lines += map(Text, summary(last.generation))
+        else:
+            lines.append(Text(f"new tokens      {len(depths)} (stopped by you: its savings are not counted)"))
+        return Reply((*lines, *self._totals()))
+
+    def _totals(self) -> Iterator[Text]:
+        """Of all answers; the savings, as ratios of sums, of those that came to their end."""
+        if len(self.turns) > 1:
+            yield from self._sums()
+        last = self.turns[-1].generation
+        context = getattr(self._model.config, "max_position_embeddings", None)
+        if last is not None and context is not None:
+            yield Text(f"context         {last.prompt_tokens + len(last.tokens)} of {context} tokens")
+
+    def _sums(self) -> Iterator[Text]:
+        tokens = [token for turn in self.turns for token in turn.tokens]
+        yield Text("")
+        yield Text(f"all {len(self.turns)} answers")
+        yield legend([token.depth for token in tokens], self.total_loops)
+        yield Text(f"new tokens      {len(tokens)}")
+        ended = [turn.generation for turn in self.turns if turn.generation is not None]
+        full = self.total_loops * sum(len(generation.tokens) - 1 for generation in ended)
+        if full:
+            depths = sum(token.depth for generation in ended for token in generation.tokens[1:])
+            passes, rows = sum(it.loop_passes for it in ended), sum(it.loop_rows for it in ended)
+            yield Text(f"depth_saved     {1 - depths / full:.1%}  notional, from the exit depths alone")
+            yield Text(f"passes_saved    {1 - passes / full:.1%}  {passes} passes run: latency")
+            yield Text(f"rows_saved      {1 - rows / full:.1%}  {rows} rows run: arithmetic")
+
+    def _check_context(self, prompt: str | Messages) -> None:
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        count, new = encode(self._tokenizer, prompt).shape[1], self._settings.max_new_tokens
+        if limit is None or count + new <= limit:
+            return
+        what = f"take {count} tokens, which with {new} new ones exceed the model's context of {limit}"
+        if self.turns:
+            raise ValueError(f"the conversation and this message {what}: /reset begins a new conversation")
+        raise ValueError(f"the tokens of this message {what}: shorten it, or lower --max-new-tokens")
+
+
+COMMANDS = {
+    "/exit": SlashCommand(
+        "/exit [RULE [THRESHOLD]]", f"when tokens stop: {', '.join(get_args(ExitMode))}", 2, Conversation.exit
+    ),
+    "/after": SlashCommand(
+        "/after [SETTING]", f"deeper loops after the exit: {', '.join(get_args(AfterExit))}", 1, Conversation.after
+    ),
+    "/stats": SlashCommand("/stats", "loops and savings, of the last answer and of all", 0, Conversation.stats),
+    "/reset": SlashCommand("/reset", "forget all turns; the settings stay", 0, Conversation.reset),
+    "/help": SlashCommand("/help", "this list", 0, Conversation.help),
+    "/quit": SlashCommand("/quit", "leave, as Ctrl-D does", 0, Conversation.quit),
+}
+_ROLES = ("user", "assistant")
+_LONGEST = 40
+
+
+def threshold_name(mode: ExitMode) -> str | None:
+    """The field of `ExitConfig` that a rule's threshold, or its loop, is; None for `full`."""
+    return "depth" if mode == "fixed" else next(iter(RULE_DEFAULTS.get(mode, ())), None)
+
+
+def exit_in_words(config: ExitConfig) -> str:
+    """A rule with its threshold, and what becomes of the deeper loops: `qexit, q = 0.3, after exit: finish`."""
+    field = threshold_name(config.mode)
+    value = "" if field is None else f", {field} = {getattr(config, field):g}"
+    least = f", not before loop {config.min_loops}" if config.min_loops > 1 else ""
+    return f"{config.mode}{value}{least}, after exit: {config.after_exit}"
+
+
+def _number(command: str, field: str, text: str) -> float | int:
+    kind: type[float] | type[int] = int if field == "depth" else float
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if field == "depth" else "a number"
+        raise ValueError(f"{command} takes {what}, its {field}, got {text[:_LONGEST]!r}") from None

@@ -1,0 +1,52 @@
+"""`sigma0 generate` without a prompt: what the model knows, and prompts that it answers."""
+
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from sigma0.checkpoints import CHECKPOINTS, shipped_models
+from sigma0.checkpoints.about import About, read_about
+
+NO_PROMPT = "no prompt: give a text, or - to read it from standard input"
+
+
+def about_model(model: str) -> tuple[str, About | None]:
+    """A model's short name, and what its checkpoint says of itself.
+
+    Args:
+        model: Shipped name, folder, or hub id.
+
+    Raises:
+        ValueError: If there is no such model.
+    """
+    if model in shipped_models():
+        return model, read_about(CHECKPOINTS / model)
+    # known only to what loads models, which imports torch
+    from sigma0.models.load import resolve_model
+
+    source = resolve_model(model)
+    return Path(source).name, read_about(source)
+
+
+def show_examples(model: str) -> None:
+    """Prints example prompts as command lines, each with the answer that belongs to it.
+
+    Raises:
+        ValueError: For a model without examples; and after them where standard input is no terminal, since a prompt
+            may have been meant to come from it.
+    """
+    name, about = about_model(model)
+    if about is None or not about.examples:
+        raise ValueError(f"{NO_PROMPT}; {name} ships no examples")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"{name} knows {about.knows}. Examples:"))
+    option = "" if model == "pocket" else f"--model {shlex.quote(model)} "
+    for example in about.examples:
+        console.print()
+        console.print(Text(f"sigma0 generate {option}{shlex.quote(example.prompt)}"))
+        console.print(Text(f"  {example.answer}", style="dim"))
+    if not sys.stdin.isatty():
+        raise ValueError(NO_PROMPT)

@@ -1,0 +1,28 @@
+"""What the shipped models say of themselves is what the world's own lists say."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.bench.pocket.__main__ import app
+from sigma0.bench.pocket.about import about
+from sigma0.bench.pocket.world import draw
+from sigma0.checkpoints.about import read_about
+from sigma0.models.load import resolve_model
+
+
+@pytest.mark.parametrize("name", sigma0.shipped_models())
+def test_the_shipped_files_are_what_the_command_prints(name):
+    shipped = read_about(resolve_model(name))
+    assert shipped == about()
+    assert json.loads(CliRunner().invoke(app, ["about"]).stdout) == shipped.model_dump(mode="json")
+
+
+def test_every_word_of_other_stories_is_in_the_list():
+    known = about()
+    for index in range(300):
+        scene = draw("test", 11, index)
+        for item in scene.items:
+            assert known.unseen(f"{item.prompt} {item.answer}") == []

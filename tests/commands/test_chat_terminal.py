@@ -1,0 +1,100 @@
+"""`sigma0 chat` in a pseudo terminal, with the signals that keys send there."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+import pytest
+
+PATIENCE_SECONDS = 120
+STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
+# noise, of which this seed writes hundreds of tokens
+NOISE = ("--temperature", "60", "--seed", "3", "--max-new-tokens", "1900", "--on-collapse", "ignore")
+_STEERING = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\r|\x08")
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *arguments):
+        self._keyboard, screen = pty.openpty()
+        environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sigma0.cli", "chat", *arguments],
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: _take_terminal(screen),
+        )
+        os.close(screen)
+        self._text = ""
+
+    def type(self, keys):
+        os.write(self._keyboard, keys.encode())
+
+    def until(self, pattern):
+        """What is on the screen up to the pattern, from where it was read last."""
+        while not (match := re.search(pattern, self._text)):
+            ready, _, _ = select.select([self._keyboard], [], [], PATIENCE_SECONDS)
+            assert ready, f"no {pattern!r} within {PATIENCE_SECONDS} s: {self._text!r}"
+            self._text += _STEERING.sub("", os.read(self._keyboard, 4096).decode(errors="replace"))
+        before, self._text = self._text[: match.end()], self._text[match.end() :]
+        return before
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._keyboard)
+
+
+def _take_terminal(screen):
+    import fcntl
+    import termios
+
+    # what Ctrl-C in this terminal interrupts
+    fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def opens(*arguments):
+        opened.append(Terminal(*arguments))
+        opened[-1].until(r"/help lists the commands.*\n>")
+        return opened[-1]
+
+    yield opens
+    for session in opened:
+        session.close()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_an_answer_and_ctrl_d_quits(terminal):
+    chat = terminal(*NOISE)
+    chat.type("Where is the hat?\r|\x08")
+    chat.until(r"hat\?\s+(\S+\s+){5}")
+    chat.type("\x03")
+    chat.until(r"stopped; what was written is kept\n")
+    chat.type("/stats\r|\x08")
+    assert "stopped by you" in chat.until("savings are not counted")
+    chat.type("\x03")
+    chat.until("Ctrl-D or /quit leaves")
+    chat.type("\x04")
+    assert chat.process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.slow
+def test_a_conversation_as_somebody_types_it(terminal):
+    chat = terminal()
+    chat.type(f"{STORY}\r|\x08")
+    chat.until(r"The hat is in the park\.\n8 tokens, mean depth")
+    chat.type("/exit qexit 0.3\r|\x08")
+    chat.until("qexit, q = 0.3, after exit: finish")
+    chat.type("/quit\r|\x08")
+    assert chat.process.wait(PATIENCE_SECONDS) == 0

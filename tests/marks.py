@@ -1,0 +1,15 @@
+"""Which cases of a test are fast, where its whole grid is not."""
+
+from typing import Any
+
+import pytest
+
+
+def fast_if(fast: bool, *values: Any, id: str | None = None):
+    """A case for `parametrize`, which is slow unless `fast`."""
+    return pytest.param(*values, id=id, marks=() if fast else pytest.mark.slow)
+
+
+def slow(*values: Any, id: str | None = None):
+    """A slow case for `parametrize`."""
+    return fast_if(False, *values, id=id)
