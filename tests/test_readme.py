@@ -1,268 +1,96 @@
-"""The README's Python runs as it stands, and its commands are the ones CI uses."""
+"""The README is short, its blocks work as they stand, and so does the Python of every other text."""
 
-import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from sigma0.bench.core.ledger import FidelityRow, StrategyQARow, read_rows
-from sigma0.bench.effort.report import EffortReport
-from sigma0.bench.effort.simulation import Rates
-from sigma0.bench.effort.table import markdown
-from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
-from sigma0.bench.figures.results import Results
-from sigma0.bench.figures.tables import ladder_run
-from sigma0.bench.ladder.tables import ladder_runs
+from sigma0.bench.figures.texts import texts
 from sigma0.bench.pocket.items import split_of
-from sigma0.bench.serving.table import latest_load, load_table, never_rows, never_sentence
-from sigma0.bench.speed.table import latest_speed_runs, speed_table
-from sigma0.bench.strategyqa.registry import ONCE
-from sigma0.bench.strategyqa.table import whole as levels_table
-from sigma0.bench.verdict.measure import VerdictReport
-from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
-from sigma0.checkpoints import shipped_models
 from sigma0.cli import app
-from sigma0.reason.trail import Call, Decision, Heading, Outcome, read_lines
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-VERDICTS = {
-    "pocket": "verdict-pocket.json",
-    "pocket-large": "verdict-pocket-large.json",
-    "pocket-large, margin, hard half": "verdict-pocket-large-margin-hard.json",
-}
-PYTHON = [body for language, body in BLOCKS if language == "python"]
+TEXTS = {name: (ROOT / name).read_text() for name in texts(ROOT)}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON = [
+    pytest.param(body, id=f"{name}-{index}")
+    for name, text in TEXTS.items()
+    for index, body in enumerate(body for language, body in FENCE.findall(text) if language == "python")
+]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(PYTHON)))
-def test_python_blocks_run(index, capsys, tmp_path, monkeypatch):
+def test_the_readme_is_short():
+    text = TEXTS["README.md"]
+    assert len(text.splitlines()) <= 200 and len(text.encode()) <= 11_000
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_blocks_run(block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(PYTHON[index], f"README.md, Python block {index + 1}", "exec"), {"__name__": "__readme__"})
+    exec(compile(block, "Python block", "exec"), {"__name__": "__readme__"})
     capsys.readouterr()
 
 
 def test_there_is_python_to_run():
-    assert len(PYTHON) >= 2
+    assert sum(block.id.startswith("README.md") for block in PYTHON) >= 2 and len(PYTHON) >= 7
 
 
 def test_the_first_two_bash_blocks_are_the_set_up():
-    bash = [body for language, body in BLOCKS if language == "bash"]
+    bash = [body for language, body in FENCE.findall(TEXTS["README.md"]) if language == "bash"]
     assert "pip install" in bash[0]
     assert "sigma0 generate" in bash[0]
     assert "pip install" in bash[1]
     assert "pytest" in bash[1]
 
 
-def test_shown_output_is_what_the_command_prints():
-    """Three prompts of the micro-world's test split, and all that the command says to them today."""
-    shown = [body.split("\n", 1) for language, body in BLOCKS if language == "console"]
-    assert len(shown) >= 3
-    for command, output in shown:
-        arguments = shlex.split(command.removeprefix("$ sigma0 "))
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0
-        printed, quoted = ([line.rstrip() for line in text.strip().splitlines()] for text in (result.stdout, output))
-        assert printed == quoted
-        story = re.split(r" (?=[^.]*\?$)", arguments[1])[0]
-        assert split_of(story) == "test", "a prompt that the training may have seen"
-
-
-def test_the_short_tables_are_those_of_the_ledger():
-    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
-    runs = latest_runs(rows)
-    assert set(runs) == set(shipped_models())
-    for run in runs.values():
-        assert short_table([row for row in run if isinstance(row, FidelityRow)]) in README
-    for name, run in runs.items():
-        table = whole_table([row for row in run if isinstance(row, FidelityRow)])
-        assert (ROOT / "bench" / "results" / f"fidelity-{name}.md").read_text() == table
-
-
-def test_the_speed_tables_are_those_of_the_ledger():
-    runs = latest_speed_runs(read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl"))
-    page = (ROOT / "bench" / "results" / "speed.md").read_text()
-    assert page == "# Speed\n\n" + "\n".join(f"{speed_table(run)}\n" for run in runs)
-    assert sum(speed_table(run) in README for run in runs) == 2
-    large = next(run for run in runs if run[0].model == "random ouro-2.6b")[0]
-    tokens = large.context + large.max_new_tokens - 1
-    assert large.kv_bytes_in_use == tokens * 48 * 4 * 2 * 16 * 128 * 2
-    assert f"{large.kv_bytes_in_use / 1e6:.1f} MB of K/V for {tokens} tokens" in (ROOT / "weights.md").read_text()
-
-
-def test_what_verify_costs_is_quoted_right():
-    report = json.loads((ROOT / "bench" / "results" / "lossless-pocket-large.json").read_text())
-    section = README.split("## Lossless")[1].split("## Three")[0]
-    assert f"`{report['model']}`, {report['prompts']} held-out questions, {report['new_tokens']} new tokens" in section
-    costs = {}
-    for cost in report["costs"]:
-        config = cost["exit_config"]
-        name, value = ("q", config["q"]) if config["mode"] == "qexit" else ("theta", config["theta"])
-        costs.setdefault(f"| {config['mode']} ({name} {value:g}) |", {})[config["redraft"]] = cost
-    for label, drafts in costs.items():
-        many = drafts[True]
-        quoted = [
-            drafts[False]["passes"]["value"],
-            many["passes"]["value"],
-            many["passes"]["interval"],
-            many["passes_without_tail"]["value"],
-            many["rows"]["value"],
-            min(drafts[False]["identical"], many["identical"]),
-        ]
-        low, high = quoted[2]
-        quoted[2] = f"{100 * low:.1f} % to {100 * high:.1f} %"
-        cells = [each if isinstance(each, str) else f"{100 * each:.1f} %" for each in quoted]
-        assert f"{label} {' | '.join(cells)} |" in section
-    fastest = min(report["costs"], key=lambda cost: cost["passes"]["value"])["simulated"]
-    two = [f"{100 * fastest[name] / fastest['full']:.1f} %" for name in ("with_fallback", "with_redraft")]
-    assert f"{two[0]} in place of {two[1]}" in section
-
-
-def test_what_the_verdict_tells_is_quoted_right():
-    """Switches, doors and scores of doubt, the study of stability, and the grounding of facts."""
-    results = ROOT / "bench" / "results"
-    section = README.split("## What the verdict can and cannot tell")[1].split("\n## ")[0]
-    reports = {
-        name: TypeAdapter(VerdictReport).validate_python(
-            {key: value for key, value in json.loads((results / file).read_text()).items() if key != "hard_half_only"}
-        )
-        for name, file in VERDICTS.items()
-    }
-    for table in (switch_table(reports), door_table(reports), separation_table(reports)):
-        assert table in section
-    words = " ".join(section.split())
-    for name in shipped_models():
-        study = json.loads((results / f"stability-{name}.json").read_text())
-        scores = {score: f"{found['value']:.2f}" for score, found in study["auroc"].items()}
-        told = [scores[score] for score in ("path: radius", "jacobian radius", "entropy", "margin")]
-        correlation = f"{study['rank_correlation']['value']:.2f}"
-        assert f"| {name} | {correlation} | {' | '.join(told)} |" in section
-        doors = json.loads((results / f"doors-{name}.json").read_text())
-        stored = json.loads((ROOT / "sigma0" / "checkpoints" / name / "generation_config.json").read_text())
-        assert stored["door_policy"] == doors["chosen"] and stored["fate_config"] == doors["fates"]
-    facts = {each["kind"]: each for each in json.loads((results / "grounding.json").read_text())["detections"]}
-    for kind in ("number", "entity"):
-        found = facts[kind]
-        assert f"{100 * found['recall']:.1f} % of {found['falsified']:,}" in words
-    assert f"at a precision of {100 * facts['both']['precision']:.2f} %" in words
-
-
-def test_what_is_concluded_of_ladders_is_in_the_rows():
-    """Of the run under the shipped rule, on the questions that no setting was chosen on."""
-    rows = [row for row in ladder_run(Results(ROOT)) if row.part == "report"]
-    (large,) = (row for row in rows if row.family == "large only")
-    kept = [row for row in rows if row.accuracy.value >= 0.95 * large.accuracy.value]
-    assert 0.6 < min(row.cost.value for row in kept if row.family == "entropy") < 0.68, "two thirds"
-    assert min(row.cost.value for row in kept if row.family == "whole questions by lot") > 0.85, "nine tenths"
-    assert all(row.cost.value > 1 for row in rows if row.family == "random" and row.policy["rate"] >= 0.3)
-    warm = [row for row in rows if row.warm_start]
-    assert max(row.accuracy.value for row in warm) < large.accuracy.value - 0.1
-
-
-def test_what_is_said_of_another_tokenizer_is_in_the_ledger():
-    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
-    (run,) = [run for run in ladder_runs(rows).values() if run[0].above.startswith("SmolLM2")]
-    by_family = {row.family: row for row in run}
-    small, verdict, warm = (by_family[name] for name in ("small only", "verdict", "verdict, warm start"))
-    words = " ".join(README.split())
-    assert f"on the first {small.n} prompts of HumanEval, {small.max_new_tokens} new tokens" in words
-    shares = [f"{100 * each.value:.1f} %" for each in (verdict.cost, verdict.seconds, small.cost, small.seconds)]
-    assert (
-        f"hands up {verdict.accuracy.value * verdict.n:.0f} of {verdict.n}, at {shares[0]} of SmolLM2's cost" in words
-    )
-    assert f"and {shares[1]} of its time; `pocket` alone costs {shares[2]} and {shares[3]}." in words
-    assert f"writes its own in {warm.accuracy.value * warm.n:.0f} of {warm.n}." in words
-
-
-def test_what_policies_of_effort_do_is_quoted_right():
-    """The measured table here, the simulated one in the bench's own page, and neither in the other's place."""
-    reports = {
-        name: TypeAdapter(EffortReport).validate_python(
-            json.loads((ROOT / "bench" / "results" / f"effort-{name}.json").read_text())
-        )
-        for name in ("pocket", "simulation")
-    }
-    assert {name: report.kind for name, report in reports.items()} == {
-        "pocket": "measurement",
-        "simulation": "simulation",
-    }
-    section = README.split("## Outer loops")[1].split("\n## ")[0]
-    page = (ROOT / "bench" / "effort" / "README.md").read_text()
-    measured, simulated = reports["pocket"], reports["simulation"]
-    assert markdown(measured) in section and markdown(simulated) in page.split("## Simulated")[1]
-    assert markdown(simulated) not in section
-    assert f"in {100 * measured.first_right.value:.1f} %" in " ".join(section.split())
-    by_policy = {each.policy: each for each in measured.policies}
-    flat, rising = by_policy.pop("flat high"), by_policy.values()
-    assert all(each.accepted_wrong.value == 0 for each in (flat, *rising))
-    assert all(each.accepted_right.value <= flat.accepted_right.value for each in rising)
-    assert all(0.9 < each.cost.value / flat.cost.value < 1.15 for each in rising), "about as much in all"
-    for each in rising:
-        assert each.cost.value / each.verifications.value < flat.cost.value / flat.verifications.value
-        assert each.accepted_right.value < each.right.value
-    rates = TypeAdapter(Rates).validate_python(simulated.settings["rates"])
-    assert rates == Rates(), "the page tells the default odds"
-    by_policy = {each.policy: each for each in simulated.policies}
-    flat, rising = by_policy.pop("flat high"), by_policy.values()
-    assert all(each.accepted_wrong.value <= flat.accepted_wrong.value / 5 for each in rising)
-    asked = [each.verifications.value / flat.verifications.value for each in rising]
-    costs = [each.cost.value / flat.cost.value for each in rising]
-    assert (round(min(asked), 1), round(max(asked), 1)) == (1.6, 2.1)
-    assert (round(min(costs), 2), round(max(costs), 2)) == (1.04, 1.27)
-
-
-def test_the_committed_trails_say_what_the_readme_says_of_them():
-    trails = {
-        name: read_lines(ROOT / "bench" / "results" / f"solve-{name}.jsonl")
-        for name in ("progressive", "lemma", "agent")
-    }
-    for name, lines in trails.items():
-        assert isinstance(lines[0], Heading) and isinstance(lines[-1], Outcome)
-        assert (lines[0].strategy, lines[0].models) == (name, ("SmolLM2-135M-Instruct",))
-    # 3 pens of 4 sheep, 5 of them sold
-    accepted = trails["progressive"][-1]
-    assert accepted.solved and not re.search(r"\b7\b", accepted.answer)
-    efforts = {line.effort for line in trails["progressive"] if isinstance(line, Call) and "label" in line.purpose}
-    assert efforts == {"low", "medium", "high"}
-    decided = {name: {line.what for line in lines if isinstance(line, Decision)} for name, lines in trails.items()}
-    assert not trails["lemma"][-1].solved and {"plan refused", "fallback", "gave up"} <= decided["lemma"]
-    assert not trails["agent"][-1].solved and {"refused", "unsolved"} <= decided["agent"]
-    assert not decided["agent"] & {"list", "read", "edit", "run_tests", "start_over", "finish"}
-
-
-def test_the_load_table_is_that_of_the_ledger():
-    rows = read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl")
-    run, never = latest_load(rows, "finish"), never_rows(rows)
-    section = README.split("## Serving")[1].split("\n## ")[0]
-    assert load_table(run) in section and f"{run[0].rounds} interleaved rounds" in section
-    assert {row.max_new_tokens for row in run} == {32} and sum(row.failed for row in run) == 0
-    assert never_sentence(never) in " ".join(section.split())
-    assert [row.amount for row in never] == [1, 4, 16] and all(row.speed_ratio.value > 0.97 for row in never)
-    at_16 = {row.way: row.speed_ratio.value for row in run if row.load == "closed" and row.amount == 16}
-    assert at_16["finish"] > 1.1 and at_16["drop"] > 1.1
-
-
-def test_what_levels_of_control_did_is_quoted_right():
-    found = [
-        row for row in read_rows(ROOT / "bench" / "results" / "leaderboard.jsonl") if isinstance(row, StrategyQARow)
+def test_shown_output_and_its_picture_are_what_the_command_gives(tmp_path):
+    """A prompt of the micro-world's test split, and all that the command says to it today."""
+    ((command, output),) = [
+        body.split("\n", 1) for language, body in FENCE.findall(TEXTS["README.md"]) if language == "console"
     ]
-    rows, distilled = ([row for row in found if (row.against == "L0") == is_run] for is_run in (True, False))
-    runs = {n: {row.level: row for row in rows if row.n == n} for n in (100, 229)}
-    assert tuple(runs[100]) == ONCE and set(ONCE) - set(runs[229]) == {"L3", "L3-simple"}
-    direct = runs[229]["L0"].accuracy
-    figure = f"{100 * direct.value:.1f} % ({100 * direct.low:.1f} to {100 * direct.high:.1f})"
-    section = README.split("## In other people's harnesses")[1].split("\n## ")[0]
-    assert f"is right on {figure} asked directly" in " ".join(section.split())
-    for row in rows:
-        assert (row.model, row.max_new_tokens, row.dtype) == ("SmolLM2-135M-Instruct", 64, "float32")
-        assert row.level == "L0" or row.difference <= 0 or row.p_holm > 0.9, "a level is better than L0"
-    whole = (ROOT / "bench" / "results" / "strategyqa.md").read_text()
-    assert all(levels_table(list(run.values())) in whole for run in runs.values())
-    page = " ".join((ROOT / "bench" / "strategyqa" / "README.md").read_text().split())
-    before, after = (f"{100 * row.accuracy.value:.1f} % ({100 * row.accuracy.low:.1f} to" for row in distilled)
-    assert after in page.split("Measured with SmolLM2 (`--from")[1] and before in page
-    assert f"{sum(distilled[1].misses.values())} and {sum(distilled[0].misses.values())} of 229 are misses" in page
+    arguments = shlex.split(command.removeprefix("$ sigma0 "))
+    result = CliRunner().invoke(app, [*arguments, "--svg", str(tmp_path / "depth.svg")])
+    assert result.exit_code == 0
+    printed, quoted = ([line.rstrip() for line in text.strip().splitlines()] for text in (result.stdout, output))
+    assert printed == quoted
+    committed = (ROOT / "bench" / "results" / "depth.svg").read_text()
+    assert drawn((tmp_path / "depth.svg").read_text()) == drawn(committed)
+    story = re.split(r" (?=[^.]*\?$)", arguments[1])[0]
+    assert split_of(story) == "test", "a prompt that the training may have seen"
+
+
+def drawn(svg):
+    """The words of a picture, each with the colours that it has."""
+    styles = dict(re.findall(r"-(r\d+) \{ (.*?) \}", svg))
+    return [(styles[style], words) for style, words in re.findall(r'<text class="[^"]*-(r\d+)"[^>]*>([^<]*)', svg)]
+
+
+def slug(heading):
+    """A heading as GitHub names it in links."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_relative_link_leads_somewhere(name):
+    lost = []
+    for target in LINK.findall(CODE.sub("", TEXTS[name])):
+        path, _, heading = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        found = (ROOT / name).parent / path if path else ROOT / name
+        text = found.read_text() if heading and found.is_file() else ""
+        if not found.exists() or (heading and heading not in map(slug, re.findall(r"^#+ (.*)$", text, re.MULTILINE))):
+            lost.append(target)
+    assert not lost
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_source_that_a_text_names_is_there(name):
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("**/*.py")}
+    named = set(re.findall(r"`([\w/]+\.py)`", TEXTS[name]))
+    lost = {each for each in named if not any(path == each or path.endswith(f"/{each}") for path in files)}
+    assert not lost

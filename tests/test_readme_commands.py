@@ -1,4 +1,4 @@
-"""Every command line of the README is one that its program takes; those that need nothing else are run."""
+"""Every command line of the texts is one that its program takes; those that need nothing else are run."""
 
 import re
 import shlex
@@ -12,14 +12,23 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from sigma0.bench.figures.texts import texts
 from sigma0.bench.harness.arguments import EXIT_ARGUMENTS, PLACES
 from sigma0.cli import app
 from tests.test_layout import tomllib
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-PROGRAMS = ("sigma0", "python", "pip", "torchrun", "inspect")
+# the harness's page has tests of its own, and the sandbox's block is a program
+TEXTS = [name for name in texts(ROOT) if name.endswith("README.md") and "bench/harness" not in name]
+BLOCKS = [
+    block
+    for name in TEXTS
+    for block in re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+    if "<<" not in block[1]
+]
+# programs that are not ours, with the place of the file that they read; the server's tests send what curl sends
+FILES = {"cp": 1, "serve": 2, "curl": 0}
+PROGRAMS = ("sigma0", "python", "pip", "torchrun", "inspect", *FILES)
 
 
 def command_lines():
@@ -27,7 +36,7 @@ def command_lines():
     for language, body in BLOCKS:
         if language not in ("", "bash", "console"):
             continue
-        for line in body.splitlines():
+        for line in body.replace("\\\n", " ").splitlines():
             line = line.removeprefix("$ ")
             if language == "console" and not line.startswith("sigma0 "):
                 continue
@@ -64,7 +73,7 @@ def parse(application, words):
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [name for word in words for name in re.findall(r"\[(.*)\]", word)]
-    assert words[1] == "install" and set(named) <= set(extras)
+    assert words[1] in ("install", "download") and set(named) <= set(extras)
 
 
 def check_inspect(words):
@@ -96,8 +105,16 @@ def test_every_command_is_one_that_there_is(words):
         check_inspect(words)
     elif words[1:3] == ("-m", "sigma0.bench.harness"):
         check_harness(words[3:])
+    elif words[0] in FILES:
+        assert words[0] == "curl" or (ROOT / words[FILES[words[0]]]).is_file()
     elif words[1:3] != ("-m", "pytest"):
-        parse(import_module(f"{words[2]}.__main__").app, words[3:])
+        module = import_module(words[2])
+        if hasattr(module, "__path__"):
+            parse(import_module(f"{words[2]}.__main__").app, words[3:])
+        else:
+            application = typer.Typer()
+            application.command()(module.main)
+            parse(application, words[3:])
 
 
 @pytest.mark.parametrize("words", [("generate", "x", "--nosuch"), ("nosuch",), ("generate", "x", "--depth", "y")])
@@ -116,7 +133,7 @@ def named(*beginning):
     "beginning, said",
     [
         (("sigma0", "generate", "--after"), "The hat is in the park."),
-        (("sigma0", "size"), "Computed, not measured: ouro-1.4b"),
+        (("sigma0", "size", "ouro-1.4b"), "Computed, not measured: ouro-1.4b"),
     ],
 )
 def test_what_needs_nothing_else_runs(beginning, said, tmp_path, monkeypatch):
@@ -147,8 +164,9 @@ def test_the_harness_s_line_runs_where_there_is_no_gpu():
 def test_the_span_model_that_is_named_is_there():
     from sigma0.signals.grounding import support
 
+    text = (ROOT / "sigma0" / "signals" / "README.md").read_text()
     assert (
         "`sigma0.signals.grounding.check.check(text, context, model=sigma0.signals.grounding.support.SpanSupport())`"
-        in README
+        in text
     )
-    assert hasattr(support, "SpanSupport") and "support.LettuceDetect" not in README
+    assert hasattr(support, "SpanSupport") and "support.LettuceDetect" not in text

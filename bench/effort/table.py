@@ -25,7 +25,7 @@ def cells(report: EffortReport) -> list[tuple[str, ...]]:
 
 
 def markdown(report: EffortReport) -> str:
-    """The table for a README."""
+    """The table for a page of results."""
     names = (*HEADINGS, report.unit)
     lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells(report))])

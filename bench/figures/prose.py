@@ -3,89 +3,158 @@
 # ruff: noqa: E501  (sentences are easier to find in their text where they are not broken up)
 
 import re
-from collections.abc import Sequence
 
-from sigma0.bench.core.ledger import FidelityRow, Figure, HumanEvalRow, SimulationRow, StrategyQARow
-from sigma0.bench.effort.simulation import Rates
-from sigma0.bench.fidelity.pages import latest_runs
+from sigma0.bench.core.ledger import SpeedRow
+from sigma0.bench.fidelity.table import label
 from sigma0.bench.figures.check import computed as c
+from sigma0.bench.figures.forms import only, value
+from sigma0.bench.figures.forms import percent as p
+from sigma0.bench.figures.prose_benches import (
+    accel_sentences,
+    distillation_sentences,
+    effort_sentence,
+    humaneval_sentences,
+    policy_sentences,
+    task_sentences,
+)
+from sigma0.bench.figures.prose_fleets import fleet_sentences, simulation_sentences
 from sigma0.bench.figures.results import Results
-from sigma0.bench.figures.tables import ladder_run
+from sigma0.bench.figures.tables import MODELS, fidelity_runs, ladder_run
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
-from sigma0.bench.simulation.inputs import read_inputs
-from sigma0.bench.simulation.table import apart_cells, latest_simulation
-from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.bench.speed.table import latest_speed_runs
-from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.calibrate.agreement import prompts_needed
-from sigma0.calibrate.bootstrap import share
 from sigma0.serve.size_command import shape_of
 from sigma0.serve.sizing import parameters, token_bytes, weight_bytes
 
-_LARGEST, _RATES = "random ouro-2.6b", ("47,821", "86,118", "133,939")
+_LARGEST = "random ouro-2.6b"
+_SCORES = ("verdict", "mean entropy", "minimum margin")
 
 
 def sentences(results: Results) -> dict[str, list[str]]:
     """Pieces of sentences of each text, with computed figures."""
     return {
-        "README.md": [
-            *_promises(results),
-            *_costs(results),
-            *_collapse(results),
-            *_ladder(results),
-            *_tasks(results),
-            *_serving(results),
-            *_front_simulation(results),
-        ],
-        "weights.md": _weights(results),
-        "kernels/README.md": _areas(results),
-        "serve/README.md": _gains(results),
-        "bench/effort/README.md": _policies(results),
-        "bench/fidelity/README.md": _accel(results),
-        "bench/humaneval/README.md": _solved(results),
-        "bench/simulation/README.md": _simulation(results),
-        "bench/strategyqa/README.md": _distilled(results),
+        "README.md": _front(results),
+        "weights.md": [*_weights(results), _holder(results)],
+        "kernels/README.md": [*_areas(results), _times(results)],
+        "serve/README.md": [*_gains(results), *_serving(results), *fleet_sentences(results)],
+        "sigma0/calibrate/README.md": _promises(results),
+        "sigma0/decode/README.md": _lossless(results),
+        "sigma0/ladder/README.md": _ladder(results),
+        "sigma0/reason/README.md": [effort_sentence(results)],
+        "sigma0/signals/README.md": [*_collapse(results), *_doors(results), *_grounding(results)],
+        "bench/README.md": task_sentences(results),
+        "bench/effort/README.md": policy_sentences(results),
+        "bench/fidelity/README.md": accel_sentences(results),
+        "bench/humaneval/README.md": humaneval_sentences(results),
+        "bench/simulation/README.md": simulation_sentences(results),
+        "bench/strategyqa/README.md": distillation_sentences(results),
     }
 
 
-def p(value: float, digits: int = 1) -> str:
-    """A share in per cent."""
-    return c(100 * value, f".{digits}f")
+def _front(results: Results) -> list[str]:
+    rows = [row for row in fidelity_runs(results)["pocket-large"] if row.after_exit == "finish"]
+    (own,) = [row for row in rows if row.mode == "margin" and row.promise is not None]
+    (full,), (fixed,) = ([row for row in rows if label(row) == name] for name in ("full", "fixed (depth 2)"))
+    assert own.promise is not None and own.threads == 1
+    same, agreed, saved = own.exact_match, own.promise.agreement, own.passes_saved
+    size = f"`pocket-large` ({c(own.parameters / 1e6, '.1f')} M parameters, {c(own.total_loops)} loops; {c(own.n)} held-out"
+    lossless = results.json("lossless-pocket-large")
+    assert min(cost["identical"] for cost in lossless["costs"]) == 1, "all answers are full depth's"
+    fewest = min(cost["passes"]["value"] for cost in lossless["costs"])
+    return [
+        f"{size} questions, {own.dtype}, one CPU thread) runs {p(value(saved))} % fewer passes of its block, "
+        f"{p(value(own.rows_saved))} % less arithmetic, and still writes full depth's text in {p(same.value)} % "
+        f"({p(same.low)} to {p(same.high)}) of the answers.",
+        f"save fewer passes, {p(value(fixed.passes_saved))} %, and get {p(value(fixed.accuracy))} % of the answers right in place "
+        f"of {p(value(full.accuracy))} %.",
+        f"Answers come {c(value(own.speed_ratio), '.2f')} times as fast",
+        f"is not mostly Python, tokens come {c(value(_large_speed(results)['finish'].speed_ratio), '.2f')} times as fast",
+        f'("{p(agreed)} % of the tokens as at full depth")',
+        f"at most {c(own.max_new_tokens)} new tokens, thresholds promised {p(agreed)} % beforehand",
+        f"full depth's text in all of {c(lossless['prompts'])} answers, in {p(fewest)} % of its passes",
+        _large(results),
+        _clients(results, "The server writes", "for", "client", "for"),
+    ]
+
+
+def _large_speed(results: Results) -> dict[str, SpeedRow]:
+    """The longest run in the largest shape, by way."""
+    run = next(run for run in latest_speed_runs(results.rows) if run[0].model == _LARGEST and len(run) > 2)
+    return {row.way: row for row in run}
+
+
+def _large(results: Results) -> str:
+    ways = _large_speed(results)
+    finish, ratio = ways["finish"], ways["finish"].speed_ratio
+    assert ratio is not None and (finish.dtype, finish.threads) == ("bfloat16", 2)
+    took = {way: c(row.milliseconds_per_token.value, ",.0f") for way, row in ways.items()}
+    return (
+        f"tokens that exit at {c(finish.passes_per_token, '.2f')} of {c(finish.total_loops)} loops by a stated course: `finish` "
+        f"takes {took['finish']} ms a token, full depth {took['full']}, {c(ratio.value, '.2f')} times ({c(ratio.low, '.2f')} to "
+        f"{c(ratio.high, '.2f')}) as long; transformers' own loop {took['huggingface']} ms"
+    )
 
 
 def _promises(results: Results) -> list[str]:
-    rule, lossless = results.json("calibrate-pocket")[0], results.json("lossless-pocket-large")
-    agreed = rule["agreement"]
-    promised = rule["confidence"]
+    rule = results.json("calibrate-pocket")[0]
+    agreed, promised = rule["agreement"], rule["confidence"]
     # of one rule alone; what stands in the report is for all of them at once
     least, half = prompts_needed(agreed, promised)
-    fastest = min(lossless["costs"], key=lambda cost: cost["passes"]["value"])["simulated"]
-    traced = [p(fastest[name] / fastest["full"]) for name in ("with_fallback", "with_redraft")]
     return [
         f"at which at least {c(100 * agreed, 'g')} % of the new tokens",
         f"with probability {c(promised)} over the choice of prompts, the mean share",
         f"is at most {c(100 - 100 * agreed, 'g')} %, for all rules at once",
         f"It takes {c(least)} prompts without a single error for one rule, or about {c(round(half, -2), ',')} at half",
-        f"on the {c(rule['check']['prompts'])} prompts set apart, which had no part",
-        f"`{lossless['model']}`, {c(lossless['prompts'])} held-out questions, {c(lossless['new_tokens'])} new tokens each",
+        f"On the {c(rule['check']['prompts'])} prompts set apart, which had no part",
+    ]
+
+
+def _lossless(results: Results) -> list[str]:
+    report = results.json("lossless-pocket-large")
+    fastest = min(report["costs"], key=lambda cost: cost["passes"]["value"])
+    (alone,) = (cost for cost in report["costs"] if cost["exit_config"] == {**fastest["exit_config"], "redraft": False})
+    assert fastest["exit_config"]["mode"] == "margin"
+    traced = [
+        p(fastest["simulated"][name] / fastest["simulated"]["full"]) for name in ("with_fallback", "with_redraft")
+    ]
+    return [
+        f"On `{report['model']}`, {c(report['prompts'])} held-out questions, {c(report['new_tokens'])} new tokens each",
+        f"takes {p(fastest['passes']['value'])} % of full depth's passes and {p(fastest['rows']['value'])} % of its rows; with "
+        f"`redraft=False` {p(alone['passes']['value'])} %",
         f"counted from traces, {traced[0]} % in place of {traced[1]} % for the fastest",
     ]
 
 
-def _costs(results: Results) -> list[str]:
-    times = {
-        (each["kernel"], each["size"]): each["microseconds"] / 1000 for each in results.json("kernels-cpu")["timings"]
-    }
+def _times(results: Results) -> str:
+    times = {(row["kernel"], row["size"]): row["microseconds"] / 1000 for row in results.json("kernels-cpu")["timings"]}
     boundary, logits = times["loop_boundary", "4 rows of 2048"], times["collapse", "4 rows of 49152"]
-    facts = {each["kind"]: each for each in results.json("grounding")["detections"]}
-    answers = {report.answers for report in results.verdicts.values()}
-    studied = {results.json(f"stability-{name}")["answers"] for name in ("pocket", "pocket-large")}
-    return [
+    return (
         f"takes {c(boundary, '.1f')} ms for {c(4)} rows of {c(2048, ',')} numbers, and reading {c(4)} tokens' "
-        f"{c(49152, ',')} logits {c(logits, '.1f')} ms",
-        f"one about each of {_only(answers)} stories",
-        f"at the least sure token of {_only(studied)} answers each",
+        f"{c(49152, ',')} logits {c(logits, '.1f')} ms"
+    )
+
+
+def _doors(results: Results) -> list[str]:
+    reports = results.verdicts
+    shares = [
+        [p(share.value) for share in (report.opened_for_right, report.kept_right, report.rows[0].right) if share]
+        for report in (reports["pocket"], reports["pocket-large"])
+    ]
+    ranks = [c(reports["pocket"].separations[name].auroc or 0.0, ".3f") for name in _SCORES]
+    return [
+        f"On {only({report.answers for report in reports.values()})} held-out questions each the door of `pocket` opens for "
+        f"{shares[0][0]} % of the right answers, and {shares[0][1]} % of what it lets through is right, of all answers "
+        f"{shares[0][2]} %; on `pocket-large` {shares[1][0]} %, {shares[1][1]} % and {shares[1][2]} %.",
+        f"(AUROC {ranks[0]} against {ranks[1]} and {ranks[2]} on `pocket`)",
+    ]
+
+
+def _grounding(results: Results) -> list[str]:
+    facts = {row["kind"]: row for row in results.json("grounding")["detections"]}
+    studied = {results.json(f"stability-{name}")["answers"] for name in MODELS}
+    return [
+        f"at the least sure token of {only(studied)} answers of each model",
         f"number altered it finds {p(facts['number']['recall'])} % of {c(facts['number']['falsified'], ',')}, with a name "
         f"swapped {p(facts['entity']['recall'])} % of {c(facts['entity']['falsified'], ',')}, beside",
         f"at a precision of {p(facts['both']['precision'], 2)} %",
@@ -104,17 +173,12 @@ def _collapse(results: Results) -> list[str]:
         f"{more[0][0]} % ({c(95)} % interval {more[0][1]} % to {more[0][2]} %) more CPU time a token on `pocket` and "
         f"{more[1][0]} % ({more[1][1]} % to {more[1][2]} %) on `pocket-large`",
         f"at least {c(report['tau'])} behind {c(report['running'])} tokens running",
-        f"Of {_only({found['answers'] for found in report['models'].values()})} ordinary answers none was cut",
+        f"Of {only({found['answers'] for found in report['models'].values()})} ordinary answers none was cut",
         f"any of {c(stories)} stories of their world; of stretches of {c(256)} tokens, {kinds['prose']} of prose, "
         f"{kinds['code']} of code and {kinds['lists']} of lists",
         f"it ended {kinds['exact loops']} exact ones, {kinds['changed loops']} with a fault in each period and "
         f"{kinds['drifted loops']} that drift",
     ]
-
-
-def _only(values: set[int]) -> str:
-    (value,) = values
-    return c(value, ",")
 
 
 def _ladder(results: Results) -> list[str]:
@@ -124,7 +188,7 @@ def _ladder(results: Results) -> list[str]:
     small, verdict, warm = (by_family[name] for name in ("small only", "verdict", "verdict, warm start"))
     shares = [p(each.value) for each in (verdict.cost, verdict.seconds, small.cost, small.seconds)]
     return [
-        f"On {c(reported.n)} held-out questions of the micro-world's hard half, one at a time",
+        f"{c(reported.n)} held-out questions of the micro-world's hard half, `pocket` below",
         f"on the first {c(small.n)} prompts of HumanEval, {c(small.max_new_tokens)} new tokens",
         f"hands up {c(verdict.accuracy.value * verdict.n, '.0f')} of {c(verdict.n)}, at {shares[0]} % of SmolLM2's cost "
         f"and {shares[1]} % of its time; `pocket` alone costs {shares[2]} % and {shares[3]} %.",
@@ -132,28 +196,9 @@ def _ladder(results: Results) -> list[str]:
     ]
 
 
-def _tasks(results: Results) -> list[str]:
-    effort = results.effort("pocket")
-    first = effort.first_right
-    assert first is not None
-    asked = {results.json(f"{name}-eval")["n"] for name in ("pocket", "pocket-large")}
-    solved = {row.n for row in results.rows if isinstance(row, HumanEvalRow)}
-    direct = _direct(results)
+def _holder(results: Results) -> str:
     holder = results.json("pocket-eval")["groups"]["family"]["holder"]
-    return [
-        f"{c(effort.policies[0].runs)} held-out questions of the hard half, temperature "
-        f"{c(str(effort.settings['temperature']))}; first answers were right in {p(first.value)} %",
-        f"none of HumanEval's first {_only(solved)} problems",
-        f"On StrategyQA's {c(direct.n)} dev items SmolLM2 is right on {p(direct.accuracy.value)} % "
-        f"({p(direct.accuracy.low)} to {p(direct.accuracy.high)}) asked directly",
-        f"one question about each of {_only(asked)} held-out stories",
-        f"`pocket` is right in {p(holder['loops'][-1])} % at full depth and in {p(holder['exit'])} % at its exits",
-    ]
-
-
-def _direct(results: Results) -> StrategyQARow:
-    runs = latest_levels(results.rows)
-    return next(row for row in max(runs, key=lambda run: run[0].n) if row.level == "L0")
+    return f"`pocket` is right in {p(holder['loops'][-1])} % at full depth and in {p(holder['exit'])} % at its exits"
 
 
 def _serving(results: Results) -> list[str]:
@@ -170,98 +215,18 @@ def _serving(results: Results) -> list[str]:
 
 
 def _gains(results: Results) -> list[str]:
+    return [_clients(results, "it wrote", "with", "client", "with")]
+
+
+def _clients(results: Results, begin: str, first: str, unit: str, word: str) -> str:
+    """What `finish` gains by the number of clients."""
     load = [row for row in latest_load(results.rows, "finish") if row.load == "closed" and row.way == "finish"]
     gains = {row.amount: row.speed_ratio for row in load}
-    told = [c(_value(gains[amount]), ".2f") for amount in (1, 16, 64)]
-    return [
-        f"it wrote {told[0]} times full depth's tokens with {c(1)} client, {told[1]} times with {c(16)}, and {told[2]} "
-        f"times with {c(64)} (the load table"
-    ]
-
-
-def _value(figure: Figure | None) -> float:
-    assert figure is not None
-    return figure.value
-
-
-def _fleets(results: Results) -> dict[tuple[int, str, str], SimulationRow]:
-    rows = latest_simulation(results.rows)
-    return {(row.replicas, f"{row.fleet_rate:,.0f}", row.routing): row for row in rows}
-
-
-def _apart(results: Results) -> dict[tuple[str, str, str], Sequence[str]]:
-    return {(cell[0], cell[1], cell[2]): cell[4:] for cell in apart_cells(latest_simulation(results.rows))}
-
-
-def _gain(cell: str) -> list[str]:
-    """A ratio with its interval as a gain in per cent: least and greatest change places."""
-    value, low, high = map(float, re.findall(r"\d+\.\d+", cell))
-    return [c(100 * (1 - each), ".0f") for each in (value, high, low)]
-
-
-def _loss(cell: str) -> list[str]:
-    value, low, high = map(float, re.findall(r"\d+\.\d+", cell))
-    return [c(100 * (each - 1), ".0f") for each in (value, low, high)]
-
-
-def _front_simulation(results: Results) -> list[str]:
-    found, apart = _fleets(results), _apart(results)
-    least, fleet = (found[10240, "86,118", name] for name in ("least-loaded", "fleet"))
-    gains = [_gain(apart["16", rate, "fleet-depth-aware"][1])[0] for rate in ("134.6", "209.3")]
-    return [
-        f"on up to {c(fleet.replicas, ',')} replicas, in groups of {c(fleet.group)}, at {c(fleet.fleet_rate, ',.0f')} "
-        "requests a second",
-        f"percentile of {c(fleet.latency_ms.p95, ',.0f')} ms where the least loaded replica gives "
-        f"{c(least.latency_ms.p95, ',.0f')}.",
-        f"gain in groups of {c(16)} only ({gains[0]} and {gains[1]} % at two rates)",
-    ]
-
-
-def _simulation(results: Results) -> list[str]:
-    found, apart = _fleets(results), _apart(results)
-    random, least, affine, fleet = (
-        found[10240, "86,118", name] for name in ("random", "least-loaded", "session-affine", "fleet")
+    told = [c(value(gains[amount]), ".2f") for amount in (1, 16, 64)]
+    return (
+        f"{begin} {told[0]} times full depth's tokens {first} {c(1)} {unit}, {told[1]} times {word} {c(16)}, and {told[2]} "
+        f"times {word} {c(64)}"
     )
-    later, last = found[10240, "133,939", "fleet"], found[10240, "191,386", "fleet"]
-    inputs, _ = read_inputs(results.root / "bench" / "results" / "simulation-inputs.json")
-    busy, calm = sorted(inputs.checks, key=lambda check: -check.rate)
-    pairs = [
-        " / ".join(c(each, ".0f") for each in seen)
-        for check in (busy, calm)
-        for seen in (check.measured, check.simulated)
-    ]
-    misses = [1 - mine / theirs for check in inputs.checks
-              for mine, theirs in zip(check.simulated, check.measured, strict=True)]  # fmt: skip
-    settled = [apart["10,240", rate, "fleet-depth-aware"] for rate in _RATES]
-    beside = [apart["10,240", rate, "depth-aware"] for rate in _RATES[:2]]
-    small = [apart["16", rate, "fleet-depth-aware"] for rate in ("134.6", "209.3")]
-    marked = [re.sub(r"\d+\.\d+", lambda match: c(match[0]), each[0]) for each in settled]
-    short = ", ".join(c(each[1].split()[0]) for each in settled)
-    losses, gains = [_loss(each[0]) for each in (*beside, *small)], [_gain(each[1]) for each in (*beside, *small)]
-    paces = [min(inputs.pass_times.paces), max(inputs.pass_times.paces)]
-    return [
-        f"On one replica, at {c(busy.rate, '.1f')} requests a second, the engine took {pairs[0]} ms (p50 / p95 / p99) and "
-        f"the simulation of the same arrivals {pairs[1]}; at {c(calm.rate, '.1f')}, {pairs[2]} and {pairs[3]}: between "
-        f"{p(min(misses), 0)} and {p(max(misses), 0)} % too little",
-        f"took {c(paces[0], '.2f')} to {c(paces[1], '.2f')} times the mean",
-        f"At {c(fleet.fleet_rate, ',.0f')} requests a second on {c(fleet.replicas, ',')} replicas the 95th percentile of an "
-        f"answer is {c(random.latency_ms.p95, ',.0f')} ms where any replica is drawn, {c(least.latency_ms.p95, ',.0f')} "
-        f"where the least loaded one is taken, {c(affine.latency_ms.p95, ',.0f')} where a chat has a replica drawn for "
-        f"it, and {c(fleet.latency_ms.p95, ',.0f')} under `fleet`, which finds {p(fleet.cached, 0)} % of the prompts'",
-        f"At {c(later.fleet_rate, ',.0f')} `fleet` still answers within {c(later.latency_ms.p95, ',.0f')} ms",
-        f"has a p95 of {marked[0]}, {marked[1]} and {marked[2]} times `fleet`'s",
-        f"could be told from noise ({short}).",
-        f"short answers gain {gains[0][0]} to {gains[1][0]} % at the two lower rates, and all together lose "
-        f"{losses[0][0]} % ({losses[0][1]} to {losses[0][2]}) and {losses[1][0]} % ({losses[1][1]} to {losses[1][2]}).",
-        f"In a group of {c(16)}, which is halved, short answers gain {gains[2][0]} % ({gains[2][1]} to {gains[2][2]}) and "
-        f"{gains[3][0]} % ({gains[3][1]} to {gains[3][2]})",
-        f"at {c('134.6')} and {c('209.3')} requests a second, and all together lose {losses[2][0]} % "
-        f"({losses[2][1]} to {losses[2][2]}) and {losses[3][0]} % ({losses[3][1]} to {losses[3][2]}).",
-        f"({c(fleet.by_kind_ms[SHORT].p50, '.0f')} against {c(fleet.by_kind_ms[LONG].p50, '.0f')} ms under `fleet` at "
-        f"{c(fleet.fleet_rate, ',.0f')})",
-        f"From {c(later.fleet_rate, ',.0f')} to {c(last.fleet_rate, ',.0f')} requests a second the median answer of `fleet` "
-        f"goes from {c(later.latency_ms.p50, ',.0f')} ms to {c(last.latency_ms.p50, ',.0f')}",
-    ]
 
 
 def _areas(results: Results) -> list[str]:
@@ -275,65 +240,8 @@ def _areas(results: Results) -> list[str]:
     ]
 
 
-def _policies(results: Results) -> list[str]:
-    simulated, odds = results.effort("simulation"), Rates()
-    passed, failed, cut = (
-        [p(each[level], 0) for level in ("low", "medium", "high")]
-        for each in (odds.false_pass, odds.false_fail, odds.cut_off)
-    )
-    costly = [c(each, "g") for each in (*odds.tokens.values(), odds.generation)]
-    rising = {each.policy: each for each in simulated.policies}
-    flat = rising.pop("flat high")
-    asked = [each.verifications.value / flat.verifications.value - 1 for each in rising.values()]
-    costs = [each.cost.value / flat.cost.value - 1 for each in rising.values()]
-    return [
-        f"{c(flat.runs, ',')} runs of each policy with the default odds: {p(odds.first_right, 0)} % of first solutions are "
-        f"right, {p(odds.repaired, 0)} % of corrections mend, {p(odds.spoiled, 0)} % of needless ones spoil",
-        f"lets a wrong solution pass in {passed[0]}, {passed[1]} and {passed[2]} %, fails a right one in {failed[0]}, "
-        f"{failed[1]} and {failed[2]} %, is cut off in {cut[0]}, {cut[1]} and {cut[2]} %, and costs {costly[0]}, "
-        f"{costly[1]} and {costly[2]}, a solution {costly[3]};",
-        f"and asks for {c(round(100 * min(asked), -1), '.0f')} to {c(round(100 * max(asked), -1), '.0f')} % more "
-        f"verifications, at a cost that is {p(min(costs), 0)} to {p(max(costs), 0)} % higher",
-    ]
-
-
-def _accel(results: Results) -> list[str]:
-    runs = latest_runs(results.rows)
-    rows = [row for run in runs.values() for row in run if isinstance(row, FidelityRow) and row.after_exit == "finish"]
-
-    def saved(model: str, mode: str) -> str:
-        (row,) = (row for row in rows if (row.model, row.mode) == (model, mode) and row.promise is not None)
-        assert row.passes_saved is not None
-        return p(row.passes_saved.value)
-
-    ours, older = ([saved(model, mode) for model in ("pocket", "pocket-large")] for mode in ("accel", "accel-steps"))
-    return [
-        f"at thresholds of one promise ours saves {ours[0]} % and {ours[1]} % of the passes, the older form {older[0]} % "
-        f"and {older[1]} %",
-    ]
-
-
-def _solved(results: Results) -> list[str]:
-    rows = [row for row in results.rows if isinstance(row, HumanEvalRow)]
-    n = max(row.n for row in rows)
-    return [
-        f"{c(0)} of {c(n)} is {c(0)} to {p(share(0, n).interval[1])} %",
-        f"The first {c(n)} problems, greedy, at most {_only({row.max_new_tokens for row in rows})} new tokens",
-    ]
-
-
-def _distilled(results: Results) -> list[str]:
-    found = [row for row in results.rows if isinstance(row, StrategyQARow) and row.against != "L0"]
-    before, after = ([p(each) for each in (row.accuracy.value, row.accuracy.low, row.accuracy.high)] for row in found)
-    misses = [c(sum(row.misses.values())) for row in reversed(found)]
-    return [
-        f"{after[0]} % ({after[1]} to {after[2]}) right on the items of dev, {before[0]} % ({before[1]} to {before[2]}) "
-        f"without (p {c(found[1].p_value or 0.0, '.2f')}). {misses[0]} and {misses[1]} of {c(found[0].n)} are misses of form"
-    ]
-
-
 def _weights(results: Results) -> list[str]:
-    speed = next(run[0] for run in latest_speed_runs(results.rows) if run[0].model == _LARGEST and len(run) > 2)
+    speed = next(iter(_large_speed(results).values()))
     told = []
     for name, unit, digits in (("pocket", 1e6, 2), ("pocket-large", 1e6, 2)):
         shape = shape_of(name)
@@ -342,10 +250,10 @@ def _weights(results: Results) -> list[str]:
             f"{c(shape.layers)} x {c(shape.loops)} | Apache-2.0 | {c(weight_bytes(shape, 2) / 1e6, '.1f')} MB (ships in "
             f"float32, {c(weight_bytes(shape, 4) / 1e6, '.1f')} MB) | {c(token_bytes(shape, 2) / 1024, '.0f')} KiB |"
         )
-    for label in ("1.4B", "2.6B"):
-        shape = shape_of(f"ouro-{label.lower()}")
+    for size in ("1.4B", "2.6B"):
+        shape = shape_of(f"ouro-{size.lower()}")
         told.append(
-            f"`ByteDance/Ouro-{label}-Thinking` | {c(parameters(shape) / 1e9, '.1f')} B | {c(shape.layers)} x "
+            f"`ByteDance/Ouro-{size}-Thinking` | {c(parameters(shape) / 1e9, '.1f')} B | {c(shape.layers)} x "
             f"{c(shape.loops)} | Apache-2.0 | {c(weight_bytes(shape, 2) / 1e9, '.1f')} GB | "
             f"{c(token_bytes(shape, 2) / 1024, '.0f')} KiB |"
         )

@@ -1,29 +1,28 @@
-"""The generated blocks of every text, and the pages that are generated as a whole."""
+"""The generated tables of every text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigma0.bench.core.ledger import FidelityRow, LadderRow
-from sigma0.bench.effort.table import markdown as effort_table
-from sigma0.bench.fidelity.pages import latest_runs, short_table, whole_table
+from sigma0.bench.fidelity.pages import latest_runs
+from sigma0.bench.fidelity.table import label as rule_label
+from sigma0.bench.fidelity.table import percent, with_interval
 from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.results import Results
-from sigma0.bench.humaneval.table import latest_humaneval
-from sigma0.bench.humaneval.table import markdown as humaneval_table
-from sigma0.bench.ladder.tables import ladder_runs, ladder_table
+from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import model_card
-from sigma0.bench.serving.table import latest_load, load_table
-from sigma0.bench.simulation.table import latest_simulation
-from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import latest_speed_runs, speed_table
-from sigma0.bench.strategyqa.table import latest_levels
-from sigma0.bench.strategyqa.table import whole as strategyqa_table
-from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
 
 MODELS = ("pocket", "pocket-large")
-# of the speed bench by default, transformers' own decoding among them
-WAYS = 6
+# of the front page, with `after_exit`: rules at their calibrated thresholds, and baselines by their labels
+FRONT = (
+    ("full", "finish"),
+    ("margin", "finish"),
+    ("margin", "drop"),
+    ("qexit", "finish"),
+    ("fixed (depth 2)", "finish"),
+    ("oracle", "finish"),
+)
 NAMES = {"depth_attention_join": "joining its parts"}
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",
@@ -40,45 +39,12 @@ READ = {
 
 def blocks(results: Results) -> dict[str, dict[str, str]]:
     """The generated blocks by text and name, without line breaks at their ends."""
-    fidelity = fidelity_runs(results)
-    speed = {run[0].model: speed_table(run) for run in reversed(latest_speed_runs(results.rows)) if len(run) == WAYS}
-    readme = {
-        "lossless": lossless_table(results.json("lossless-pocket-large")),
-        "doors": door_table(results.verdicts),
-        "switches": switch_table(results.verdicts),
-        "separations": separation_table(results.verdicts),
-        "stability": stability_table({name: results.json(f"stability-{name}") for name in MODELS}),
-        "load": load_table(latest_load(results.rows, "finish")),
-        "effort": effort_table(results.effort("pocket")),
-        "answers": answers_table({name: results.json(f"{name}-eval") for name in MODELS}),
-        "ladder": ladder_table(ladder_run(results)),
-        "calibrated": calibrated_table({name: results.json(f"calibrate-{name}") for name in MODELS}),
-        **{f"fidelity {name}": short_table(fidelity[name]) for name in MODELS},
-        **{f"speed {name}": speed[name] for name in ("random ouro-2.6b", "pocket-large")},
-    }
     cards = {f"card {name}": model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")) for name in MODELS}
     return {
-        "README.md": readme,
+        "README.md": {"front": front_table(fidelity_runs(results)["pocket-large"])},
         "weights.md": cards,
-        "bench/effort/README.md": {"effort": effort_table(results.effort("simulation"))},
-        "kernels/README.md": {
-            "proximity": proximity_table(results.json("proximity")),
-            "compiled": compiled_table(results.json("kernels-compiled")),
-        },
         "serve/README.md": {f"size {name}": size_page(name) for name in ("ouro-1.4b", "ouro-2.6b")},
     }
-
-
-def pages(results: Results) -> dict[str, str]:
-    """The texts that are generated as a whole."""
-    found = {f"fidelity-{name}.md": whole_table(run) for name, run in fidelity_runs(results).items()}
-    speed = "\n".join(f"{speed_table(run)}\n" for run in latest_speed_runs(results.rows))
-    levels = "\n".join(f"{strategyqa_table(run)}\n" for run in latest_levels(results.rows))
-    found["speed.md"] = f"# Speed\n\n{speed}"
-    found["humaneval.md"] = f"# HumanEval\n\n{humaneval_table(latest_humaneval(results.rows))}\n"
-    found["strategyqa.md"] = f"# StrategyQA\n\n{levels}"
-    found["simulation.md"] = simulation_page(latest_simulation(results.rows))
-    return {f"bench/results/{name}": page for name, page in found.items()}
 
 
 def fidelity_runs(results: Results) -> dict[str, list[FidelityRow]]:
@@ -96,6 +62,23 @@ def ladder_run(results: Results) -> list[LadderRow]:
         if run[0].n >= 100 and run[0].unit == "token" and {**config, **asked} == config:
             return run
     raise ValueError(f"the ledger holds no ladder of 100 questions with {asked}: python -m sigma0.bench ladder")
+
+
+def front_table(rows: Sequence[FidelityRow]) -> str:
+    """Rules and baselines of one run, each with what it saves and what it costs."""
+    headings = ("rule", "after", "same text as full depth", "right", "passes_saved", "rows_saved", "speed")
+    lines = []
+    for name, after in FRONT:
+        row = [
+            row
+            for row in rows
+            if row.after_exit == after and (rule_label(row) == name or (row.mode == name and row.promise is not None))
+        ][-1]
+        shares = [percent(figure) for figure in (row.accuracy, row.passes_saved, row.rows_saved)]
+        ratio = row.speed_ratio
+        speed = "1" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        lines.append([rule_label(row), after, with_interval(row.exact_match), *shares, speed])
+    return _table(headings, lines, names=2)
 
 
 def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from sigma0.bench.figures.check import Fault, Sources, code_figures, context, faults, figures, rewritten
+from sigma0.bench.figures.pages import pages
 from sigma0.bench.figures.printed import printed
 from sigma0.bench.figures.prose import sentences
 from sigma0.bench.figures.results import Results
-from sigma0.bench.figures.tables import blocks, pages
+from sigma0.bench.figures.tables import blocks
 
 LITERAL = Path("bench/figures/literal.txt")
 
@@ -57,11 +58,17 @@ def sources(root: Path) -> dict[str, Sources | str]:
     whole, generated, told = pages(results), blocks(results), sentences(results)
     literals = read_literals((root / LITERAL).read_text().splitlines())
     found: dict[str, Sources | str] = {}
-    for name in texts(root):
+    for name in sorted({*texts(root), *whole}):
         words, code = literals.get(name, (Counter(), ""))
         ended = {title: f"{block}\n" for title, block in generated.get(name, {}).items()}
         found[name] = whole.get(name) or Sources(ended, told.get(name, ()), words, code, printed)
     return found
+
+
+def read_text(root: Path, name: str) -> str:
+    """A text; "" where a page was never written."""
+    path = root / name
+    return path.read_text() if path.exists() else ""
 
 
 def check_text(text: str, source: Sources | str) -> list[Fault]:
@@ -76,7 +83,7 @@ def check_texts(root: Path) -> list[str]:
     return [
         f"{name}:{fault.line}: {fault.text}"
         for name, source in sources(root).items()
-        for fault in check_text((root / name).read_text(), source)
+        for fault in check_text(read_text(root, name), source)
     ]
 
 
@@ -84,7 +91,7 @@ def rewrite_texts(root: Path) -> list[str]:
     """Writes every text anew whose figures have changed; gives their names."""
     changed = []
     for name, source in sources(root).items():
-        old = (root / name).read_text()
+        old = read_text(root, name)
         new = rewritten(old, source) if isinstance(source, Sources) else source
         if new != old:
             (root / name).write_text(new)

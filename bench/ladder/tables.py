@@ -1,4 +1,4 @@
-"""Rows of a ladder's run as Markdown: both models alone, and one setting of each curve; what the README quotes."""
+"""Rows of a ladder's run as Markdown: both models alone, and one setting of each curve."""
 
 from collections.abc import Sequence
 

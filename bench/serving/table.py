@@ -1,4 +1,4 @@
-"""Rows of a load run as Markdown: what the README quotes."""
+"""Rows of a load run as Markdown."""
 
 from collections.abc import Sequence
 

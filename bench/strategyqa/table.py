@@ -65,7 +65,7 @@ def cells(row: StrategyQARow) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[StrategyQARow]) -> str:
-    """The table for a README."""
+    """The table for a page of results."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---:|" * (len(HEADINGS) - 2) + "---|"]
     return "\n".join([*lines, *("| " + " | ".join(cells(row)) + " |" for row in rows)])
 

@@ -1,4 +1,4 @@
-"""Reports of the verdict bench as Markdown, a line for each model: what the README quotes."""
+"""Reports of the verdict bench as Markdown, a line for each model."""
 
 from collections.abc import Mapping
 

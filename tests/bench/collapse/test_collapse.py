@@ -1,4 +1,4 @@
-"""The bench of ended circles: its figures of a setting are what that setting does, and the README quotes its rows."""
+"""The bench of ended circles: its figures of a setting are what that setting does, and the text quotes its rows."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.decode.repetition import CollapseStop, Repetition
 
 ROOT = Path(__file__).parents[3]
-README = " ".join((ROOT / "README.md").read_text().split())
+TEXT = " ".join((ROOT / "sigma0" / "signals" / "README.md").read_text().split())
 REPORT = json.loads((ROOT / "bench/results/collapse.json").read_text())
 
 
@@ -55,7 +55,7 @@ def percent(value):
     return f"{100 * (value - 1):.1f} %"
 
 
-def test_the_readme_quotes_the_costs_of_both_models():
+def test_the_text_quotes_the_costs_of_both_models():
     told = {
         name: next(row["ratio"] for row in found["costs"] if row["way"] == "both")
         for name, found in REPORT["models"].items()
@@ -66,26 +66,26 @@ def test_the_readme_quotes_the_costs_of_both_models():
         f"{small[0]} (95 % interval {small[1]} to {small[2]}) more CPU time a token on `pocket` and {large[0]} "
         f"({large[1]} to {large[2]}) on `pocket-large`"
     )
-    assert quoted in README
+    assert quoted in TEXT
     assert all(each["interval"][1] <= 1.1 for each in told.values())
 
 
-def test_the_readme_quotes_what_is_cut_and_what_is_ended():
+def test_the_text_quotes_what_is_cut_and_what_is_ended():
     kinds = {row["kind"]: row for row in REPORT["texts"]}
     share = {kind: f"{row['ended']} of {row['texts']}" for kind, row in kinds.items()}
-    assert f"{share['prose']} of prose, {share['code']} of code and {share['lists']} of lists" in README
+    assert f"{share['prose']} of prose, {share['code']} of code and {share['lists']} of lists" in TEXT
     loops = [share[f"{kind} loops"] for kind in ("exact", "changed", "drifted")]
-    assert f"it ended {loops[0]} exact ones, {loops[1]} with a fault in each period and {loops[2]} that drift" in README
+    assert f"it ended {loops[0]} exact ones, {loops[1]} with a fault in each period and {loops[2]} that drift" in TEXT
     answers = {found["answers"] for found in REPORT["models"].values()}
     assert {found["cut"] for found in REPORT["models"].values()} == {0} and kinds["stories"]["ended"] == 0
-    assert f"Of {answers.pop()} ordinary answers none was cut" in README and not answers
-    assert f"any of {kinds['stories']['texts']} stories" in README
+    assert f"Of {answers.pop()} ordinary answers none was cut" in TEXT and not answers
+    assert f"any of {kinds['stories']['texts']} stories" in TEXT
 
 
 def test_the_shipped_setting_is_the_one_that_was_measured():
     shipped = CollapseStop()
     assert (REPORT["tau"], REPORT["running"], REPORT["every"]) == (shipped.tau, shipped.running, shipped.every)
-    assert f"at least {shipped.tau} behind {shipped.running} tokens running" in README
+    assert f"at least {shipped.tau} behind {shipped.running} tokens running" in TEXT
 
 
 def test_the_grid_says_why():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sigma0.bench.figures.check import Sources, computed, faults, figures, rewritten
-from sigma0.bench.figures.texts import check_text, read_literals, sources, write_literals
+from sigma0.bench.figures.texts import check_text, read_literals, read_text, sources, write_literals
 
 ROOT = Path(__file__).parents[3]
 # of every so many figures one is altered in the fast tests, all in the slow one
@@ -56,6 +56,7 @@ def test_every_figure_of_every_text_has_its_source(all_sources):
 
 def test_all_texts_are_read(all_sources):
     known = {"README.md", "weights.md", "kernels/README.md", "bench/NOTES.md", "bench/results/speed.md"}
+    known |= {f"sigma0/{name}/README.md" for name in ("calibrate", "decode", "ladder", "models", "signals")}
     known |= {"bench/fidelity/README.md", "bench/humaneval/README.md", "serve/README.md", "sigma0/reason/README.md"}
     assert known <= set(all_sources)
     assert sum(len(figures((ROOT / name).read_text())) for name in all_sources) > 5000
@@ -102,6 +103,17 @@ def test_a_small_text_holds():
 )
 def test_a_fault_says_where_and_what(old, new, told):
     assert any(told in fault.text for fault in faults(TEXT.replace(old, new, 1), SOURCES))
+
+
+def test_a_page_that_is_missing_or_altered_is_found(tmp_path):
+    assert read_text(tmp_path, "page.md") == ""
+    assert check_text("", "# A page\n") and not check_text("# A page\n", "# A page\n")
+
+
+def test_every_table_of_results_is_generated(all_sources):
+    """No page under `bench/results` is written by hand."""
+    pages = {name for name in all_sources if name.startswith("bench/results/")}
+    assert len(pages) >= 16 and all(isinstance(all_sources[name], str) for name in pages)
 
 
 def test_literals_that_change_places_are_found():

@@ -4,7 +4,7 @@ import pytest
 
 import sigma0
 from sigma0.bench.harness.items import TASKS
-from sigma0.bench.harness.writing import WriteSettings, cut, write
+from sigma0.bench.harness.writing import WriteSettings, truncate_at_stop, write
 from sigma0.config import ExitConfig
 from sigma0.signals.savings import savings
 
@@ -50,13 +50,13 @@ def test_a_batch_takes_fewer_passes_than_its_rows_alone(pocket, prompts):
 def test_a_text_ends_ahead_of_the_first_string(pocket, prompts):
     whole = written(pocket, prompts[:2], EXITS[1]).texts
     stopped = written(pocket, prompts[:2], EXITS[1], until=(" in the", " comes from"))
-    assert [cut(text, (" in the", " comes from")) for text in whole] == list(stopped.texts)
+    assert [truncate_at_stop(text, (" in the", " comes from")) for text in whole] == list(stopped.texts)
     assert all(len(short) < len(text) for short, text in zip(stopped.texts, whole, strict=True))
 
 
 def test_cutting_finds_the_earliest():
-    assert cut("a b c", ("c", "b")) == "a "
-    assert cut("a", ("b",)) == "a"
+    assert truncate_at_stop("a b c", ("c", "b")) == "a "
+    assert truncate_at_stop("a", ("b",)) == "a"
 
 
 def test_a_long_prompt_loses_its_beginning(pocket):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sigma0
-from sigma0.bench.humaneval.sampling import STOPS, Sample, SampleSettings, cut, sample_seed, write_sample
+from sigma0.bench.humaneval.sampling import STOPS, Sample, SampleSettings, sample_seed, truncate_at_stop, write_sample
 from tests.bench.humaneval.examples import DOUBLE, PROBLEMS
 
 STORY = DOUBLE.model_copy(update={"prompt": "Mary is in the kitchen. Where is Mary?"})
@@ -36,7 +36,7 @@ def plain(pocket):
 
 @given(st.text("\nadefs#if ", max_size=40))
 def test_a_completion_ends_where_a_function_is_over(text):
-    found = cut(text, STOPS)
+    found = truncate_at_stop(text, STOPS)
     assert text.startswith(found)
     assert not any(string in found for string in STOPS)
     rest = text[len(found) :]
@@ -102,7 +102,7 @@ def test_a_model_without_loops_tells_no_depths(pocket, plain):
     assert (found.depths, found.passes, found.rows) == (None, None, None)
     ids = pocket[1](STORY.prompt, return_tensors="pt")["input_ids"]
     new = plain.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    assert found.completion == cut(pocket[1].decode(new, skip_special_tokens=True), STOPS)
+    assert found.completion == truncate_at_stop(pocket[1].decode(new, skip_special_tokens=True), STOPS)
     assert found.new_tokens <= 12
 
 

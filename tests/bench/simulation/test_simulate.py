@@ -282,9 +282,9 @@ def test_the_text_says_what_the_rows_say():
     whole_traffic, short = ([each[place] for each in settled] for place in (0, 1))
     assert f"{whole_traffic[0]}, {whole_traffic[1]} and {whole_traffic[2]} times" in page
     assert f"({', '.join(each.split()[0] for each in short)})" in page
-    front = " ".join((RESULTS.parents[1] / "README.md").read_text().split())
-    assert f"a 95th percentile of {fleet:,.0f} ms where the least loaded replica gives {least:,.0f}" in front
+    server = " ".join((RESULTS.parents[1] / "serve" / "README.md").read_text().split())
+    assert f"a 95th percentile of {fleet:,.0f} ms where the least loaded replica gives {least:,.0f}" in server
     small = [float(apart["16", rate, "fleet-depth-aware"][1].split()[0]) for rate in ("134.6", "209.3")]
     gains = [round(100 * (1 - ratio)) for ratio in small]
-    assert f"gain in groups of 16 only ({gains[0]} and {gains[1]} % at two rates)" in front
+    assert f"gain in groups of 16 only ({gains[0]} and {gains[1]} % at two rates)" in server
     assert f"short answers gain {gains[0]} %" in page and f"and {gains[1]} %" in page

@@ -60,7 +60,7 @@ def test_other_models_are_given_instructions():
 
 def test_the_readme_s_question_is_answered_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "sigma0" / "reason" / "README.md").read_text()
     line = next(line for line in readme.splitlines() if line.startswith('sigma0 solve "Mary went'))
     result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0 and result.stdout.startswith("The hat is in the park.\n"), result.stdout

@@ -1,0 +1,190 @@
+"""The texts that are generated as a whole: a page of `bench/results` for every bench, tables with their conditions."""
+
+# ruff: noqa: E501  (sentences are easier to read where they are not broken up)
+
+from collections.abc import Mapping, Sequence
+
+from sigma0.bench.effort.table import markdown as effort_table
+from sigma0.bench.effort.table import title as effort_title
+from sigma0.bench.fidelity.pages import whole_table
+from sigma0.bench.figures.results import Results
+from sigma0.bench.figures.tables import (
+    MODELS,
+    answers_table,
+    calibrated_table,
+    compiled_table,
+    fidelity_runs,
+    ladder_run,
+    lossless_table,
+    proximity_table,
+    stability_table,
+)
+from sigma0.bench.humaneval.table import latest_humaneval
+from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.ladder.tables import ladder_table
+from sigma0.bench.serving.table import latest_load, load_table
+from sigma0.bench.simulation.table import latest_simulation
+from sigma0.bench.simulation.table import whole as simulation_page
+from sigma0.bench.speed.table import latest_speed_runs, speed_table
+from sigma0.bench.strategyqa.table import latest_levels
+from sigma0.bench.strategyqa.table import whole as strategyqa_table
+from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
+
+
+def pages(results: Results) -> dict[str, str]:
+    """The pages by their path."""
+    found = {f"fidelity-{name}.md": whole_table(run) for name, run in fidelity_runs(results).items()}
+    found["simulation.md"] = simulation_page(latest_simulation(results.rows))
+    found |= {
+        f"{name}.md": page(title, parts)
+        for name, (title, parts) in {
+            "speed": ("Speed", [speed_table(run) for run in latest_speed_runs(results.rows)]),
+            "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),
+            "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(results.rows)]),
+            "answers": ("Answers by loop", _answers(results)),
+            "calibrated": ("Calibrated thresholds", _calibrated(results)),
+            "lossless": ("Passes under `verify`", _lossless(results)),
+            "verdict": ("Verdicts and doors", _verdict(results)),
+            "stability": ("Spectrum of the loops", _stability(results)),
+            "ladder": ("Handing up", _ladder(results)),
+            "load": ("The server under load", _load(results)),
+            "effort": ("Policies of verification effort", _effort(results)),
+            "proximity": ("Collapse proximity", _proximity(results)),
+            "kernels": ("Compiled kernels", _kernels(results)),
+        }.items()
+    }
+    return {f"bench/results/{name}": text for name, text in found.items()}
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """A page of paragraphs and tables."""
+    return "\n\n".join([f"# {title}", *parts]) + "\n"
+
+
+def _answers(results: Results) -> list[str]:
+    evaluations = {name: results.json(f"{name}-eval") for name in MODELS}
+    asked = _joined({f"{each['n']:,}" for each in evaluations.values()})
+    return [
+        f"Whole answers right, by the loop that they are read at: one question about each of {asked} held-out stories "
+        "(`python -m sigma0.bench.pocket eval MODEL`). In the hard half an answer takes up to seven sentences. A guess is "
+        "right for at most a quarter of the open questions, and for half of those answered by yes or no (a quarter of all). "
+        "Every kind of question stands in [weights.md](../../weights.md).",
+        answers_table(evaluations),
+    ]
+
+
+def _calibrated(results: Results) -> list[str]:
+    runs = {name: results.json(f"calibrate-{name}") for name in MODELS}
+    rules = [rule for each in runs.values() for rule in each]
+    agreed = _joined({f"{100 * rule['agreement']:g} %" for rule in rules})
+    sure = _joined({f"{rule['confidence']:g}" for rule in rules})
+    chosen, kept = (_joined({f"{each:,}" for each in counts}) for counts in (
+        {rule["prompts"] for rule in rules}, {rule["check"]["prompts"] for rule in rules}))  # fmt: skip
+    return [
+        f"The most eager threshold of each rule at which {agreed} of the new tokens are full depth's choice, with probability "
+        f"{sure}; chosen on {chosen} prompts, and measured here on {kept} set apart, which had no part in the choice "
+        "(`sigma0 calibrate MODEL --exit all`). These thresholds ship with the models.",
+        calibrated_table(runs),
+    ]
+
+
+def _lossless(results: Results) -> list[str]:
+    report = results.json("lossless-pocket-large")
+    return [
+        f'Passes over full depth\'s under `after_exit="verify"`: {report["model"]}, {report["total_loops"]} loops, '
+        f"{report['prompts']} held-out questions, {report['new_tokens']} new tokens each (past the end of the answer), "
+        f"{report['dtype']}, checks of the tail included (`python -m sigma0.bench lossless`). `rows` and the columns before "
+        "it are with re-drafts; rows above 100 % are those of rejected followers.",
+        lossless_table(report),
+    ]
+
+
+def _verdict(results: Results) -> list[str]:
+    asked = _joined({str(report.answers) for report in results.verdicts.values()})
+    return [
+        f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`, the last model with "
+        "`--hard`): what the door `converge` lets through.",
+        door_table(results.verdicts),
+        "What the switches change:",
+        switch_table(results.verdicts),
+        "How well each score tells wrong answers from right ones:",
+        separation_table(results.verdicts),
+    ]
+
+
+def _stability(results: Results) -> list[str]:
+    studies = {name: results.json(f"stability-{name}") for name in MODELS}
+    asked = _joined({str(study["answers"]) for study in studies.values()})
+    return [
+        f"The radius along a token's path beside that of the loop map itself, at the least sure token of {asked} answers of "
+        "each model (`python -m sigma0.bench stability`), and the area under the ROC curve of each score for a wrong answer.",
+        stability_table(studies),
+    ]
+
+
+def _ladder(results: Results) -> list[str]:
+    run = ladder_run(results)
+    reported = next(row for row in run if row.part == "report")
+    return [
+        f"{reported.model} below {reported.above}: {reported.n} held-out questions ({reported.prompts}), batch "
+        f"{reported.batch_size}, greedy, {reported.dtype}, {reported.device}, {reported.threads} thread(s) "
+        "(`python -m sigma0.bench ladder`). Cost is passes times bytes of the block over both models, prompts and catch-ups "
+        "included, time is wall-clock, both as shares of the larger model alone. Of each curve the cheapest setting that "
+        "keeps 95 % of the larger model's accuracy, or else its most accurate one.",
+        ladder_table(run),
+    ]
+
+
+def _load(results: Results) -> list[str]:
+    rows = latest_load(results.rows, "finish")
+    first = rows[0]
+    return [
+        f"{first.model} ({first.parameters / 1e6:.1f} M parameters, {first.total_loops} loops), {first.max_new_tokens} new "
+        f"tokens to every answer, {first.dtype}, {first.device}, server and clients on two CPU cores, {first.rounds} "
+        "interleaved rounds, medians; latencies are the median and the 99th percentile (`python -m sigma0.bench serve`). "
+        "Clients keep one request each under way, or requests come at random.",
+        load_table(rows),
+    ]
+
+
+def _effort(results: Results) -> list[str]:
+    parts: list[str] = []
+    for name in ("pocket", "simulation"):
+        report = results.effort(name)
+        settings = ", ".join(
+            f"{key} {value}" for key, value in report.settings.items() if isinstance(value, str | int | float)
+            and not key.endswith("sha256")
+        )  # fmt: skip
+        parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report)]
+    return [
+        "With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).",
+        *parts,
+    ]
+
+
+def _proximity(results: Results) -> list[str]:
+    report = results.json("proximity")
+    return [
+        "Readings of texts and loops that nothing was fitted on (`python -m sigma0.bench proximity`), cut and read by "
+        f"{report['model']}.",
+        proximity_table(report),
+        "Area under the ROC curve, loops against texts:",
+        _areas(report["roc_area"]),
+    ]
+
+
+def _areas(areas: Mapping[str, float]) -> str:
+    lines = [f"| {name} | {value:.4f} |" for name, value in areas.items()]
+    return "\n".join(["| loops | area |", "|---|---:|", *lines])
+
+
+def _kernels(results: Results) -> list[str]:
+    return [
+        "Every configuration compiled ahead of time for sm_80 and sm_90 (`python -m sigma0.kernels`); nothing was run.",
+        compiled_table(results.json("kernels-compiled")),
+    ]
+
+
+def _joined(values: set[str]) -> str:
+    """The one value, or all of them."""
+    return " or ".join(sorted(values))
