@@ -24,7 +24,7 @@ from sigma0.bench.speed.table import latest_speed_runs, speed_table
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
 from sigma0.commands.console import one_line_errors
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 _REPORTED = FidelityRow | SpeedRow | HumanEvalRow | StrategyQARow | SimulationRow
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sigma0.commands.console import one_line_errors
 from sigma0.commands.options import KEPT_FILES
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
     from sigma0.commands.telemetry import TelemetryLog

@@ -1,6 +1,7 @@
 """The one-line text of an error: which value is bad, why, and what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -83,3 +84,12 @@ def _is_short(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= LONGEST
     return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 200)
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Turns a failed import into a ValueError that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'sigma0-lm[{name}]'") from error

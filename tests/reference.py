@@ -88,6 +88,8 @@ def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, to
         elif config.mode == "accel" and loop >= 3:
             step, before = hidden - states[loop - 2], states[loop - 2] - states[loop - 3]
             scale = states[loop - 2].norm() if config.accel_scale == "states" else step.norm() + before.norm()
+            if not scale:
+                return Decision(loop, False, 0.0)  # a standstill has no direction to compare
             ratio = float((step - before).norm() / scale)
             margin = min(margin, abs(ratio - config.eps))
             good = ratio < config.eps

@@ -27,7 +27,6 @@ FRAME = {
     "sigma0.commands.console",
     "sigma0.commands.lazy_group",
     "sigma0.errors",
-    "sigma0.extras",
     "sigma0.lazy",
     "sigma0.registration",
 }

@@ -12,7 +12,7 @@ from rich.table import Table
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.decode.repetition import CollapseStop
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 SPANS = 3

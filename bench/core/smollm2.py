@@ -13,7 +13,7 @@ import typer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 SPECIAL_TOKENS = 17
 

@@ -19,8 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from sigma0.bench.core.lines import append, cut
-from sigma0.errors import one_line
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra, one_line
 from sigma0.serve.cluster.cluster import join
 
 Function = Callable[[Any], Any]

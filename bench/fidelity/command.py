@@ -20,8 +20,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.config import AfterExit, ExitConfig
-from sigma0.errors import one_line
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
 
 TASK = "pocket"

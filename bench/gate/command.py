@@ -9,7 +9,7 @@ import typer
 
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.config import ExitConfig
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 

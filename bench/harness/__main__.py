@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from sigma0.commands.console import quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 
 def main() -> None:

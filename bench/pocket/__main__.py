@@ -23,7 +23,7 @@ from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.commands.console import one_line_errors, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 app = typer.Typer(help="The recipes of the shipped models.", no_args_is_help=True)

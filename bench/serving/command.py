@@ -9,7 +9,7 @@ from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.serving.load import WAYS
 from sigma0.commands.console import one_line_errors, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 
 def serve(

@@ -15,7 +15,7 @@ from typing import IO
 
 import httpx
 
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.export import export
 from sigma0.models.load import checkpoint_folder, load
 

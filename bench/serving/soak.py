@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from sigma0.bench.serving.floods import Flooding, Floods
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"mode": "full"},

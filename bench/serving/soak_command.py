@@ -11,7 +11,7 @@ import typer
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.commands.console import one_line_errors, progress_bar
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
     from sigma0.bench.serving.floods import Floods

@@ -22,7 +22,7 @@ from sigma0.bench.simulation.study import simulate as simulate_one
 from sigma0.bench.simulation.table import print_simulation
 from sigma0.bench.simulation.traffic import Traffic
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 # Of the most that one replica answers whose chats stay, where no rates are given: routings that part chats from their
 # prefixes are full at the second already, none is before the last.

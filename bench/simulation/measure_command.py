@@ -13,7 +13,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 INPUTS = Path("bench/results/simulation-inputs.json")

@@ -13,8 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sigma0.bench.strategyqa.items import Item
-from sigma0.errors import one_line
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra, one_line
 
 MATRIX_FILE = "matrix.npz"
 TERMS_FILE = "terms.json"

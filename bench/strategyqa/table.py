@@ -8,7 +8,7 @@ from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, StrategyQARow
 from sigma0.bench.strategyqa.measure import FEW
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 HEADINGS = (
     "level",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 if TYPE_CHECKING:

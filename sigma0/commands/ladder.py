@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sigma0.config import Messages
 from sigma0.decode.ops import Backend
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, EndpointRung, FidelityLadder, LadderGeneration, LocalRung, Rung, read_trail, replay
 from sigma0.ladder.trail import Decision, Heading, Trail, Unit
 from sigma0.ladder.triggers import Trigger, trigger_from_dict

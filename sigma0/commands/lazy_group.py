@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sigma0.commands.console import one_line_errors
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors, printable, quiet_transformers
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 
 def solve(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from sigma0.api import generate
 from sigma0.config import Effort, ExitConfig, Messages, exit_for
 from sigma0.decode.detokenizer import eos_ids, truncate_at_stop
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung, RungCost
 from sigma0.ladder.budget import Purse
 from sigma0.ladder.endpoint import Asker

@@ -21,7 +21,8 @@ def trajectory(seed: int, total: int):
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randn(total, ROWS, WIDTH, generator=generator, dtype=torch.float64)
     steps *= torch.rand(total, ROWS, 1, generator=generator, dtype=torch.float64).cumprod(0)
-    states = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) + steps.cumsum(0)
+    # as float32 has them: of steps below its rounding a float64 definition would see what the decoder cannot
+    states = (torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) + steps.cumsum(0)).float().double()
     gates = torch.randn(total, ROWS, generator=generator, dtype=torch.float64)
     logits = 3 * torch.randn(total, ROWS, VOCABULARY, generator=generator, dtype=torch.float64)
     return states, gates, logits

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 from sigma0.reason.lemma.graph import Lemma, LemmaGraph, shortened, status_colour
 
 # inches

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sigma0.extras import needs_extra
+from sigma0.errors import needs_extra
 
 DEFAULT = "KRLabsOrg/lettucedect-base-modernbert-en-v1"
 

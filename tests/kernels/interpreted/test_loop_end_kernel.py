@@ -117,25 +117,35 @@ def test_what_does_not_fit_is_refused():
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(DTYPES, st.sampled_from(MODES), st.integers(1, 6), st.integers(0, 2**16))
 def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
-    """The error against the definitions in float64 is at most twice that of the reference."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    steps = torch.randn(loops, 1, 33, generator=generator) * 0.7 ** torch.arange(loops)[:, None, None]
+    """The largest error against the definitions in float64 over some rows is at most twice that of the reference.
+
+    Over some rows, since of one the reference may be right by luck.
+    """
+    generator, rows = torch.Generator(DEVICE).manual_seed(seed), 6
+    steps = torch.randn(loops, rows, 33, generator=generator) * 0.7 ** torch.arange(loops)[:, None, None]
     states_of_loops = steps.cumsum(0).to(dtype)
     gate = torch.randn(33, generator=generator).to(dtype)
     weights = LoopEndWeights(torch.ones(33, dtype=dtype), 1e-6, gate, torch.zeros(1, dtype=dtype))
-    rule, slots = ExitParams(mode, 0.4, loops), torch.tensor([2])
-    ours, theirs = states(3, 33, dtype)
+    rule, slots = ExitParams(mode, 0.4, loops), torch.arange(rows) + 1
+    ours, theirs = states(rows + 1, 33, dtype)
     previous = states_of_loops[0]
     for hidden in states_of_loops:
-        found = loop_end(hidden, previous, weights, ours, slots, rule, normalize=False)
+        kernel = loop_end(hidden, previous, weights, ours, slots, rule, normalize=False)
         plain = observe(hidden, previous, hidden.float() @ gate.float(), theirs, slots, rule)
         previous = hidden
-    exact = states_of_loops[:, 0].double().cpu().numpy()
+    exact = states_of_loops.double().cpu().numpy()
     logits = exact @ gate.double().cpu().numpy()
-    expected, _, _ = definitions.loop_end(exact, logits, mode, 0.4, loops, eps=torch.finfo(dtype).eps)
-    expected = torch.tensor(expected, dtype=torch.float64)
-    allowed = 2 * (plain.statistics[0].double() - expected).abs() + 5e-4 * expected.abs().clamp_min(1)
-    assert bool(((found.statistics[0].double() - expected).abs() <= allowed).all())
+    eps = torch.finfo(dtype).eps
+    expected = torch.stack(
+        [
+            torch.tensor(definitions.loop_end(exact[:, row], logits[:, row], mode, 0.4, loops, eps=eps)[0]).double()
+            for row in range(rows)
+        ]
+    )
+    scale = expected.abs().clamp_min(1)
+    errors = [((found.statistics.double() - expected).abs() / scale).amax(0) for found in (kernel, plain)]
+    # kept differences are rounded to the dtype, by eps / 2 at most: which of both that hurts more is chance
+    assert bool((errors[0] <= 2 * errors[1] + max(5e-4, eps / 4)).all())
 
 
 def test_a_steady_drift_spirals():
