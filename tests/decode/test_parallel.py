@@ -222,6 +222,7 @@ def refused(rank, folder, odd):
     return [*found, written(model, IDS, {"q": 0.5}, sampled=False)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_together_is_refused_everywhere(folders, tmp_path):
     odd = tmp_path / "odd"
     tiny_model(seed=0, num_attention_heads=3, num_key_value_heads=3, hidden_size=24, vocab_size=61).save_pretrained(odd)
@@ -308,6 +309,7 @@ def test_a_lost_process_ends_the_others_with_one_line(endless, tmp_path, victim,
     assert not (tmp_path / "1.out").read_text()
 
 
+@pytest.mark.slow
 def test_only_the_first_process_prints(pocket, tmp_path):
     started = commands(
         2, tmp_path, ["generate", STORY, "--device", "cpu", "--dtype", "float32", "--tensor-parallel", "--json"]

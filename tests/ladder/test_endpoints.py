@@ -27,6 +27,7 @@ from sigma0.ladder import (
     replay,
 )
 from sigma0.ladder.endpoint import _verdict, _whole
+from tests.marks import slow
 
 pytest.importorskip("openai")
 SERVER = Path(__file__).with_name("misbehaving_server.py")
@@ -94,7 +95,7 @@ def test_with_never_the_small_one_answers_alone(pocket, url):
         ("garbage", "cut off"),
         ("nonsense", "garbage"),
         ("cut", "cut off"),
-        ("dribbles", "timeout"),
+        slow("dribbles", "timeout"),
         ("long", "too long"),
         ("refuses", "refused"),
     ],
@@ -296,7 +297,7 @@ def test_time_is_kept_whatever_a_server_dribbles(pocket, url, name):
     assert found.trail.decisions[-1].why == "timeout" and found.rung == "pocket"
 
 
-@pytest.mark.parametrize("name", ["infinite-usage", "null-usage", "stays-open"])
+@pytest.mark.parametrize("name", ["infinite-usage", "null-usage", slow("stays-open")])
 def test_a_whole_answer_is_taken_whatever_is_wrong_around_it(pocket, url, name):
     found = ladder(pocket, url, [name]).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.text == ANSWER and found.spent.large_tokens == 20

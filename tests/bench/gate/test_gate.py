@@ -76,6 +76,7 @@ def test_rules_refuse_what_makes_no_sense(pocket, split, target, named):
         compare_rules(*pocket, 3, split, 0, target)
 
 
+@pytest.mark.slow
 def test_the_report_adds_up(pocket):
     steps = []
     report = measure_gate(*pocket, "pocket", n=8, rules_n=3, on_step=steps.append)

@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused():
 def test_tables_that_are_too_short_or_strided_are_refused(name):
     query, keys, values, at = drawn(1, 2, 2, 1, 2, 16, 40, False, True, True, torch.float32, holes=True)
     table = getattr(at, name)
-    with pytest.raises(ValueError, match=f"{name} knows 3 columns"):
+    with pytest.raises(ValueError, match=f"{name} knows 3 cache positions"):
         depth_attention(query, keys, values, replace(at, **{name: table[:, :3]}), 0.3)
     with pytest.raises(ValueError, match="side by side"):
         depth_attention(query, keys, values, replace(at, **{name: table.t().contiguous().t()}), 0.3)

@@ -116,6 +116,7 @@ def test_what_does_not_fit_is_refused():
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(DTYPES, st.sampled_from(MODES), st.integers(1, 6), st.integers(0, 2**16))
+@pytest.mark.slow
 def test_as_near_to_float64_as_plain_torch(dtype, mode, loops, seed):
     """The largest error against the definitions in float64 over some rows is at most twice that of the reference.
 
