@@ -11,7 +11,7 @@ from sigma0.decode.batch import DECODING, Bools, Ints, Rows
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
 from sigma0.decode.sampler import logprobs_of
-from sigma0.decode.stats import read_together
+from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
@@ -110,7 +110,7 @@ class OutputProcessor:
         if self.watch and sampled and self._ops.backend != "triton":
             repeated = [token.state.repetition.at(-1) for token in sampled]
             drops = [token.state.entropy_drop for token in sampled]
-            numbers = read_together(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
+            numbers = compute_logit_stats(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
         elif self.watch and sampled:
             logits = torch.stack([token.logits for token in sampled])
             token_ids = to_device(np.array([token.token_id for token in sampled]), logits.device)

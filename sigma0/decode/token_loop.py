@@ -171,7 +171,7 @@ class TokenLoop(ABC):
         output = self.wave.ops.collapse(
             logits.detach().to(self.record.device), sampled, self.record.collapse, at[0], CollapseRule()
         )
-        self.record.read(output, at[0], at[1], int(indices.max()))
+        self.record.put_logit_stats(output, at[0], at[1], int(indices.max()))
         return output.chosen
 
     def note(self, sequences: Ints, logits: Tensor) -> None:
@@ -183,7 +183,7 @@ class TokenLoop(ABC):
         """
         if self.record is not None and self.wave.ops.backend != "triton":
             indices = np.array([self.repetition[sequence].tokens - 1 for sequence in sequences.tolist()])
-            self.record.note_reading(logits, sequences, indices, self.repetition)
+            self.record.note_logits(logits, sequences, indices, self.repetition)
 
     def collapses(self, sequence: int) -> bool:
         """Whether a sequence is ended after its last final token, since it repeats itself."""
