@@ -90,15 +90,15 @@ class OutputProcessor:
         self._fates[state.entry.slot, sampled] = 0
         self._met[state.entry.slot, sampled] = False
 
-    def record(self, rows: Rows, fates: Ints, held: Bools) -> None:
+    def record(self, rows: Rows, fates: Ints, met: Bools) -> None:
         """Records what was seen at the end of the loop that rows have just finished.
 
         Args:
             rows: After it.
             fates: Index into `FATES`, 0 where there is none, `[R]`.
-            held: Whether the loop-end rule was met, `[R]`.
+            met: Whether the loop-end rule was met, `[R]`.
         """
-        self._met[rows.batch_slots[held], rows.cache_positions[held]] = True
+        self._met[rows.batch_slots[met], rows.cache_positions[met]] = True
         known = np.flatnonzero(fates)
         self._fates[rows.batch_slots[known], rows.cache_positions[known], rows.loops[known] - 1] = fates[known]
 
