@@ -123,32 +123,32 @@ class Collapse:
 
     Attributes:
         statistics: The numbers named in `LOGIT_STATS`, float32 `[B, 8]`.
-        chosen: The sampled id, or the argmax without one, int64 `[B]`.
+        token_ids: The sampled id, or the argmax without one, int64 `[B]`.
         top: The two ids of highest probability, int64 `[B, 2]`.
         met: Whether the margin is at least `theta`, bool `[B]`; False where theta is 0.
     """
 
     statistics: Tensor
-    chosen: Tensor
+    token_ids: Tensor
     top: Tensor
     met: Tensor
 
 
 def collapse_reference(
-    logits: Tensor, chosen: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
+    logits: Tensor, sampled: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
 ) -> Collapse:
     """The formulas above in plain torch; the CPU path.
 
     Args:
         logits: `[B, V]`, V at least 2; -inf where masked, at least one finite number in each row.
-        chosen: Ids just sampled, int64 `[B]`; None for the argmax.
+        sampled: Ids just sampled, int64 `[B]`; None for the argmax.
         state: Updated in place; with None only entropy and margin are computed.
         slots: State slot of each row of logits, int64 `[B]`, all different; None without a state.
         rule: Parts and threshold.
     """
     entropy, margin, top, finite = certainty(logits)
     met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
-    token_ids = top[:, 0] if chosen is None else chosen
+    token_ids = top[:, 0] if sampled is None else sampled
     if state is None or slots is None:
         none = torch.zeros_like(margin)
         return Collapse(torch.stack([entropy, margin, *[none] * 6], dim=-1), token_ids, top, met)
@@ -250,7 +250,7 @@ def leads(logits: Tensor, theta: float) -> Tensor:
 
 
 def collapse(
-    logits: Tensor, chosen: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
+    logits: Tensor, sampled: Tensor | None, state: CollapseState | None, slots: Tensor | None, rule: CollapseRule
 ) -> Collapse:
     """`collapse_reference` in one launch of a Triton kernel.
 
@@ -262,11 +262,11 @@ def collapse(
         raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {logits.dtype}")
     if vocabulary < 2 or (slots is not None and tuple(slots.shape) != (rows,)) or (state is None) != (slots is None):
         raise ValueError(f"logits {tuple(logits.shape)} need 2 ids at least, and a slot for each row of a state")
-    if chosen is not None and (tuple(chosen.shape) != (rows,) or chosen.dtype != torch.int64):
-        raise ValueError(f"chosen ids must be int64 [{rows}], got {chosen.dtype} {tuple(chosen.shape)}")
+    if sampled is not None and (tuple(sampled.shape) != (rows,) or sampled.dtype != torch.int64):
+        raise ValueError(f"sampled ids must be int64 [{rows}], got {sampled.dtype} {tuple(sampled.shape)}")
     if state is not None and not all(part.is_contiguous() for part in vars(state).values()):
         raise ValueError("the numbers of a state must lie side by side")
-    chosen, slots = (None if index is None else index.contiguous() for index in (chosen, slots))
+    sampled, slots = (None if index is None else index.contiguous() for index in (sampled, slots))
     device = logits.device
     statistics = torch.empty((rows, len(LOGIT_STATS)), dtype=torch.float32, device=device)
     top = torch.empty((rows, 2), dtype=torch.int64, device=device)
@@ -277,7 +277,7 @@ def collapse(
     if rows:
         _collapse_kernel[(rows,)](
             logits,
-            token_ids if chosen is None else chosen,
+            token_ids if sampled is None else sampled,
             token_ids if slots is None else slots,
             token_ids if state is None else state.ids,
             token_ids if state is None else state.lengths,
@@ -292,7 +292,7 @@ def collapse(
             logits.stride(1),
             rule.theta,
             *numbers,
-            CHOOSE=chosen is None,
+            GREEDY=sampled is None,
             STATE=state is not None,
             BLOCK=BLOCK,
             num_warps=WARPS,
@@ -328,7 +328,7 @@ if find_spec("triton") is not None:
     @triton.jit
     def _collapse_kernel(
         logits_ptr,
-        chosen_ptr,
+        sampled_ptr,
         slots_ptr,
         ids_ptr,
         lengths_ptr,
@@ -357,7 +357,7 @@ if find_spec("triton") is not None:
         margin_low,
         margin_slope,
         margin_weight,
-        CHOOSE: tl.constexpr,
+        GREEDY: tl.constexpr,
         STATE: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
@@ -416,7 +416,7 @@ if find_spec("triton") is not None:
         tl.store(top_ptr + row * 2 + 1, second_id.to(tl.int64))
         tl.store(met_ptr + row, (theta > 0) & (margin >= theta))
 
-        newest = best_id.to(tl.int64) if CHOOSE else tl.load(chosen_ptr + row)
+        newest = best_id.to(tl.int64) if GREEDY else tl.load(sampled_ptr + row)
         tl.store(token_ids_ptr + row, newest)
         statistics_row = statistics_ptr + row * _STATISTICS
         tl.store(statistics_row + _ENTROPY, entropy)
@@ -478,8 +478,8 @@ if find_spec("triton") is not None:
             echo = tl.sum(echoed).to(tl.float32) / tl.maximum(known - (_NGRAM - 1), 1)
 
             repetition = 1.0 - _part(periodicity, periodicity_low, periodicity_slope, periodicity_weight)
-            settled = tl.minimum(tl.maximum((known - (_NGRAM - 1)).to(tl.float32) / _FULL_ECHO, 0.0), 1.0)
-            repetition = repetition * (1.0 - _part(echo * settled, echo_low, echo_slope, echo_weight))
+            echo_ramp = tl.minimum(tl.maximum((known - (_NGRAM - 1)).to(tl.float32) / _FULL_ECHO, 0.0), 1.0)
+            repetition = repetition * (1.0 - _part(echo * echo_ramp, echo_low, echo_slope, echo_weight))
             repetition = repetition * (1.0 - _part(1.0 - distinct, sameness_low, sameness_slope, sameness_weight))
             certainty = _part(drop, drop_low, drop_slope, drop_weight)
             certainty = tl.minimum(

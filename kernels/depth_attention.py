@@ -226,7 +226,7 @@ def depth_attention(
         STARTS=rows.starts is not None,
         SEEN=rows.seen is not None,
         EXITS=rows.exits is not None,
-        PAGES=rows.block_tables is not None,
+        PAGED=rows.block_tables is not None,
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // kv_heads)),
         TILE=tile,
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
@@ -323,7 +323,7 @@ if find_spec("triton") is not None:
         STARTS: tl.constexpr,
         SEEN: tl.constexpr,
         EXITS: tl.constexpr,
-        PAGES: tl.constexpr,
+        PAGED: tl.constexpr,
         GROUP: tl.constexpr,
         TILE: tl.constexpr,
         WIDTH: tl.constexpr,
@@ -365,10 +365,10 @@ if find_spec("triton") is not None:
                     mask=inside,
                     other=0,
                 ).to(tl.int64)
-                if PAGES
+                if PAGED
                 else sequence
             )
-            offset = cache_positions % block_size if PAGES else cache_positions
+            offset = cache_positions % block_size if PAGED else cache_positions
             source = plane
             if EXITS:
                 stopped = tl.load(exits_ptr + sequence * exits_row_stride + cache_positions, mask=inside, other=0).to(

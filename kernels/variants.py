@@ -85,15 +85,15 @@ def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
     signature = _signature(
         function,
         dict.fromkeys(_pointers("logits"), DTYPES[dtype]),
-        dict.fromkeys(_pointers("chosen", "slots", "lengths", "token_ids", "top"), "*i64"),
+        dict.fromkeys(_pointers("sampled", "slots", "lengths", "token_ids", "top"), "*i64"),
         dict.fromkeys(_pointers("ids", "observed"), "*i32"),
         dict.fromkeys(_pointers("entropies", "statistics"), "*fp32"),
         dict.fromkeys(_pointers("met"), "*i1"),
         dict.fromkeys((*numbers, "theta"), "fp32"),
     )
-    for choose, state in ((True, False), (True, True), (False, True)):
+    for greedy, state in ((True, False), (True, True), (False, True)):
         # a launch turns a stride of 1 into a constant
-        constants = {"id_stride": 1, "CHOOSE": choose, "STATE": state, "BLOCK": collapse.BLOCK}
+        constants = {"id_stride": 1, "GREEDY": greedy, "STATE": state, "BLOCK": collapse.BLOCK}
         aligned = frozenset({"vocabulary", "row_stride"})
         yield Variant("collapse", function, dtype, signature, constants, aligned, collapse.WARPS)
 
@@ -119,7 +119,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
         (True, True, True, True),
     )
     for width in HEAD_WIDTHS:
-        for starts, exits, pages, seen in combinations:
+        for starts, exits, paged, seen in combinations:
             yield Variant(
                 "depth_attention",
                 function,
@@ -129,7 +129,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "STARTS": starts,
                     "SEEN": seen,
                     "EXITS": exits,
-                    "PAGES": pages,
+                    "PAGED": paged,
                     "GROUP": depth_attention.SMALLEST_TILE,
                     "TILE": depth_attention.tile_for(width, dtype),
                     "WIDTH": width,

@@ -180,7 +180,9 @@ class TextStream(Iterator[Token]):
         record = self._loop.record
         assert record is not None
         where = slice(start, start + len(tokens))
-        paths, fates, logit_stats = (to_host(part[0, where]) for part in (record.loops, record.fates, record.readings))
+        paths, fates, logit_stats = (
+            to_host(part[0, where]) for part in (record.loops, record.fates, record.logit_stats)
+        )
         return with_statistics(tokens, paths, fates, logit_stats, self.patience, self._counterfactual_rule, max_loops)
 
     def _stop_reason(self, text: str) -> StopReason:

@@ -236,7 +236,7 @@ class Engine:
     def _postprocess(self, passed: PassOutput) -> list[Event]:
         """Samples tokens, retires rows, and makes the outputs of a pass."""
         rows = passed.rows
-        self._outputs.record(rows, passed.fates, passed.held)
+        self._outputs.record(rows, passed.fates, passed.loop_end_met)
         for slot, met, diverged in passed.first:
             state = self._batch.state_of(slot)
             assert isinstance(state, VerifiedRequestState)

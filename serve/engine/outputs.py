@@ -11,7 +11,7 @@ from sigma0.decode.batch import DECODING, Bools, Ints, Rows
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
 from sigma0.decode.sampler import logprobs_of
-from sigma0.decode.stats import read_together
+from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
@@ -90,15 +90,15 @@ class OutputProcessor:
         self._fates[state.entry.slot, sampled] = 0
         self._met[state.entry.slot, sampled] = False
 
-    def record(self, rows: Rows, fates: Ints, held: Bools) -> None:
+    def record(self, rows: Rows, fates: Ints, met: Bools) -> None:
         """Records what was seen at the end of the loop that rows have just finished.
 
         Args:
             rows: After it.
             fates: Index into `FATES`, 0 where there is none, `[R]`.
-            held: Whether the loop-end rule was met, `[R]`.
+            met: Whether the loop-end rule was met, `[R]`.
         """
-        self._met[rows.batch_slots[held], rows.cache_positions[held]] = True
+        self._met[rows.batch_slots[met], rows.cache_positions[met]] = True
         known = np.flatnonzero(fates)
         self._fates[rows.batch_slots[known], rows.cache_positions[known], rows.loops[known] - 1] = fates[known]
 
@@ -110,7 +110,7 @@ class OutputProcessor:
         if self.watch and sampled and self._ops.backend != "triton":
             repeated = [token.state.repetition.at(-1) for token in sampled]
             drops = [token.state.entropy_drop for token in sampled]
-            numbers = read_together(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
+            numbers = compute_logit_stats(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
         elif self.watch and sampled:
             logits = torch.stack([token.logits for token in sampled])
             token_ids = to_device(np.array([token.token_id for token in sampled]), logits.device)

@@ -1,9 +1,9 @@
-// One answer: what the stream has told of it so far, and its tokens in the conversation.
+// One answer: what the stream has sent of it so far, and its tokens in the conversation.
 
 import { depthInWords, doorInShort, percent, reasonInWords, shade, visible } from "./words.js";
 
-// lists of the last chunk, and the fields of a token that they settle
-const SETTLED = {
+// lists of the last chunk, and the fields of a token that they set
+const FINAL_FIELDS = {
   depths: "depth",
   reasons: "reason",
   fates: "fate",
@@ -25,7 +25,7 @@ export class Answer {
   usage = null;
 
   /**
-   * @param about What the server told of its model.
+   * @param about The server's description of its model (`GET /v1/sigma0`).
    * @param onPick Called with a token when it is picked.
    */
   constructor(about, onPick) {
@@ -58,32 +58,32 @@ export class Answer {
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
     this.totalLoops = chunk.sigma0?.total_loops ?? this.totalLoops;
-    const choice = chunk.choices?.find((each) => (each.index ?? 0) === 0);
-    const told = chunk.sigma0?.choices?.find((each) => (each.index ?? 0) === 0) ?? {};
-    const tokens = told.tokens ?? [];
+    const choice = chunk.choices?.find(isFirst);
+    const details = chunk.sigma0?.choices?.find(isFirst) ?? {};
+    const tokens = details.tokens ?? [];
     const content = choice?.delta?.content ?? "";
     for (const token of tokens) this.#add(token);
     if (content && !tokens.length) this.body.append(content);
     this.text += content || tokens.map((token) => token.text).join("");
     // in the last chunk `passes` counts passes of the whole job instead, which other tokens may have shared
-    if (told.full_passes != null && !choice?.finish_reason) {
-      this.passes = told.passes;
-      this.fullPasses = told.full_passes;
+    if (details.full_passes != null && !choice?.finish_reason) {
+      this.passes = details.passes;
+      this.fullPasses = details.full_passes;
     } else {
       for (const token of tokens) {
         this.passes += token.depth;
         this.fullPasses += this.totalLoops;
       }
     }
-    if (choice?.finish_reason) this.#finish(choice.finish_reason, told);
-    this.#tellFoot();
+    if (choice?.finish_reason) this.#finish(choice.finish_reason, details);
+    this.#updateFoot();
   }
 
   /** No more will come: why, in a word, unless it came to its end. */
   close(why = "") {
     this.article.classList.remove("writing");
     this.cut = why;
-    this.#tellFoot();
+    this.#updateFoot();
   }
 
   #add(token) {
@@ -113,18 +113,18 @@ export class Answer {
     span.setAttribute("aria-selected", String(picked));
   }
 
-  #finish(finishReason, told) {
+  #finish(finishReason, details) {
     this.finishReason = finishReason;
-    this.outcome = told;
+    this.outcome = details;
     this.tokens.forEach((token, index) => {
-      for (const [list, field] of Object.entries(SETTLED)) {
-        if (told[list]?.length === this.tokens.length) token[field] = told[list][index];
+      for (const [list, field] of Object.entries(FINAL_FIELDS)) {
+        if (details[list]?.length === this.tokens.length) token[field] = details[list][index];
       }
       this.#dress(this.spans[index], token);
     });
   }
 
-  #tellFoot() {
+  #updateFoot() {
     const parts = [];
     if (this.outcome?.door) {
       const { icon, text } = doorInShort(this.outcome.door);
@@ -152,9 +152,9 @@ export class Answer {
   }
 
   markPicked(index) {
-    this.spans.forEach((span, each) => {
-      span.classList.toggle("picked", each === index);
-      span.setAttribute("aria-selected", String(each === index));
+    this.spans.forEach((span, position) => {
+      span.classList.toggle("picked", position === index);
+      span.setAttribute("aria-selected", String(position === index));
     });
   }
 
@@ -184,16 +184,21 @@ export class Answer {
     const from = this.spans[index];
     let best = index;
     let line = null;
-    for (let each = index + step; each >= 0 && each < this.spans.length; each += step) {
-      const span = this.spans[each];
+    for (let other = index + step; other >= 0 && other < this.spans.length; other += step) {
+      const span = this.spans[other];
       if (Math.abs(span.offsetTop - from.offsetTop) < from.offsetHeight / 2) continue;
       line ??= span.offsetTop;
       if (Math.abs(span.offsetTop - line) > from.offsetHeight / 2) break;
       const nearer = Math.abs(span.offsetLeft - from.offsetLeft) < Math.abs(this.spans[best].offsetLeft - from.offsetLeft);
-      if (best === index || nearer) best = each;
+      if (best === index || nearer) best = other;
     }
     return best;
   }
+}
+
+/** The page asks for one choice; an index that is left out is 0. */
+function isFirst(choice) {
+  return (choice.index ?? 0) === 0;
 }
 
 export function element(name, classes = "", text = "") {

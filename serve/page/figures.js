@@ -73,15 +73,15 @@ function showCompute(answer) {
 }
 
 function showConfidence(tokens) {
-  const told = tokens.map((token, index) => [index, token.margin]).filter(([, margin]) => margin != null);
+  const margins = tokens.map((token, index) => [index, token.margin]).filter(([, margin]) => margin != null);
   const line = byId("confidence");
   line.setAttribute("viewBox", `0 0 ${Math.max(LINE_STARTS_AT, tokens.length)} 1`);
-  line.querySelector("polyline").setAttribute("points", told.map(([x, y]) => `${x + 0.5},${1 - y}`).join(" "));
+  line.querySelector("polyline").setAttribute("points", margins.map(([x, y]) => `${x + 0.5},${1 - y}`).join(" "));
   let text = "No tokens yet.";
-  if (told.length) {
-    const [at, least] = told.reduce((low, each) => (each[1] < low[1] ? each : low));
-    const mean = told.reduce((sum, [, margin]) => sum + margin, 0) / told.length;
-    const now = told[told.length - 1][1];
+  if (margins.length) {
+    const [at, least] = margins.reduce((low, point) => (point[1] < low[1] ? point : low));
+    const mean = margins.reduce((sum, [, margin]) => sum + margin, 0) / margins.length;
+    const now = margins[margins.length - 1][1];
     text = `Margin ${words.number(now)} now, ${words.number(mean)} on average, least ${words.number(least)} at token ${at + 1}.`;
   }
   line.setAttribute("aria-label", `Margin of each token. ${text}`);
@@ -89,12 +89,12 @@ function showConfidence(tokens) {
 }
 
 function showCollapse(tokens) {
-  const told = tokens.map((token) => token.proximity).filter((value) => value != null);
-  const now = told.at(-1) ?? 0;
-  const most = told.reduce((high, value) => Math.max(high, value), 0);
+  const scores = tokens.map((token) => token.proximity).filter((value) => value != null);
+  const now = scores.at(-1) ?? 0;
+  const most = scores.reduce((high, value) => Math.max(high, value), 0);
   const mark = words.number(words.COLLAPSE_THRESHOLD);
   let text = `No tokens yet; the mark at ${mark} is where a text counts as running in circles.`;
-  if (told.length) {
+  if (scores.length) {
     const reached = most >= words.COLLAPSE_THRESHOLD ? `reached ${mark}: runs in circles` : `under the mark at ${mark}`;
     text = `${words.number(now)} now, highest ${words.number(most)}; ${reached}.`;
   }
@@ -123,7 +123,7 @@ function showVerdict(outcome) {
   line.querySelector(".door-word").textContent = means ? `${word}: ${means}` : word;
   // the door's name stands above already
   let text = words.doorInWords((outcome?.door_text ?? "").replace(`${door}: `, ""));
-  if (!text) text = outcome ? "Verdicts are switched off on this server." : "Told when the answer is over.";
+  if (!text) text = outcome ? "Verdicts are switched off on this server." : "Shown when the answer is over.";
   byId("verdict-text").textContent = text;
 }
 

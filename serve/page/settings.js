@@ -17,14 +17,14 @@ export class Settings {
     byId("threshold").addEventListener("input", () => {
       byId("exit").value = "slider";
     });
-    byId("ask").addEventListener("input", () => this.#tell());
+    byId("ask").addEventListener("input", () => this.#showChosen());
     byId("depth-numbers").addEventListener("change", (event) => {
       document.body.classList.toggle("depth-numbers", event.target.checked);
     });
-    this.#tell();
+    this.#showChosen();
   }
 
-  /** Takes over what the server told of its model. */
+  /** Takes over the server's description of its model. */
   know(about) {
     this.#about = about;
     this.#fillExits();
@@ -32,7 +32,7 @@ export class Settings {
     if (own != null) byId("threshold").value = own;
     if (about.context) byId("max-tokens").max = about.context;
     byId("hand-up-field").hidden = !about.ladder;
-    this.#tell();
+    this.#showChosen();
   }
 
   /** Fields of a request. */
@@ -79,8 +79,8 @@ export class Settings {
 
   #fillExits() {
     const kept = byId("exit").value || "own";
-    const told = this.#about.efforts;
-    const efforts = Array.isArray(told) ? told : told ? Object.keys(told) : EFFORTS;
+    const known = this.#about.efforts;
+    const efforts = Array.isArray(known) ? known : known ? Object.keys(known) : EFFORTS;
     const own = this.#about.exit ? `own setting (${exitInWords(this.#about.exit)})` : "own setting";
     const options = [
       ["own", own],
@@ -97,7 +97,7 @@ export class Settings {
     byId("exit").value = kept;
   }
 
-  #tell() {
+  #showChosen() {
     const slider = byId("exit").value === "slider";
     const value = exitInWords(this.#fromSlider());
     byId("threshold-value").textContent = slider ? value : "not in use";

@@ -37,7 +37,7 @@ export class EventParser {
   }
 }
 
-/** A failure that the server told, or that kept it from telling anything. */
+/** A failure that the server reported, or that kept it from answering. */
 export class Failure extends Error {
   constructor(message, { status = 0, code = null } = {}) {
     super(message);
@@ -133,16 +133,16 @@ function parse(data) {
   } catch {
     throw new Failure("The server sent something that is no chunk of an answer.", { status: 500 });
   }
-  if (chunk?.error) throw told(chunk.error, 500);
+  if (chunk?.error) throw toFailure(chunk.error, 500);
   return chunk;
 }
 
 async function failure(response) {
   const body = await response.json().catch(() => null);
-  return told(body?.error ?? body?.detail, response.status);
+  return toFailure(body?.error ?? body?.detail, response.status);
 }
 
-function told(error, status) {
+function toFailure(error, status) {
   const message = typeof error === "string" ? error : error?.message;
   const known = Number.isInteger(error?.code) ? error.code : status;
   return new Failure(message || `The server answered with status ${known}.`, { status: known, code: error?.code });

@@ -80,7 +80,7 @@ export function percent(share) {
   return share == null ? "not known" : `${Math.round(share * 100)} %`;
 }
 
-/** Invisible characters told by name, so that a token of white space can be talked of. */
+/** Invisible characters as visible signs, so that a token of white space can be seen. */
 export function visible(text) {
   if (text === "") return "(no text)";
   return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");

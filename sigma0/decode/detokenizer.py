@@ -42,7 +42,7 @@ class StopChecker:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._held = ""
+        self._pending = ""
         self.text = ""
         self.stopped = False
 
@@ -50,7 +50,7 @@ class StopChecker:
         """The text that is released by one more piece."""
         if self.stopped:
             return ""
-        text = self._held + piece
+        text = self._pending + piece
         starts = [start for start in (text.find(string) for string in self._stop) if start >= 0]
         if starts:
             self.stopped = True
@@ -60,11 +60,11 @@ class StopChecker:
 
     def flush(self) -> str:
         """The text that was held back, at the end of the sequence."""
-        return self._release(self._held, "")
+        return self._release(self._pending, "")
 
-    def _release(self, text: str, held: str) -> str:
+    def _release(self, text: str, pending: str) -> str:
         self.text += text
-        self._held = held
+        self._pending = pending
         return text
 
 

@@ -156,9 +156,9 @@ class ExitRule:
             close = loops[:, CHANGE] < self.threshold
             close[:1] = False
             return bool(close[late].any())
-        return self._would_settle(loops, late)
+        return self._would_meet_accel(loops, late)
 
-    def _would_settle(self, loops: npt.NDArray[np.float32], late: slice) -> bool:
+    def _would_meet_accel(self, loops: npt.NDArray[np.float32], late: slice) -> bool:
         """`accel` out of statistics; those of its older form are made out of the newer one's."""
         change, bend, gain = loops[:, CHANGE], loops[:, BEND], loops[:, GAIN]
         if self.config.accel_scale == "steps":
@@ -168,10 +168,10 @@ class ExitRule:
         else:
             holds = (bend < self.threshold) & (gain <= SHRINK)
         holds[:2] = False
-        running, streaks = 0, []
+        streak, streaks = 0, []
         for here in holds.tolist():
-            running = running + 1 if here else 0
-            streaks.append(running >= self.patience)
+            streak = streak + 1 if here else 0
+            streaks.append(streak >= self.patience)
         return any(streaks[late])
 
     def met(self, met: Bools, sequences: Ints, cache_positions: Ints, loops: Ints) -> Bools:

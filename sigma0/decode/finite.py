@@ -63,7 +63,7 @@ def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:
     return torch.where(logits.amax(dim=-1).isfinite().to(token_ids.device), token_ids, BROKEN)
 
 
-def check_chosen(token_ids: Iterable[int]) -> None:
+def check_sampled(token_ids: Iterable[int]) -> None:
     """Checks ids on the host for the flag.
 
     Raises:

@@ -43,7 +43,7 @@ class PassOutput:
         met: Whether the rule was met, `[N]`.
         diverged: Whether the loop diverged, `[N]`.
         fates: Fate of the loop of each row, int `[R]`; 0 where none is kept.
-        held: Whether the loop end of each row met the rule of `RequestExit.params`, bool `[R]`.
+        loop_end_met: Whether the loop end of each row met the rule of `RequestExit.params`, bool `[R]`.
         first: For each row whose token is sampled at loop T in any case: its batch slot, whether the rule is met, and
             whether the loop diverges.
     """
@@ -53,7 +53,7 @@ class PassOutput:
     met: Bools
     diverged: Bools
     fates: Ints
-    held: Bools
+    loop_end_met: Bools
     first: tuple[tuple[int, bool, bool], ...] = ()
 
 
@@ -88,11 +88,11 @@ class Passes:
         raw = self.model.block(rows.hidden, paged)
         hidden = self.model.norm(raw)
         codes, fates = self._loop_ends(rows, raw, hidden, request_exits)
-        held = codes == MET
+        loop_end_met = codes == MET
         advanced = rows.with_loops(hidden)
         decoding = np.flatnonzero(rows.roles == DECODING)
         codes[decoding] = self._by_margin(advanced, decoding, codes[decoding], request_exits)
-        return _passed(advanced, decoding, codes, fates, held, request_exits)
+        return _passed(advanced, decoding, codes, fates, loop_end_met, request_exits)
 
     def head(self, rows: Rows, which: Ints) -> Tensor:
         """Logits `[N, V]` of some rows."""
@@ -152,7 +152,12 @@ def _theta(request_exits: RequestExit | None) -> float:
 
 
 def _passed(
-    rows: Rows, decoding: Ints, codes: Ints, fates: Ints, held: Bools, request_exits: Sequence[RequestExit | None]
+    rows: Rows,
+    decoding: Ints,
+    codes: Ints,
+    fates: Ints,
+    loop_end_met: Bools,
+    request_exits: Sequence[RequestExit | None],
 ) -> PassOutput:
     """Result of a pass: which decoding rows exit, whether their rule was met, and whether their loop diverged."""
     stopped, flags, first = [], [], []
@@ -170,4 +175,6 @@ def _passed(
             stopped.append(row)
             flags.append((met, diverged))
     both = np.array(flags, dtype=np.bool_).reshape(-1, 2)
-    return PassOutput(rows, np.array(stopped, dtype=np.int64), both[:, 0], both[:, 1], fates, held, tuple(first))
+    return PassOutput(
+        rows, np.array(stopped, dtype=np.int64), both[:, 0], both[:, 1], fates, loop_end_met, tuple(first)
+    )

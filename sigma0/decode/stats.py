@@ -1,7 +1,7 @@
-"""Statistics of new tokens: of every loop, and of the logits and ids (readings).
+"""Statistics of new tokens: of every loop, and of the logits and ids.
 
 No token depends on them, so a pass only notes its states, or the statistics if a kernel or the exit rule has computed
-them, and the logits of its tokens. They are computed together, on access or when enough has accumulated; the memory
+them, and the logits of its tokens. They are computed at once, on access or when enough has accumulated; the memory
 until then is bounded.
 """
 
@@ -75,7 +75,7 @@ class RunRecord:
         self.pending_logits: Tensor | None = None
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
-            self._loops, self._fates, self._readings = _blank(batch, new, total_loops, device)
+            self._loops, self._fates, self._logit_stats = _blank(batch, new, total_loops, device)
         # for each token, the first pass whose notes count
         self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
         self._number = 0
@@ -87,8 +87,8 @@ class RunRecord:
         self._opens: list[tuple[int, Any, Any]] = []
         self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
         self._reader: PathReader | None = None
-        self._read: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
-        self._logits = 0
+        self._noted_logits: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
+        self._logit_rows = 0
         self._drops = [EntropyDrop() for _ in range(batch)]
 
     @classmethod
@@ -98,7 +98,7 @@ class RunRecord:
 
     @cached_property
     def collapse(self) -> CollapseState:
-        """What readings are reckoned from where a kernel does it at once."""
+        """What a kernel that computes the statistics of logits keeps between tokens."""
         with torch.inference_mode(False):
             return CollapseState.empty(len(self._drops), self.device)
 
@@ -113,23 +113,23 @@ class RunRecord:
 
         NaN where no loop was run.
         """
-        self._settle_loops()
+        self._flush_loops()
         return self._loops
 
     @property
     def fates(self) -> Tensor:
         """Index into `sigma0.decode.ops.FATES`, int8 `[B, new, T]`; 0 where there is none."""
-        self._settle_loops()
+        self._flush_loops()
         return self._fates
 
     @property
-    def readings(self) -> Tensor:
+    def logit_stats(self) -> Tensor:
         """entropy, margin, drop, periodicity, lag, echo, distinct and proximity, float32 `[B, new, 8]`.
 
         NaN where there is no token.
         """
-        self._settle_readings()
-        return self._readings
+        self._flush_logits()
+        return self._logit_stats
 
     def put_prompt(self, statistics: Tensor, fates: Tensor, cache_position: int) -> None:
         """Records the loops of the last prompt position.
@@ -152,7 +152,7 @@ class RunRecord:
         self._note(states.detach().flatten(0, 1), sequences, cache_positions, np.repeat(np.arange(loops), batch))
 
     def _begin(self, cache_position: int) -> None:
-        self._settle_loops()
+        self._flush_loops()
         self.first_position = cache_position
         # rows of earlier tokens are run to full depth before another prefill
         self._noted, self._rows, self._unfinished = [], 0, None
@@ -193,21 +193,21 @@ class RunRecord:
         self._number += 1
         self._rows += len(sequences)
         if self._rows >= self._most_rows:
-            self._settle_loops()
+            self._flush_loops()
 
-    def read(self, collapse: Collapse, sequences: Tensor, indices: Tensor, last: int) -> None:
-        """Records the readings of some tokens.
+    def put_logit_stats(self, collapse: Collapse, sequences: Tensor, indices: Tensor, last: int) -> None:
+        """Records the statistics of the logits of some tokens.
 
         Args:
-            collapse: Their readings.
+            collapse: The statistics.
             sequences: Batch index of each, int64 `[N]`.
             indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
             last: The largest index.
         """
         self._reserve(last + 1)
-        self._readings[sequences, indices] = collapse.statistics.to(self.device)
+        self._logit_stats[sequences, indices] = collapse.statistics.to(self.device)
 
-    def note_reading(self, logits: Tensor, sequences: Ints, indices: Ints, repetitions: Sequence[Repetition]) -> None:
+    def note_logits(self, logits: Tensor, sequences: Ints, indices: Ints, repetitions: Sequence[Repetition]) -> None:
         """Notes the logits `[N, V]` of some tokens, those of a sequence in order.
 
         Args:
@@ -216,14 +216,14 @@ class RunRecord:
             indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
             repetitions: Repetition among the new ids of every sequence of the batch, these included.
         """
-        self._read.append((logits, sequences, indices, repetitions))
-        self._logits += len(sequences)
-        if self._logits >= max(_LOGITS, len(self._drops)):
-            self._settle_readings()
+        self._noted_logits.append((logits, sequences, indices, repetitions))
+        self._logit_rows += len(sequences)
+        if self._logit_rows >= max(_LOGITS, len(self._drops)):
+            self._flush_logits()
 
-    def _settle_loops(self) -> None:
+    def _flush_loops(self) -> None:
         """Computes the statistics of all noted loops."""
-        self._settle_opens()
+        self._apply_opens()
         noted, self._noted, self._rows = self._noted, [], 0
         if not noted:
             return
@@ -239,17 +239,17 @@ class RunRecord:
         valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
         self._write_statistics(parts, valid, sequences, indices, loops)
 
-    def _settle_opens(self) -> None:
+    def _apply_opens(self) -> None:
         """Applies `open` and `forget` in their order, and discards statistics computed before them."""
         opens, self._opens = self._opens, []
         if not opens:
             return
         before = self._opened.copy()
-        for closes, group in groupby(opens, key=lambda each: each[0] == _CLOSED):
+        for closes, group in groupby(opens, key=lambda note: note[0] == _CLOSED):
             numbers, sequences, first = zip(*group, strict=True)
             if closes:
-                for sequence, place in zip(sequences, first, strict=True):
-                    self._opened[sequence, place:] = _CLOSED
+                for sequence, index in zip(sequences, first, strict=True):
+                    self._opened[sequence, index:] = _CLOSED
                 continue
             indices = np.concatenate(first) - self.first_position
             if len(indices) and indices.max() >= self._opened.shape[1]:
@@ -313,20 +313,20 @@ class RunRecord:
             self._unfinished = (numbers, sequences, cache_positions, loops, kept)
 
     @torch.no_grad()
-    def _settle_readings(self) -> None:
-        """Computes all noted readings."""
-        read, self._read, self._logits = self._read, [], 0
-        if not read:
+    def _flush_logits(self) -> None:
+        """Computes the statistics of all noted logits."""
+        noted, self._noted_logits, self._logit_rows = self._noted_logits, [], 0
+        if not noted:
             return
-        sequences, indices = (np.concatenate([note[part] for note in read]) for part in (1, 2))
-        repetitions = read[-1][3]
+        sequences, indices = (np.concatenate([note[part] for note in noted]) for part in (1, 2))
+        repetitions = noted[-1][3]
         repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
         drops = [self._drops[sequence] for sequence in sequences]
-        statistics = read_together(torch.cat([note[0] for note in read]), repeated, drops)
-        if int(indices.max()) >= self._readings.shape[1]:
+        statistics = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
+        if int(indices.max()) >= self._logit_stats.shape[1]:
             self._reserve(int(indices.max()) + 1)
         at = to_device(np.stack([sequences, indices]), self.device)
-        self._readings[at[0], at[1]] = statistics.to(self.device)
+        self._logit_stats[at[0], at[1]] = statistics.to(self.device)
 
     def _reserve(self, new: int) -> None:
         batch, room, total_loops = self._fates.shape
@@ -334,26 +334,26 @@ class RunRecord:
             more = max(new, 2 * room) - room
             with torch.inference_mode(False):
                 fresh = _blank(batch, more, total_loops, self._fates.device)
-                old = (self._loops, self._fates, self._readings)
-                self._loops, self._fates, self._readings = (
+                old = (self._loops, self._fates, self._logit_stats)
+                self._loops, self._fates, self._logit_stats = (
                     torch.cat(pair, dim=1) for pair in zip(old, fresh, strict=True)
                 )
             self._opened = np.pad(self._opened, ((0, 0), (0, more)), constant_values=_CLOSED)
 
 
-def read_together(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
-    """Readings of tokens as `Operations.collapse` computes them, float32 `[N, 8]`, with repetition counted on the host.
+def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
+    """Statistics of logits as `Operations.collapse` has them, float32 `[N, 8]`, with repetition counted on the host.
 
     Args:
         logits: `[N, V]`, those of a sequence in order.
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    entropy, margin, _, speaks = (part.cpu().numpy() for part in certainty(logits))
+    entropy, margin, _, finite = (part.cpu().numpy() for part in certainty(logits))
     drop = np.array([drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)], dtype=np.float32)
     numbers = [(state.periodicity, state.lag, state.echo, state.distinct, state.echo_weight) for state in repeated]
     periodicity, lag, echo, distinct, echo_weight = np.array(numbers, dtype=np.float32).T
-    shown = np.where(speaks, margin, 0)
+    shown = np.where(finite, margin, 0)
     proximity = CollapseRule().proximity(periodicity, echo * echo_weight, 1 - distinct, drop, shown)
     return torch.from_numpy(np.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], axis=-1))
 

@@ -181,17 +181,17 @@ class Wave:
         ended = np.isin(in_flight.sequences, sequences)
         assert not (ended & self._decoding).any(), "a sequence ended before its token gave its output"
         if ended.any():
-            parked = in_flight.select(np.flatnonzero(ended))
-            self._suspended = parked if self._suspended is None else self._suspended.concatenate(parked)
+            suspended = in_flight.select(np.flatnonzero(ended))
+            self._suspended = suspended if self._suspended is None else self._suspended.concatenate(suspended)
             self._select(np.flatnonzero(~ended))
 
     def resume(self) -> None:
         """Puts suspended rows back into the in-flight batch, after the last pass of this wave."""
         if self._suspended is not None:
             in_flight = self.cache.in_flight
-            together = self._suspended if in_flight is None else self._suspended.concatenate(in_flight)
-            self.cache.in_flight = together.deepest_first()
-            self._decoding = np.zeros(len(together), dtype=np.bool_)
+            rows = self._suspended if in_flight is None else self._suspended.concatenate(in_flight)
+            self.cache.in_flight = rows.deepest_first()
+            self._decoding = np.zeros(len(rows), dtype=np.bool_)
             self._suspended = None
 
     def _run_block(self) -> Tensor | None:

@@ -14,7 +14,7 @@ from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as criteria
 
 from sigma0.decode.batch import Ints, PendingTokens
-from sigma0.decode.finite import check_chosen, flag_broken
+from sigma0.decode.finite import check_sampled, flag_broken
 from sigma0.decode.ops import CollapseRule
 from sigma0.decode.repetition import CollapseStop, Repetition
 from sigma0.decode.step import Exits, Wave
@@ -152,27 +152,27 @@ class TokenLoop(ABC):
             first: The exits of the last prompt token of every sequence.
         """
 
-    def observe(self, sequences: Ints, indices: Ints, logits: Tensor, chosen: Tensor | None) -> Tensor | None:
-        """Records the statistics of new tokens, where a kernel computes them together with the argmax.
+    def observe(self, sequences: Ints, indices: Ints, logits: Tensor, token_ids: Tensor | None) -> Tensor | None:
+        """Records the statistics of new tokens, where a kernel computes them with the argmax.
 
         Args:
             sequences: Batch indices, none twice, `[N]`.
             indices: Index of each among the new tokens of its sequence, from 0, `[N]`.
             logits: `[N, V]`.
-            chosen: Their ids `[N]`; None for the argmax.
+            token_ids: Their ids `[N]`; None for the argmax.
 
         Returns:
-            The ids; `chosen` itself without a record or a kernel.
+            The ids; `token_ids` itself without a record or a kernel.
         """
         if self.record is None or self.wave.ops.backend != "triton":
-            return chosen
+            return token_ids
         at = to_device(np.stack([sequences, indices]), self.record.device)
-        sampled = None if chosen is None else chosen.to(self.record.device)
+        sampled = None if token_ids is None else token_ids.to(self.record.device)
         output = self.wave.ops.collapse(
             logits.detach().to(self.record.device), sampled, self.record.collapse, at[0], CollapseRule()
         )
-        self.record.read(output, at[0], at[1], int(indices.max()))
-        return output.chosen
+        self.record.put_logit_stats(output, at[0], at[1], int(indices.max()))
+        return output.token_ids
 
     def note(self, sequences: Ints, logits: Tensor) -> None:
         """Notes the logits of each sequence's last final token for its statistics, where no kernel has computed them.
@@ -183,7 +183,7 @@ class TokenLoop(ABC):
         """
         if self.record is not None and self.wave.ops.backend != "triton":
             indices = np.array([self.repetition[sequence].tokens - 1 for sequence in sequences.tolist()])
-            self.record.note_reading(logits, sequences, indices, self.repetition)
+            self.record.note_logits(logits, sequences, indices, self.repetition)
 
     def collapses(self, sequence: int) -> bool:
         """Whether a sequence is ended after its last final token, since it repeats itself."""
@@ -252,14 +252,14 @@ class DirectLoop(TokenLoop):
     @torch.no_grad()
     def emit(self, exits: Exits) -> tuple[Emission, ...]:
         """Samples a token for each exit, stores it and checks the stopping criteria."""
-        chosen = self.wave.ops.broadcast(flag_broken(self._sample(exits), exits.logits))
+        sampled = self.wave.ops.broadcast(flag_broken(self._sample(exits), exits.logits))
         lengths = self.lengths[exits.sequences]
         self._make_room(int(lengths.max()) + 1)
         at = to_device(np.stack([exits.sequences, lengths]), self.device)
-        self.ids[at[0], at[1]] = chosen
+        self.ids[at[0], at[1]] = sampled
         self.lengths[exits.sequences] += 1
-        token_ids = to_host(chosen).tolist()
-        check_chosen(token_ids)
+        token_ids = to_host(sampled).tolist()
+        check_sampled(token_ids)
         for sequence, token_id in zip(exits.sequences.tolist(), token_ids, strict=True):
             self.repetition[sequence].append(token_id)
         self.note(exits.sequences, exits.logits)
@@ -297,7 +297,7 @@ class DirectLoop(TokenLoop):
                 for sequence, row in zip(exits.sequences.tolist(), values, strict=True):
                     kept[sequence].append(row)
         if self.generators is None:
-            chosen = scores.argmax(dim=-1)
+            sampled = scores.argmax(dim=-1)
         else:
             # nothing can be drawn from NaN: such rows are flagged by the caller
             broken = ~logits.amax(dim=-1, keepdim=True).isfinite()
@@ -306,9 +306,9 @@ class DirectLoop(TokenLoop):
                 torch.multinomial(row, 1, generator=self.generators[sequence])
                 for sequence, row in zip(exits.sequences.tolist(), torch.softmax(scores, dim=-1), strict=True)
             ]
-            chosen = torch.cat(draws)
-        self.observe(exits.sequences, indices, exits.logits, chosen)
-        return chosen
+            sampled = torch.cat(draws)
+        self.observe(exits.sequences, indices, exits.logits, sampled)
+        return sampled
 
     def _process(self, sequences: Ints, logits: Tensor) -> Tensor:
         """Processors see rows of one length at a time, as rectangular ids."""

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
-from sigma0.decode.finite import check_chosen, check_logits, flag_broken
+from sigma0.decode.finite import check_logits, check_sampled, flag_broken
 from sigma0.decode.state_guard import StateGuard
 from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.token_loop import Emission, TokenLoop, narrowed
@@ -165,7 +165,7 @@ class VerifiedLoop(TokenLoop):
             check_logits(logits)
             return [Row(row, None) for row in logits]
         argmax = to_host(self.wave.ops.broadcast(flag_broken(logits.argmax(-1), logits))).tolist()
-        check_chosen(argmax)
+        check_sampled(argmax)
         return [Row(row, token_id) for row, token_id in zip(logits, argmax, strict=True)]
 
     def _verify_all(self, trailing: TrailingLogits, rows: list[Row]) -> set[int]:
@@ -267,9 +267,9 @@ class VerifiedLoop(TokenLoop):
         scores = self._scores(sequence, index, row, keep=True)
         token_id, accepted = self._judge(sequence, index, self.wave.rule.total_loops, draft, row, scores)
         self.repetition[sequence].append(token_id)
-        stands = accepted and self._ends(sequence, index + 1, token_id) == draft.ends
+        is_kept = accepted and self._ends(sequence, index + 1, token_id) == draft.ends
         # after a collapse the sequence ends, though later tokens were fed
-        if stands and (draft.ends or not self.collapses(sequence)):
+        if is_kept and (draft.ends or not self.collapses(sequence)):
             self.accepted[sequence].append(True)
             emission = Emission(sequence, token_id, draft.depth, draft.met, draft.ends, draft.diverged)
             self._emitted.append((emission, row.logits))

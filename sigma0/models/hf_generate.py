@@ -98,12 +98,15 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", cache.record)
         batch = input_ids.shape[0]
         going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
-        alive, over, columns = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
+        alive, over, cache_positions = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
         if len(over):
             ids = input_ids[:, 0].cpu().numpy()
-            cache.add_pending(PendingTokens(ids[over], over, columns[over], positions[over]))
+            cache.add_pending(PendingTokens(ids[over], over, cache_positions[over], positions[over]))
         wave.enter(
-            input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)], alive, columns[alive], positions[alive]
+            input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)],
+            alive,
+            cache_positions[alive],
+            positions[alive],
         )
         passes = []
         while wave.has_decoding:

@@ -58,7 +58,7 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         statistics = self._ops.collapse(
             record.pending_logits[alive], sampled[alive], record.collapse, alive, CollapseRule()
         )
-        record.read(statistics, alive, torch.full_like(alive, self._new_tokens), self._new_tokens)
+        record.put_logit_stats(statistics, alive, torch.full_like(alive, self._new_tokens), self._new_tokens)
         record.pending_logits = None
         self._new_tokens += 1
 
@@ -144,7 +144,7 @@ def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
     return {
         "loop_statistics": record.loops[:, :new],
         "loop_fates": record.fates[:, :new],
-        "readings": record.readings[:, :new],
+        "readings": record.logit_stats[:, :new],
     }
 
 

@@ -138,7 +138,7 @@ def test_collapse_tells_what_the_definitions_say(vocabulary, tokens, seed, greed
         expected, top, ids = definitions.collapse(logits, ids, chosen, entropies)
         entropies.append(expected[0])
         np.testing.assert_allclose(told.statistics[0, :7], expected, rtol=1e-4, atol=2e-4)
-        assert told.top[0].tolist() == top and int(told.chosen) == ids[-1]
+        assert told.top[0].tolist() == top and int(told.token_ids) == ids[-1]
         assert 0 <= float(told.statistics[0, 7]) <= 1
 
 

@@ -21,21 +21,21 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     sequences = torch.randint(0, batch, (rows,), generator=generator)
     starts = torch.randint(0, max(1, context // 3), (batch,), generator=generator) if padded else None
-    columns = torch.randint(0, context, (rows,), generator=generator)
+    cache_positions = torch.randint(0, context, (rows,), generator=generator)
     if starts is not None:
-        columns = torch.maximum(columns, starts[sequences])
+        cache_positions = torch.maximum(cache_positions, starts[sequences])
     seen = torch.rand(batch, context + 3, generator=generator) > 0.4 if holes else None
     if seen is not None:
-        seen[sequences, columns] = True
+        seen[sequences, cache_positions] = True
     at = DepthRows(
         sequences,
-        columns,
+        cache_positions,
         torch.randint(0, planes, (rows,), generator=generator),
         starts,
         seen,
         torch.randint(0, planes, (batch, context), generator=generator).int() if drop else None,
         torch.randperm(batch * stretches, generator=generator).view(batch, stretches).int() if paged else None,
-        int(columns.max()) + 1,
+        int(cache_positions.max()) + 1,
     )
     query = torch.randn(rows, kv_heads * group, width, generator=generator).to(dtype)
     return query, keys, values, at

@@ -21,7 +21,7 @@ def compare(logits, chosen, states, rule):
     found = collapse(logits, chosen, states[1], slots, rule)
     assert torch.isfinite(found.statistics).all()
     torch.testing.assert_close(found.statistics, expected.statistics, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found.top, expected.top) and torch.equal(found.chosen, expected.chosen)
+    assert torch.equal(found.top, expected.top) and torch.equal(found.token_ids, expected.token_ids)
     assert torch.equal(found.met, expected.met)
     for name in ("ids", "lengths", "observed"):
         assert torch.equal(getattr(states[0], name), getattr(states[1], name))
@@ -115,7 +115,7 @@ def test_equals_and_masks(vocabulary):
     logits[1, -1] = 2.0
     logits[2, -2:] = 0.25
     found = compare(logits, None, states, CollapseRule(theta=0.5))
-    assert found.chosen.tolist() == [0, vocabulary - 1, vocabulary - 2]
+    assert found.token_ids.tolist() == [0, vocabulary - 1, vocabulary - 2]
     assert found.met.tolist() == [False, True, False]
 
 
@@ -138,7 +138,7 @@ def test_strided_ids_and_slots_are_read_as_they_are():
     states = [CollapseState.empty(3, DEVICE) for _ in range(2)]
     found = collapse(logits, chosen, states[1], slots, CollapseRule())
     collapse_reference(logits, chosen, states[0], slots, CollapseRule())
-    assert found.chosen.tolist() == [1, 3, 5] and torch.equal(states[0].ids, states[1].ids)
+    assert found.token_ids.tolist() == [1, 3, 5] and torch.equal(states[0].ids, states[1].ids)
     state = CollapseState(states[0].ids.t().contiguous().t(), *list(vars(states[0]).values())[1:])
     with pytest.raises(ValueError, match="side by side"):
         collapse(logits, chosen, state, slots, CollapseRule())
