@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.decode.repetition import CollapseStop
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
@@ -25,11 +27,11 @@ def collapse(
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of a round.")] = 32,
     texts: Annotated[str, typer.Option(help="A folder whose tokenizer cuts the files below.")] = "",
     prose: Annotated[list[Path], typer.Option(help="Text files; loops are spans of the first one.")] = [],  # noqa: B006
-    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
-    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    code: CodeFiles = [],  # noqa: B006
+    lists: ListFiles = [],  # noqa: B006
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
     quiet_transformers()

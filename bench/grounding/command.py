@@ -9,14 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.bench.core.options import ReportFile
 from sigma0.bench.grounding.measure import cases, measure, read_facts
 from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson
 
 
 def grounding(
     facts: Annotated[Path, typer.Argument(help="A StrategyQA file: a JSON list of items with facts.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts."""
     with one_line_errors():

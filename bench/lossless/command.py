@@ -15,6 +15,7 @@ from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -25,14 +26,14 @@ _RULES = (
 
 
 def lossless(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    model: ModelArgument = "pocket-large",
     rules: Annotated[str, typer.Option(help="Exit rules, as a JSON list.")] = _RULES,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Prompts: questions about held-out stories.")] = 200,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each, past any end of text.")] = 32,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
+    threads: Threads = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's."""
     quiet_transformers()

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sigma0.bench.core.options import HardHalf, StorySeed, WorldSplit
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
@@ -23,6 +24,7 @@ from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
 
@@ -89,9 +91,9 @@ def card_command(
 @app.command("prompts")
 def prompts_command(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Stories, one question each.")] = 2000,
-    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "calibration",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    hard: Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")] = False,
+    split: WorldSplit = "calibration",
+    seed: StorySeed = 0,
+    hard: HardHalf = False,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
@@ -107,12 +109,12 @@ def about_command() -> None:
 
 @app.command("eval")
 def eval_command(
-    model: Annotated[str, typer.Argument(help="Shipped name or model folder.")] = "pocket",
+    model: ModelArgument = "pocket",
     n: Annotated[int, typer.Option(min=1, help="Stories, one question each.")] = 2000,
-    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    split: WorldSplit = "test",
+    seed: StorySeed = 0,
     free: Annotated[int, typer.Option(min=1, help="The first of them, generated freely as well.")] = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)

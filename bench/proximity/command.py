@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.extras import needs_extra
 from sigma0.kernels.collapse import CollapseRule
 
@@ -21,13 +23,13 @@ SPANS = 3
 def proximity(
     model: Annotated[str, typer.Argument(help="A causal model's folder: its tokenizer cuts, its certainty is read.")],
     prose: Annotated[list[Path], typer.Option(help="Text files; the first half of the first one is fitted on.")],
-    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
-    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
+    code: CodeFiles = [],  # noqa: B006
+    lists: ListFiles = [],  # noqa: B006
     windows: Annotated[int, typer.Option(min=2, help="Readings of each text at most.")] = 2000,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    picture: CurvesPicture = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the parts of the proximity on one half of texts and loops, and report on the other."""
     quiet_transformers()

@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.options import AnswerTokens
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
 
@@ -20,11 +22,11 @@ INPUTS = Path("bench/results/simulation-inputs.json")
 
 
 def passes(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    model: ModelArgument = "pocket-large",
     n: Annotated[int, typer.Option("-n", "--n", help="Prompts, one about each held-out story.")] = 150,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 32,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    max_new_tokens: AnswerTokens = 32,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
     out: Annotated[Path, typer.Option(help="File of inputs to write.")] = INPUTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
 ) -> None:

@@ -9,21 +9,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
 
 
 def stability(
-    model: Annotated[
-        str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")
-    ] = "pocket",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    model: WorldModel = "pocket",
+    n: Stories = 300,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    out: ReportFile = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
     quiet_transformers()

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.extras import needs_extra
 from sigma0.models.load import load
 
@@ -19,15 +21,13 @@ if TYPE_CHECKING:
 
 
 def verdict(
-    model: Annotated[
-        str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")
-    ] = "pocket",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 500,
-    hard: Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    model: WorldModel = "pocket",
+    n: Stories = 500,
+    hard: HardHalf = False,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fidelity, accuracy, savings and escalations for every switch, and wrong answers told from right ones.
 
