@@ -54,7 +54,7 @@ def effort(
         typer.echo(text)
         return
     console = Console()
-    console.print(table(report))
+    console.print(table(report).rich(no_wrap=("policy",)))
     console.print(", ".join(f"{name} {value}" for name, value in report.settings.items() if name != "versions"))
     if report.first_right is not None:
         console.print(f"first solutions right: {report.first_right.value:.1%}")

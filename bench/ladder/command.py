@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import describe, weights_sha256
 from sigma0.bench.core.ledger import LEDGER, Figure, LadderRow, append_row
 from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.ladder.measure import Point, answer_settings, at_cost, measure, token_settings
 from sigma0.bench.ladder.picture import draw_ladder
 from sigma0.bench.ladder.tables import setting_name, shown
@@ -137,21 +137,20 @@ def _figure(estimate: Estimate) -> dict[str, float]:
 def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
     """The points as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
-    table = Table(title="cost and time: of the larger model's alone")
-    for name in ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups"):
-        table.add_column(name, justify="left" if name == "setting" else "right")
-    for point in points:
-        low, high = point.accuracy.interval
-        table.add_row(
+    headings = ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups")
+    cells = [
+        (
             setting_name(point.setting.family, trigger_to_dict(point.setting.policy)),
             f"{point.accuracy.value:.1%}",
-            f"{low:.1%}-{high:.1%}",
+            "{:.1%}-{:.1%}".format(*point.accuracy.interval),
             f"{point.cost.value:.1%}",
             f"{point.seconds.value:.1%}",
             f"{point.handed_up:.1%}",
             f"{point.catch_ups:.2f}",
         )
-    console.print(table)
+        for point in points
+    ]
+    console.print(BenchTable(headings, cells, "cost and time: of the larger model's alone").rich())
     curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
     for best in shown(rows):
         if best.family not in curves:

@@ -6,10 +6,10 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.options import AnswerTokens
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
 from sigma0.calibrate.prompts import encode_prompts
@@ -58,12 +58,12 @@ def passes(
 def print_inputs(found: Inputs) -> None:
     """What was found, and how well the simulation of one replica agrees with the real one."""
     times = found.pass_times
-    lines = Table(title=f"milliseconds of a pass by its rows ({found.clock})", title_justify="left")
-    for point in times.by_rows:
-        lines.add_column(f"{point.rows}", justify="right")
-    lines.add_row(*(f"{point.milliseconds:.3f}" for point in times.by_rows))
+    counts, milliseconds = zip(
+        *((f"{point.rows}", f"{point.milliseconds:.3f}") for point in times.by_rows), strict=True
+    )
+    title = f"milliseconds of a pass by its rows ({found.clock})"
     console = Console()
-    console.print(lines)
+    console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
     console.print(
         f"and {times.request_ms:.3f} for each request, {times.telling_ms:.3f} where a token is told, "
         f"{times.token_ms:.3f} for each; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"
