@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, StatedDtype, Threads
@@ -70,16 +70,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _print(report: dict[str, Any], timings: list[Timing]) -> None:
-    table = Table(
-        title=f"{report['shape']}, {report['dtype']}, {report['device']}; "
+    title = (
+        f"{report['shape']}, {report['dtype']}, {report['device']}; "
         f"a copy moves {report['copy_gigabytes_per_second']:.0f} GB/s"
     )
-    for name in ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass"):
-        table.add_column(name, justify="left" if name in ("kernel", "size", "way") else "right")
-    for each in timings:
-        share = "" if each.of_a_pass is None else f"{each.of_a_pass:.1%}"
-        table.add_row(
-            each.kernel, each.size, each.way, f"{each.microseconds:.1f}", f"{each.gigabytes_per_second:.0f}",
-            f"{each.of_a_copy:.0%}", share,
-        )  # fmt: skip
-    Console().print(table)
+    headings = ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass")
+    cells = [
+        (
+            *(timing.kernel, timing.size, timing.way),
+            f"{timing.microseconds:.1f}",
+            f"{timing.gigabytes_per_second:.0f}",
+            f"{timing.of_a_copy:.0%}",
+            "" if timing.of_a_pass is None else f"{timing.of_a_pass:.1%}",
+        )
+        for timing in timings
+    ]
+    Console().print(BenchTable(headings, cells, title, left=headings[:3]).rich())

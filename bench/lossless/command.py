@@ -6,10 +6,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
@@ -53,22 +52,22 @@ def _print(report: LosslessReport) -> None:
         f"{report.model}: verify over full depth ({report.total_loops} loops), {report.prompts} prompts, "
         f"{report.new_tokens} new tokens each, {report.dtype}"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = ("rule", "drafts", "passes", "95 %", "no tail", "rows", "stood", "same")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    cells = []
     for cost in report.costs:
         config = ExitConfig.parse(cost.exit_config)
         settings = ", ".join(f"{name} {value}" for name, value in threshold(config).items())
         low, high = cost.passes.interval
-        table.add_row(
-            f"{config.mode} {settings}",
-            "many" if config.redraft else "one",
-            f"{cost.passes.value:.3f}",
-            f"{low:.3f}-{high:.3f}",
-            f"{cost.passes_without_tail.value:.3f}",
-            f"{cost.rows.value:.2f}",
-            f"{100 * cost.accepted.value:.1f} %",
-            f"{100 * cost.identical:.0f} %",
+        cells.append(
+            (
+                f"{config.mode} {settings}",
+                "many" if config.redraft else "one",
+                f"{cost.passes.value:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{cost.passes_without_tail.value:.3f}",
+                f"{cost.rows.value:.2f}",
+                f"{100 * cost.accepted.value:.1f} %",
+                f"{100 * cost.identical:.0f} %",
+            )
         )
-    Console().print(table)
+    Console().print(BenchTable(columns, cells, title).rich(no_wrap=columns, compact=True))

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sigma0.bench.core.options import HardHalf, StorySeed, WorldSplit
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
@@ -145,15 +146,16 @@ def _recipe(name: str, seed: int | None = None) -> Recipe:
 
 
 def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:
-    table = Table(title="Exit thresholds on the calibration split")
-    for column in ("q", "mean depth", "answers as at full depth, %", "all tokens, %", ""):
-        table.add_column(column, justify="right")
-    for each in tried:
-        mark = "chosen" if each == chosen else ""
-        table.add_row(
-            f"{each.q:g}", f"{each.mean_depth:.2f}", f"{100 * each.fidelity:.2f}", f"{100 * each.agreement:.2f}", mark
+    headings = ("q", "mean depth", "answers as at full depth, %", "all tokens, %", "")
+    cells = [
+        (
+            *(f"{threshold.q:g}", f"{threshold.mean_depth:.2f}"),
+            *(f"{100 * share:.2f}" for share in (threshold.fidelity, threshold.agreement)),
+            "chosen" if threshold == chosen else "",
         )
-    return table
+        for threshold in tried
+    ]
+    return BenchTable(headings, cells, "Exit thresholds on the calibration split", left=()).rich()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
 from sigma0.extras import needs_extra
@@ -88,18 +88,15 @@ def _study(
 
 
 def _print(report: dict[str, Any]) -> None:
-    table = Table(title=f"proximity, read by {report['model']}")
-    for name in ("what", "fitted on", "readings", "1 %", "median", "99 %", "lowest", "highest", "0.5 or more"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=name == "what")
+    headings = ("what", "fitted on", "readings", "1 %", "median", "99 %", "lowest", "highest", "0.5 or more")
+    cells = []
     for row in report["figures"]:
         low, _, median, _, high = row["quantiles"]
         figures = [f"{value:.3f}" for value in (low, median, high, row["lowest"], row["highest"])]
-        table.add_row(
-            f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]), *figures,
-            f"{row['alarms']:.1%}",
-        )  # fmt: skip
+        what = (f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]))
+        cells.append((*what, *figures, f"{row['alarms']:.1%}"))
     console = Console()
-    console.print(table)
+    console.print(BenchTable(headings, cells, f"proximity, read by {report['model']}").rich(no_wrap=("what",)))
     for name, part in report["parts"].items():
         if isinstance(part, dict):
             console.print(f"{name}: from {part['low']} to {part['high']}, weight {part['weight']}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.tables import BenchTable
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
@@ -60,20 +60,18 @@ def verdict(
 def print_report(report: "VerdictReport") -> None:
     """Prints both tables, and what the converge door does."""
     console = Console()
-    table = Table(title=f"{report.model}: {report.answers} answers")
-    for name in ("switches", "same text", "right", "passes_saved", "broken tokens", "escalated"):
-        table.add_column(name, justify="left" if name == "switches" else "right")
+    cells = []
     for row in report.rows:
         shares = (row.same_text, row.right, row.passes_saved)
-        table.add_row(row.setting, *map(_percent, shares), str(row.broken), _percent(row.escalated))
-    console.print(table)
-    table = Table(title="wrong answers told from right ones")
-    for name in ("score of doubt", "AUROC", "AURC", "e-AURC", "AUGRC", "coverage at 5 % risk"):
-        table.add_column(name, justify="left" if name == "score of doubt" else "right")
-    for name, each in report.separations.items():
-        figures = [f"{value:.4f}" for value in (each.aurc, each.excess_aurc, each.augrc)]
-        table.add_row(name, "-" if each.auroc is None else f"{each.auroc:.3f}", *figures, f"{each.coverage:.1%}")
-    console.print(table)
+        cells.append((row.setting, *map(_percent, shares), str(row.broken), _percent(row.escalated)))
+    headings = ("switches", "same text", "right", "passes_saved", "broken tokens", "escalated")
+    console.print(BenchTable(headings, cells, f"{report.model}: {report.answers} answers").rich())
+    cells = []
+    for name, score in report.separations.items():
+        figures = [f"{value:.4f}" for value in (score.aurc, score.excess_aurc, score.augrc)]
+        cells.append((name, "-" if score.auroc is None else f"{score.auroc:.3f}", *figures, f"{score.coverage:.1%}"))
+    headings = ("score of doubt", "AUROC", "AURC", "e-AURC", "AUGRC", "coverage at 5 % risk")
+    console.print(BenchTable(headings, cells, "wrong answers told from right ones").rich())
     more = report.points_more
     console.print(
         f"the converge door opens for {_percent(report.opened_for_right)} of the right answers; "
