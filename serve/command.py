@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors
-from sigma0.commands.options import KEPT_FILES
+from sigma0.commands.options import (
+    KEPT_FILES,
+    BackendName,
+    BudgetLimits,
+    Check,
+    CollapseAction,
+    Device,
+    Dtype,
+    ModelArgument,
+    TriggerJson,
+)
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")] = "pocket",
+    model: ModelArgument = "pocket",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -35,8 +45,8 @@ def serve(
         typer.Option(help="Name that clients may use for this server beside localhost; may be repeated, * for all."),
     ] = None,
     ladder: Annotated[str | None, typer.Option(help="Rungs, the lowest first: pocket,pocket-large")] = None,
-    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
-    policy: Annotated[str | None, typer.Option(help="With --ladder, a trigger as JSON.")] = None,
+    budget: BudgetLimits = "",
+    policy: TriggerJson = None,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that run at most.")] = 16,
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests in the queue at most.")] = 64,
     pass_rows: Annotated[int, typer.Option(min=1, help="Rows up to which prefill may fill a pass.")] = 256,
@@ -47,15 +57,11 @@ def serve(
     drain_timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds to finish requests when the server stops. [30]")
     ] = None,
-    on_collapse: Annotated[
-        str, typer.Option(help="A text that repeats itself: stop it, tighten its sampling, or ignore it.")
-    ] = "stop",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    backend: Annotated[str, typer.Option(help="What runs a pass: auto (kernels on CUDA), torch or triton.")] = "auto",
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
-    ] = True,
+    on_collapse: CollapseAction = "stop",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: BackendName = "auto",
+    check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sigma0.commands.console import one_line_errors
+from sigma0.commands.options import AsJson, StatedDtype
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
@@ -26,13 +27,13 @@ def size(
         ),
     ] = "",
     memory: Annotated[str, typer.Option(help="Of the device: 24GB (10^9 bytes) or 24GiB; comma-separated.")] = "24GB",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: StatedDtype = "bfloat16",
     page_size: Annotated[int, typer.Option(help="Tokens of a block of K/V.")] = 16,
     max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
     pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
     backend: Annotated[str, typer.Option(help="What runs a pass: triton, or torch, which copies K/V.")] = "triton",
     spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
     import torch

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.decode.repetition import CollapseStop
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
@@ -25,11 +27,11 @@ def collapse(
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of a round.")] = 32,
     texts: Annotated[str, typer.Option(help="A folder whose tokenizer cuts the files below.")] = "",
     prose: Annotated[list[Path], typer.Option(help="Text files; loops are spans of the first one.")] = [],  # noqa: B006
-    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
-    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    code: CodeFiles = [],  # noqa: B006
+    lists: ListFiles = [],  # noqa: B006
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """What `--on-collapse stop` ends on ordinary texts and on loops, and what it and the verdict cost a token."""
     quiet_transformers()
@@ -96,20 +98,20 @@ def _of_files(folder: str, files: dict[str, list[Path]]) -> list[Any]:
 
 def _print(report: dict[str, Any]) -> None:
     console = Console()
-    table = Table(title=f"ended where the last {report['running']} proximities reach {report['tau']}")
-    for name in ("texts", "how many", "ended", "ids behind the onset"):
-        table.add_column(name, justify="left" if name == "texts" else "right")
-    for row in report["texts"]:
-        late = "-" if row["late"] is None else f"{row['late']:.0f}"
-        table.add_row(row["kind"], str(row["texts"]), str(row["ended"]), late)
-    console.print(table)
-    table = Table(title=f"CPU time a token, {report['new_tokens']} tokens, {report['rounds']} rounds")
-    for name in ("model", "on", "ms/token", "over off", "95 %"):
-        table.add_column(name, justify="left" if name in ("model", "on") else "right")
+    ended = [
+        (row["kind"], str(row["texts"]), str(row["ended"]), "-" if row["late"] is None else f"{row['late']:.0f}")
+        for row in report["texts"]
+    ]
+    title = f"ended where the last {report['running']} proximities reach {report['tau']}"
+    console.print(BenchTable(("texts", "how many", "ended", "ids behind the onset"), ended, title).rich())
+    costs = []
     for name, told in report["models"].items():
         for row in told["costs"]:
             low, high = row["ratio"]["interval"]
-            table.add_row(name, row["way"], f"{row['ms']:.3f}", f"{row['ratio']['value']:.3f}", f"{low:.3f}-{high:.3f}")
-    console.print(table)
+            ratio = (f"{row['ratio']['value']:.3f}", f"{low:.3f}-{high:.3f}")
+            costs.append((name, row["way"], f"{row['ms']:.3f}", *ratio))
+    title = f"CPU time a token, {report['new_tokens']} tokens, {report['rounds']} rounds"
+    headings = ("model", "on", "ms/token", "over off", "95 %")
+    console.print(BenchTable(headings, costs, title, left=headings[:2]).rich())
     for name, told in report["models"].items():
         console.print(f"{name}: {told['cut']} of {told['answers']} ordinary answers cut")

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -12,12 +11,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
+from sigma0.bench.core.options import ReportFile
 from sigma0.bench.effort.report import POLICIES, EffortReport, summarise
 from sigma0.bench.effort.simulation import Rates, simulate
 from sigma0.bench.effort.table import table
 from sigma0.bench.effort.world import check, questions
 from sigma0.calibrate.bootstrap import share
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.models.load import load
 from sigma0.reason.chat import LocalChat
 
@@ -34,9 +35,9 @@ def effort(
     solver: Annotated[str, typer.Option(help="With --real, the model that solves and corrects.")] = "pocket",
     verifier: Annotated[str, typer.Option(help="With --real, the model that verifies.")] = "pocket-large",
     temperature: Annotated[float, typer.Option(help="With --real, of all texts.")] = 0.7,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Success, false accepts and cost of five policies of verification effort, beside flat high effort."""
     quiet_transformers()
@@ -53,7 +54,7 @@ def effort(
         typer.echo(text)
         return
     console = Console()
-    console.print(table(report))
+    console.print(table(report).rich(no_wrap=("policy",)))
     console.print(", ".join(f"{name} {value}" for name, value in report.settings.items() if name != "versions"))
     if report.first_right is not None:
         console.print(f"first solutions right: {report.first_right.value:.1%}")

@@ -1,7 +1,6 @@
 """The policies in a table, for the terminal and for Markdown."""
 
-from rich.table import Table
-
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.effort.report import EffortReport
 from sigma0.calibrate.bootstrap import Estimate
 
@@ -24,21 +23,9 @@ def cells(report: EffortReport) -> list[tuple[str, ...]]:
     ]
 
 
-def markdown(report: EffortReport) -> str:
-    """The table for a page of results."""
-    names = (*HEADINGS, report.unit)
-    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells(report))])
-
-
-def table(report: EffortReport) -> Table:
-    """The table for a terminal."""
-    found = Table(title=title(report))
-    for name in (*HEADINGS, report.unit):
-        found.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name == "policy")
-    for row in cells(report):
-        found.add_row(*row)
-    return found
+def table(report: EffortReport) -> BenchTable:
+    """The table for a terminal or a page of results."""
+    return BenchTable((*HEADINGS, report.unit), cells(report), title(report))
 
 
 def title(report: EffortReport) -> str:

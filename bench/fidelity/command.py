@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, AnyRow, Conditions, FidelityRow, append_row, read_rows, repair
+from sigma0.bench.core.options import AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.workers import KeptResults, worker_pool
 from sigma0.bench.fidelity.grid import MODES, Setting, plan
@@ -19,6 +20,7 @@ from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
@@ -28,7 +30,7 @@ _GRID = TypeAdapter(dict[str, tuple[float, ...]])
 
 
 def fidelity(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    model: ModelArgument = "pocket",
     prompts: Annotated[
         str, typer.Option(help=f"{TASK} (questions about held-out stories), or a file: JSON lines or paragraphs.")
     ] = TASK,
@@ -39,14 +41,12 @@ def fidelity(
     ] = "finish,drop",
     grid: Annotated[str, typer.Option(help='Other thresholds, as JSON: {"qexit": [0.5, 0.9]}.')] = "{}",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each prompt at most.")] = 32,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    out: LedgerFile = LEDGER,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of each worker.")] = 1,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes that the prompts are spread over, each with the model; the extra ray.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    workers: WorkerCount = 1,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Compute saved against fidelity, for every exit rule and threshold and the baselines beside them.
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.ledger import FidelityRow, Figure
+from sigma0.bench.core.tables import BenchTable
 
 COLUMNS = (
     "rule",
@@ -82,12 +82,9 @@ def with_interval(figure: Figure | None) -> str:
 def print_rows(rows: Sequence[FidelityRow]) -> None:
     """Prints all rows of a run."""
     first = rows[0]
-    table = Table(title=f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=column == "rule")
-    for row in rows:
-        table.add_row(*cells(row, rows))
-    Console(width=max(Console().width, 180)).print(table)
+    title = f"{first.model}, {first.n} prompts ({first.prompts}), {first.dtype}"
+    table = BenchTable(COLUMNS, [cells(row, rows) for row in rows], title, left=COLUMNS[:2])
+    Console(width=max(Console().width, 180)).print(table.rich(no_wrap=("rule",)))
 
 
 def markdown(
@@ -104,7 +101,6 @@ def markdown(
         intervals: Whether all shares carry theirs; that of the new tokens always does.
         columns: Some of `COLUMNS`, in their order.
     """
-    head = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
     lines = []
     for row in rows:
         named = dict(zip(COLUMNS, cells(row, of), strict=True))
@@ -123,8 +119,8 @@ def markdown(
                 named["speed"] += f" ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
         else:
             named["new tokens"] = with_interval(row.agreement_on_answers)
-        lines.append(f"| {' | '.join(named[column] for column in columns)} |")
-    return "\n".join([*head, *lines])
+        lines.append([named[column] for column in columns])
+    return BenchTable(columns, lines, left=COLUMNS[:2]).markdown()
 
 
 def calibrated(rows: Sequence[FidelityRow]) -> list[FidelityRow]:

@@ -4,7 +4,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from sigma0.bench.effort.table import markdown as effort_table
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.effort.table import title as effort_title
 from sigma0.bench.fidelity.pages import whole_table
 from sigma0.bench.figures.results import Results
@@ -155,7 +156,7 @@ def _effort(results: Results) -> list[str]:
             f"{key} {value}" for key, value in report.settings.items() if isinstance(value, str | int | float)
             and not key.endswith("sha256")
         )  # fmt: skip
-        parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report)]
+        parts += [f"## {effort_title(report).capitalize()}", f"Settings: {settings}.", effort_table(report).markdown()]
     return [
         "With 95 % intervals, what is measured and what is simulated apart (`python -m sigma0.bench effort`).",
         *parts,
@@ -174,8 +175,7 @@ def _proximity(results: Results) -> list[str]:
 
 
 def _areas(areas: Mapping[str, float]) -> str:
-    lines = [f"| {name} | {value:.4f} |" for name, value in areas.items()]
-    return "\n".join(["| loops | area |", "|---|---:|", *lines])
+    return BenchTable(("loops", "area"), [(name, f"{value:.4f}") for name, value in areas.items()]).markdown()
 
 
 def _kernels(results: Results) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sigma0.bench.core.ledger import FidelityRow, LadderRow
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import percent, with_interval
@@ -78,7 +79,7 @@ def front_table(rows: Sequence[FidelityRow]) -> str:
         ratio = row.speed_ratio
         speed = "1" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         lines.append([rule_label(row), after, with_interval(row.exact_match), *shares, speed])
-    return _table(headings, lines, names=2)
+    return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 
 def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -97,7 +98,7 @@ def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             kept = f"{_percent(check['agreement']['value'])} ({100 * low:.1f} to {100 * high:.1f})"
             shares = [_percent(check[key]["value"]) for key in ("same", "passes_saved")]
             lines.append([name, f"{rule['mode']} ({settings})", kept, *shares])
-    return _table(headings, lines, names=2)
+    return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 
 def lossless_table(report: Mapping[str, Any]) -> str:
@@ -115,7 +116,8 @@ def lossless_table(report: Mapping[str, Any]) -> str:
         shares = [_percent(one["passes"]["value"]), _percent(many["passes"]["value"])]
         shares += [f"{_percent(low)} to {_percent(high)}", _percent(many["passes_without_tail"]["value"])]
         lines.append([label, *shares, _percent(many["rows"]["value"]), _percent(same)])
-    return _table(("rule", "one draft", "redrafts", "95 % interval", "without the tail", "rows", "same text"), lines)
+    headings = ("rule", "one draft", "redrafts", "95 % interval", "without the tail", "rows", "same text")
+    return BenchTable(headings, lines).markdown()
 
 
 def stability_table(studies: Mapping[str, Any]) -> str:
@@ -126,7 +128,7 @@ def stability_table(studies: Mapping[str, Any]) -> str:
         [name, *(f"{each['value']:.2f}" for each in (told["rank_correlation"], *(told["auroc"][s] for s in scores)))]
         for name, told in studies.items()
     ]
-    return _table(headings, lines)
+    return BenchTable(headings, lines).markdown()
 
 
 def answers_table(evaluations: Mapping[str, Any]) -> str:
@@ -150,7 +152,7 @@ def answers_table(evaluations: Mapping[str, Any]) -> str:
             lines.append(
                 [f"{name}, {loops} loops", label, f"{group['n']:,}", *shares, interval, _percent(group["exit"])]
             )
-    return _table(headings, lines, names=2)
+    return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 
 def proximity_table(report: Mapping[str, Any]) -> str:
@@ -162,7 +164,7 @@ def proximity_table(report: Mapping[str, Any]) -> str:
         for row in report["figures"]
         if not row["fitted"]
     ]
-    return _table(("read", "readings", "median", "99 %", "lowest", "highest", "0.5 or more"), lines)
+    return BenchTable(("read", "readings", "median", "99 %", "lowest", "highest", "0.5 or more"), lines).markdown()
 
 
 def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
@@ -179,7 +181,7 @@ def compiled_table(variants: Sequence[Mapping[str, Any]]) -> str:
         most = [f"{len(mine['sm_80'])}", registers, f"{spilled}", f"{shared:,}", f"{_span(widths)} bytes"]
         lines.append([NAMES.get(kernel, f"`{kernel}`"), *most])
     headings = ("kernel", "configurations", "registers (sm_80, sm_90)", "spilled", "shared bytes, most", "loads")
-    return _table(headings, lines)
+    return BenchTable(headings, lines).markdown()
 
 
 def size_page(name: str) -> str:
@@ -193,9 +195,3 @@ def _percent(value: float) -> str:
 
 def _span(values: Sequence[int]) -> str:
     return f"{min(values)} to {max(values)}" if min(values) < max(values) else f"{values[0]}"
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], names: int = 1) -> str:
-    rule = ["---"] * names + ["---:"] * (len(headings) - names)
-    rows = [f"| {' | '.join(cells)} |" for cells in (headings, *lines)]
-    return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]])

@@ -7,23 +7,25 @@ from typing import Annotated
 import torch
 import typer
 
+from sigma0.bench.core.options import ExitJson, StorySeed
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 
 def gate(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
-    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    model: ModelArgument = "pocket",
+    exit_config: ExitJson = "",
     n: Annotated[int, typer.Option("-n", "--n", help="Held-out stories, one question each.")] = 1000,
     rules_n: Annotated[int, typer.Option(help="The first of them, on which the exit rules are compared.")] = 200,
     split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    seed: StorySeed = 0,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
+    threads: Threads = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Exit depth beside difficulty and the oracles, and saturation as a sign of a wrong answer."""
     quiet_transformers()

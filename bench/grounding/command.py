@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.grounding.measure import cases, measure, read_facts
 from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson
 
 
 def grounding(
     facts: Annotated[Path, typer.Argument(help="A StrategyQA file: a JSON list of items with facts.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Recall and precision of unanchored claims: a number altered or a name swapped, against untouched facts."""
     with one_line_errors():
@@ -35,10 +37,9 @@ def grounding(
     if as_json:
         typer.echo(text)
         return
-    table = Table(title=f"facts of {facts.name}")
-    for name in ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision"):
-        table.add_column(name, justify="left" if name == "falsified" else "right")
+    headings = ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision")
+    cells = []
     for each in found:
         numbers = (each.falsified, each.found, f"{each.recall:.1%}", each.untouched, each.false_alarms)
-        table.add_row(each.kind, *map(str, numbers), f"{each.precision:.1%}")
-    Console().print(table)
+        cells.append((each.kind, *map(str, numbers), f"{each.precision:.1%}"))
+    Console().print(BenchTable(headings, cells, f"facts of {facts.name}").rich())

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import LEDGER, HumanEvalRow, append_row
+from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile
 from sigma0.bench.humaneval.judging import MEMORY_MB, TIMEOUT_S, Judgement, Limits, judge
 from sigma0.bench.humaneval.problems import SIZE, Problem, load_problems
 from sigma0.bench.humaneval.row import row_of
@@ -19,6 +20,7 @@ from sigma0.bench.humaneval.saved import Run, SampleFile
 from sigma0.bench.humaneval.table import table
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, Dtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.load import load_causal
@@ -58,7 +60,7 @@ def humaneval(
     samples: Annotated[int, typer.Option(min=1, help="Completions of each problem.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each completion at most.")] = MAX_NEW_TOKENS,
-    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    exit_config: ExitJson = "",
     strip_prompt: Annotated[
         bool, typer.Option("--strip-prompt", help="Leave the white space at the end of prompts to the model.")
     ] = False,
@@ -71,11 +73,11 @@ def humaneval(
     judge_file: Annotated[
         Path | None, typer.Option("--judge", help="Judge the samples of this file; no model is loaded.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each row instead.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 1,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """pass@k on HumanEval, and how the failed completions failed; their code is run in the sandbox alone."""
     quiet_transformers()

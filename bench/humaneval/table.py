@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, Figure, HumanEvalRow
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.humaneval.row import OUTCOMES
 from sigma0.config import ExitConfig
 
@@ -51,19 +52,16 @@ def cells(rows: Sequence[HumanEvalRow]) -> tuple[tuple[str, ...], list[tuple[str
 def markdown(rows: Sequence[HumanEvalRow]) -> str:
     """The table for a page."""
     names, lines = cells(rows)
-    rule = "|".join("---" if name in LEFT else "---:" for name in names)
-    return "\n".join([f"| {' | '.join(names)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in lines)])
+    return BenchTable(names, lines, left=LEFT).markdown()
 
 
 def table(row: HumanEvalRow) -> Table:
     """One row for a terminal, a figure a line."""
     names, (line,) = cells([row])
-    found = Table(title=f"HumanEval: {row.n} problems of {row.prompts}", show_header=False)
-    found.add_column(no_wrap=True)
-    found.add_column(justify="right")
-    for name, cell in zip(names, line, strict=True):
-        found.add_row(name, cell)
-    return found
+    title = f"HumanEval: {row.n} problems of {row.prompts}"
+    lines = BenchTable(("figure", "value"), list(zip(names, line, strict=True)), title).rich(no_wrap=("figure",))
+    lines.show_header = False
+    return lines
 
 
 def exit_name(row: HumanEvalRow) -> str:

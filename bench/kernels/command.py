@@ -1,30 +1,31 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
 from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson, StatedDtype, Threads
 from sigma0.models.load import resolve_device
 
 
 def kernels(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; the kernels themselves need CUDA.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: StatedDtype = "bfloat16",
     rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,4,16,64",
     contexts: Annotated[str, typer.Option(help="Columns that a row attends to, parted by commas.")] = "512,4096",
     ways: Annotated[str, typer.Option(help=f"Some of {', '.join(WAYS)}; by default all, and eager off CUDA.")] = "",
     whole_pass: Annotated[bool, typer.Option(help="Time a pass of the block too, for the shares.")] = True,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Microseconds and bandwidth of every kernel in Ouro-1.4B's shape, beside eager torch and torch.compile."""
     torch.set_num_threads(threads)
@@ -69,16 +70,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _print(report: dict[str, Any], timings: list[Timing]) -> None:
-    table = Table(
-        title=f"{report['shape']}, {report['dtype']}, {report['device']}; "
+    title = (
+        f"{report['shape']}, {report['dtype']}, {report['device']}; "
         f"a copy moves {report['copy_gigabytes_per_second']:.0f} GB/s"
     )
-    for name in ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass"):
-        table.add_column(name, justify="left" if name in ("kernel", "size", "way") else "right")
-    for each in timings:
-        share = "" if each.of_a_pass is None else f"{each.of_a_pass:.1%}"
-        table.add_row(
-            each.kernel, each.size, each.way, f"{each.microseconds:.1f}", f"{each.gigabytes_per_second:.0f}",
-            f"{each.of_a_copy:.0%}", share,
-        )  # fmt: skip
-    Console().print(table)
+    headings = ("kernel", "size", "way", "us", "GB/s", "of a copy", "of a pass")
+    cells = [
+        (
+            *(timing.kernel, timing.size, timing.way),
+            f"{timing.microseconds:.1f}",
+            f"{timing.gigabytes_per_second:.0f}",
+            f"{timing.of_a_copy:.0%}",
+            "" if timing.of_a_pass is None else f"{timing.of_a_pass:.1%}",
+        )
+        for timing in timings
+    ]
+    Console().print(BenchTable(headings, cells, title, left=headings[:3]).rich())

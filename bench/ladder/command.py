@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import describe, weights_sha256
 from sigma0.bench.core.ledger import LEDGER, Figure, LadderRow, append_row
+from sigma0.bench.core.options import AnswerTokens, AsJsonLines, CurvesPicture, LedgerFile, StorySeed
 from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.ladder.measure import Point, answer_settings, at_cost, measure, token_settings
 from sigma0.bench.ladder.picture import draw_ladder
 from sigma0.bench.ladder.tables import setting_name, shown
@@ -22,6 +23,7 @@ from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Threads
 from sigma0.config import ExitConfig
 from sigma0.ladder import Rung
 from sigma0.ladder.triggers import trigger_to_dict
@@ -43,12 +45,12 @@ def ladder(
     everything: Annotated[bool, typer.Option("--all", help="All stories, not only the hard half.")] = False,
     exit_config: Annotated[str, typer.Option(help="Exit rule of the lower model as JSON; by default its own.")] = "",
     unit: Annotated[str, typer.Option(help="What goes up: token, with answers beside it, or answer alone.")] = "token",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 24,
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    max_new_tokens: AnswerTokens = 24,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    picture: CurvesPicture = None,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy against cost of handing up, beside both models alone, chance, and entropy alone."""
     quiet_transformers()
@@ -135,21 +137,20 @@ def _figure(estimate: Estimate) -> dict[str, float]:
 def print_points(points: Sequence[Point], rows: Sequence[LadderRow]) -> None:
     """The points as a table, and of each curve the setting that was chosen, beside the other curves at its cost."""
     console = Console()
-    table = Table(title="cost and time: of the larger model's alone")
-    for name in ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups"):
-        table.add_column(name, justify="left" if name == "setting" else "right")
-    for point in points:
-        low, high = point.accuracy.interval
-        table.add_row(
+    headings = ("setting", "right", "95 %", "cost", "time", "handed up", "catch-ups")
+    cells = [
+        (
             setting_name(point.setting.family, trigger_to_dict(point.setting.policy)),
             f"{point.accuracy.value:.1%}",
-            f"{low:.1%}-{high:.1%}",
+            "{:.1%}-{:.1%}".format(*point.accuracy.interval),
             f"{point.cost.value:.1%}",
             f"{point.seconds.value:.1%}",
             f"{point.handed_up:.1%}",
             f"{point.catch_ups:.2f}",
         )
-    console.print(table)
+        for point in points
+    ]
+    console.print(BenchTable(headings, cells, "cost and time: of the larger model's alone").rich())
     curves = {name: [point for point in points if point.setting.family == name] for name in families(points)}
     for best in shown(rows):
         if best.family not in curves:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sigma0.bench.core.ledger import AnyRow, Figure, LadderRow
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.ladder.measure import LARGE, SMALL
 
 SHARE = 0.95
@@ -28,10 +29,9 @@ def ladder_table(rows: Sequence[LadderRow]) -> str:
     """
     choosing = next((row for row in rows if row.part == "choice"), None)
     told = "these very questions" if choosing is None else f"{choosing.n} questions of their own ({choosing.prompts})"
-    lines = [f"Settings are chosen on {told}.", ""]
-    lines.append("| setting | right, 95 % interval | cost | time | tokens of the larger | catch-ups an answer |")
-    lines.append("|---|---:|---:|---:|---:|---:|")
-    return "\n".join([*lines, *map(_line, shown(rows))])
+    headings = ("setting", "right, 95 % interval", "cost", "time", "tokens of the larger", "catch-ups an answer")
+    table = BenchTable(headings, [_cells(row) for row in shown(rows)])
+    return f"Settings are chosen on {told}.\n\n{table.markdown()}"
 
 
 def shown(rows: Sequence[LadderRow]) -> list[LadderRow]:
@@ -67,11 +67,10 @@ def setting_name(family: str, policy: dict[str, object]) -> str:
     return f"{family} ({', '.join(values)})" if values else family
 
 
-def _line(row: LadderRow) -> str:
+def _cells(row: LadderRow) -> list[str]:
     right = f"{100 * row.accuracy.value:.1f} % ({100 * row.accuracy.low:.1f} to {100 * row.accuracy.high:.1f})"
-    shares = " | ".join(map(_percent, (row.cost, row.seconds)))
-    told = setting_name(row.family, row.policy)
-    return f"| {told} | {right} | {shares} | {100 * row.handed_up:.1f} % | {row.catch_ups:.2f} |"
+    shares = [_percent(row.cost), _percent(row.seconds), f"{100 * row.handed_up:.1f} %"]
+    return [setting_name(row.family, row.policy), right, *shares, f"{row.catch_ups:.2f}"]
 
 
 def _percent(figure: Figure) -> str:

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -25,14 +25,14 @@ _RULES = (
 
 
 def lossless(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    model: ModelArgument = "pocket-large",
     rules: Annotated[str, typer.Option(help="Exit rules, as a JSON list.")] = _RULES,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Prompts: questions about held-out stories.")] = 200,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each, past any end of text.")] = 32,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
+    threads: Threads = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Passes of verify over full depth's, with one draft and with redrafts, and that the text is full depth's."""
     quiet_transformers()
@@ -52,22 +52,22 @@ def _print(report: LosslessReport) -> None:
         f"{report.model}: verify over full depth ({report.total_loops} loops), {report.prompts} prompts, "
         f"{report.new_tokens} new tokens each, {report.dtype}"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = ("rule", "drafts", "passes", "95 %", "no tail", "rows", "stood", "same")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    cells = []
     for cost in report.costs:
         config = ExitConfig.parse(cost.exit_config)
         settings = ", ".join(f"{name} {value}" for name, value in threshold(config).items())
         low, high = cost.passes.interval
-        table.add_row(
-            f"{config.mode} {settings}",
-            "many" if config.redraft else "one",
-            f"{cost.passes.value:.3f}",
-            f"{low:.3f}-{high:.3f}",
-            f"{cost.passes_without_tail.value:.3f}",
-            f"{cost.rows.value:.2f}",
-            f"{100 * cost.accepted.value:.1f} %",
-            f"{100 * cost.identical:.0f} %",
+        cells.append(
+            (
+                f"{config.mode} {settings}",
+                "many" if config.redraft else "one",
+                f"{cost.passes.value:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{cost.passes_without_tail.value:.3f}",
+                f"{cost.rows.value:.2f}",
+                f"{100 * cost.accepted.value:.1f} %",
+                f"{100 * cost.identical:.0f} %",
+            )
         )
-    Console().print(table)
+    Console().print(BenchTable(columns, cells, title).rich(no_wrap=columns, compact=True))

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sigma0.bench.core.options import HardHalf, StorySeed, WorldSplit
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import model_card
 from sigma0.bench.pocket.curve import draw_curve
@@ -23,6 +25,7 @@ from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
@@ -89,9 +92,9 @@ def card_command(
 @app.command("prompts")
 def prompts_command(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Stories, one question each.")] = 2000,
-    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "calibration",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    hard: Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")] = False,
+    split: WorldSplit = "calibration",
+    seed: StorySeed = 0,
+    hard: HardHalf = False,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
@@ -107,12 +110,12 @@ def about_command() -> None:
 
 @app.command("eval")
 def eval_command(
-    model: Annotated[str, typer.Argument(help="Shipped name or model folder.")] = "pocket",
+    model: ModelArgument = "pocket",
     n: Annotated[int, typer.Option(min=1, help="Stories, one question each.")] = 2000,
-    split: Annotated[str, typer.Option(help="train, calibration or test.")] = "test",
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
+    split: WorldSplit = "test",
+    seed: StorySeed = 0,
     free: Annotated[int, typer.Option(min=1, help="The first of them, generated freely as well.")] = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
     torch.set_num_threads(1)
@@ -143,15 +146,16 @@ def _recipe(name: str, seed: int | None = None) -> Recipe:
 
 
 def _threshold_table(chosen: Threshold, tried: list[Threshold]) -> Table:
-    table = Table(title="Exit thresholds on the calibration split")
-    for column in ("q", "mean depth", "answers as at full depth, %", "all tokens, %", ""):
-        table.add_column(column, justify="right")
-    for each in tried:
-        mark = "chosen" if each == chosen else ""
-        table.add_row(
-            f"{each.q:g}", f"{each.mean_depth:.2f}", f"{100 * each.fidelity:.2f}", f"{100 * each.agreement:.2f}", mark
+    headings = ("q", "mean depth", "answers as at full depth, %", "all tokens, %", "")
+    cells = [
+        (
+            *(f"{threshold.q:g}", f"{threshold.mean_depth:.2f}"),
+            *(f"{100 * share:.2f}" for share in (threshold.fidelity, threshold.agreement)),
+            "chosen" if threshold == chosen else "",
         )
-    return table
+        for threshold in tried
+    ]
+    return BenchTable(headings, cells, "Exit thresholds on the calibration split", left=()).rich()
 
 
 if __name__ == "__main__":

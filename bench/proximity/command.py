@@ -9,9 +9,11 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
+from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.kernels.collapse import CollapseRule
 
@@ -21,13 +23,13 @@ SPANS = 3
 def proximity(
     model: Annotated[str, typer.Argument(help="A causal model's folder: its tokenizer cuts, its certainty is read.")],
     prose: Annotated[list[Path], typer.Option(help="Text files; the first half of the first one is fitted on.")],
-    code: Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")] = [],  # noqa: B006
-    lists: Annotated[list[Path], typer.Option(help="Likewise: text files.")] = [],  # noqa: B006
+    code: CodeFiles = [],  # noqa: B006
+    lists: ListFiles = [],  # noqa: B006
     windows: Annotated[int, typer.Option(min=2, help="Readings of each text at most.")] = 2000,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    picture: CurvesPicture = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the parts of the proximity on one half of texts and loops, and report on the other."""
     quiet_transformers()
@@ -86,18 +88,15 @@ def _study(
 
 
 def _print(report: dict[str, Any]) -> None:
-    table = Table(title=f"proximity, read by {report['model']}")
-    for name in ("what", "fitted on", "readings", "1 %", "median", "99 %", "lowest", "highest", "0.5 or more"):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=name == "what")
+    headings = ("what", "fitted on", "readings", "1 %", "median", "99 %", "lowest", "highest", "0.5 or more")
+    cells = []
     for row in report["figures"]:
         low, _, median, _, high = row["quantiles"]
         figures = [f"{value:.3f}" for value in (low, median, high, row["lowest"], row["highest"])]
-        table.add_row(
-            f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]), *figures,
-            f"{row['alarms']:.1%}",
-        )  # fmt: skip
+        what = (f"{row['kind']}: {row['name']}", "yes" if row["fitted"] else "", str(row["readings"]))
+        cells.append((*what, *figures, f"{row['alarms']:.1%}"))
     console = Console()
-    console.print(table)
+    console.print(BenchTable(headings, cells, f"proximity, read by {report['model']}").rich(no_wrap=("what",)))
     for name, part in report["parts"].items():
         if isinstance(part, dict):
             console.print(f"{name}: from {part['low']} to {part['high']}, weight {part['weight']}")

@@ -1,30 +1,31 @@
 """`python -m sigma0.bench serve`: throughput and latency of the server under load, way by way."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.serving.load import WAYS
 from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.options import ModelArgument
 from sigma0.errors import needs_extra
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    model: ModelArgument = "pocket-large",
     clients: Annotated[
         str, typer.Option(help="Numbers of clients that ask on and on, parted by commas.")
     ] = "1,4,16,64",
     rates: Annotated[str, typer.Option(help="Requests a second of an open loop, parted by commas.")] = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer; none ends by itself.")] = 48,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 3,
+    rounds: Rounds = 3,
     ways: Annotated[str, typer.Option(help="Some of these, full first, parted by commas.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also ask transformers serve, where it starts.")] = True,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Throughput and latency of full depth, never exiting, finish, drop and verify, each through the same server."""
     quiet_transformers()

@@ -11,10 +11,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import describe
 from sigma0.bench.core.ledger import Conditions, Figure, ServeRow
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.serving.load import WAYS, Ask, Load, closed_loop, open_loop
 from sigma0.bench.serving.servers import counts, endless_copy, serving_process, transformers_server
@@ -228,20 +228,19 @@ def _told(found: Sequence[Measured], name: str) -> float | None:
 
 def print_serving(rows: Sequence[ServeRow]) -> None:
     """The rows as a table."""
-    table = Table(title="median of the rounds; latencies of the last, ms")
     names = ("load", "way", "tokens/s", "of full", "rows/s", "passes/s", "first 50/99 %", "between 50/99 %", "failed")
-    for name in names:
-        table.add_column(name, justify="left" if name in ("load", "way") else "right")
-    for row in rows:
-        rates = ("-" if value is None else f"{value:.0f}" for value in (row.rows_per_second, row.passes_per_second))
-        table.add_row(
+    cells = [
+        (
             f"{row.load} {row.amount:g}",
             row.way,
             f"{row.tokens_per_second.value:.0f}",
             f"{row.speed_ratio.value:.2f}",
-            *rates,
+            *("-" if rate is None else f"{rate:.0f}" for rate in (row.rows_per_second, row.passes_per_second)),
             f"{row.first_token_ms.p50:.0f} / {row.first_token_ms.p99:.0f}",
             f"{row.between_tokens_ms.p50:.1f} / {row.between_tokens_ms.p99:.1f}",
             str(row.failed),
         )
-    Console().print(table)
+        for row in rows
+    ]
+    title = "median of the rounds; latencies of the last, ms"
+    Console().print(BenchTable(names, cells, title, left=("load", "way")).rich())

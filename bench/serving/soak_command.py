@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigma0.bench.core.conditions import git_commit
+from sigma0.bench.core.options import ReportFile
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.commands.console import one_line_errors, progress_bar
+from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def soak_server(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket",
+    model: ModelArgument = "pocket",
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 30.0,
     clients: Annotated[int, typer.Option(min=1, help="How many ask at once.")] = 12,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of the longest answers.")] = 48,
@@ -29,8 +31,8 @@ def soak_server(
     kv_memory: Annotated[
         str, typer.Option(help="K/V of the server; little, so that requests are put back.")
     ] = "2560KiB",
-    out: Annotated[Path | None, typer.Option(help="Where to write the result as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Load a server with clients of all kinds, one in ten of which leave in the middle; then end it under load."""
     with one_line_errors(), needs_extra("bench"), ExitStack() as stack:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sigma0.bench.core.ledger import AnyRow, ServeRow
+from sigma0.bench.core.tables import BenchTable
 
 
 def latest_load(rows: Sequence[AnyRow], way: str) -> list[ServeRow]:
@@ -36,16 +37,13 @@ def load_table(rows: Sequence[ServeRow]) -> str:
     Args:
         rows: Of one run.
     """
-    lines = [
-        "| load | way | tokens/s | of `full`, least to greatest | rows/s | passes/s | first token, ms | between, ms |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    return "\n".join([*lines, *map(_line, rows)])
+    figures = ("tokens/s", "of `full`, least to greatest", "rows/s", "passes/s", "first token, ms", "between, ms")
+    return BenchTable(("load", "way", *figures), [_cells(row) for row in rows], left=("load", "way")).markdown()
 
 
-def _line(row: ServeRow) -> str:
+def _cells(row: ServeRow) -> list[str]:
     unit = "clients" if row.load == "closed" else "requests/s"
     ratio = f"{row.speed_ratio.value:.2f} ({row.speed_ratio.low:.2f} to {row.speed_ratio.high:.2f})"
-    rates = " | ".join("-" if each is None else f"{each:,.0f}" for each in (row.rows_per_second, row.passes_per_second))
-    times = " | ".join(f"{each.p50:,.0f} / {each.p99:,.0f}" for each in (row.first_token_ms, row.between_tokens_ms))
-    return f"| {row.amount:g} {unit} | {row.way} | {row.tokens_per_second.value:,.0f} | {ratio} | {rates} | {times} |"
+    rates = ["-" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_second, row.passes_per_second)]
+    times = [f"{tail.p50:,.0f} / {tail.p99:,.0f}" for tail in (row.first_token_ms, row.between_tokens_ms)]
+    return [f"{row.amount:g} {unit}", row.way, f"{row.tokens_per_second.value:,.0f}", ratio, *rates, *times]

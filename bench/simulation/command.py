@@ -12,6 +12,7 @@ import typer
 
 from sigma0.bench.core.conditions import git_commit
 from sigma0.bench.core.ledger import LEDGER, Conditions, SimulationRow, Tail, append_row, read_rows, repair
+from sigma0.bench.core.options import AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_systems import SIMULATION_SIZES, simulation_key
 from sigma0.bench.simulation.inputs import Inputs, read_inputs
@@ -54,8 +55,8 @@ def simulate(
     ] = 32,
     seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Latency against rate, as .svg or .png.")] = None,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """SIMULATE fleets: queueing, tail latency and use under each routing; rows in the ledger are not made again."""
     quiet_transformers()

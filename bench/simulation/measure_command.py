@@ -6,13 +6,15 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.conditions import describe
+from sigma0.bench.core.options import AnswerTokens
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.simulation.inputs import Inputs
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, ModelArgument, StatedDtype
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
@@ -20,11 +22,11 @@ INPUTS = Path("bench/results/simulation-inputs.json")
 
 
 def passes(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id.")] = "pocket-large",
+    model: ModelArgument = "pocket-large",
     n: Annotated[int, typer.Option("-n", "--n", help="Prompts, one about each held-out story.")] = 150,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")] = 32,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    max_new_tokens: AnswerTokens = 32,
+    device: Device = "auto",
+    dtype: StatedDtype = "float32",
     out: Annotated[Path, typer.Option(help="File of inputs to write.")] = INPUTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file instead of a table.")] = False,
 ) -> None:
@@ -56,12 +58,12 @@ def passes(
 def print_inputs(found: Inputs) -> None:
     """What was found, and how well the simulation of one replica agrees with the real one."""
     times = found.pass_times
-    lines = Table(title=f"milliseconds of a pass by its rows ({found.clock})", title_justify="left")
-    for point in times.by_rows:
-        lines.add_column(f"{point.rows}", justify="right")
-    lines.add_row(*(f"{point.milliseconds:.3f}" for point in times.by_rows))
+    counts, milliseconds = zip(
+        *((f"{point.rows}", f"{point.milliseconds:.3f}") for point in times.by_rows), strict=True
+    )
+    title = f"milliseconds of a pass by its rows ({found.clock})"
     console = Console()
-    console.print(lines)
+    console.print(BenchTable(counts, [milliseconds], title, left=()).rich())
     console.print(
         f"and {times.request_ms:.3f} for each request, {times.telling_ms:.3f} where a token is told, "
         f"{times.token_ms:.3f} for each; fitted to {times.passes:,} passes ({times.explained:.0%} of their variance)"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, SimulationRow, Tail
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.simulation.routing import TOGETHER
 from sigma0.bench.simulation.spread import interval, mean
 
@@ -25,6 +25,8 @@ HEADINGS = (
     "prefix found",
 )
 APART_HEADINGS = ("replicas", "requests/s", "apart", "together", "all, p95", "short, p95", "long, p95")
+# Of both tables, the columns that hold names.
+LEFT = ("routing", "apart", "together")
 APART = (
     "95th percentiles where short and long traffic have replicas of their own, over those of the same routing with all "
     "traffic together: as many replicas in all, asked by the same chats. Means of the ratios of the runs, with their "
@@ -137,35 +139,23 @@ def about(row: SimulationRow, groups: Sequence[int]) -> str:
 
 def markdown(rows: Sequence[SimulationRow]) -> str:
     """The table for a page."""
-    return _lines(HEADINGS, [cells(row) for row in rows], 2)
-
-
-def _lines(headings: Sequence[str], found: Sequence[Sequence[str]], last_name: int) -> str:
-    """A table in Markdown: numbers to the right, names, which stand from the third column on, to the left."""
-    rule = "".join("---|" if 2 <= place <= last_name else "---:|" for place in range(len(headings)))
-    return "\n".join([f"| {' | '.join(headings)} |", f"|{rule}", *(f"| {' | '.join(each)} |" for each in found)])
+    return BenchTable(HEADINGS, [cells(row) for row in rows], left=LEFT).markdown()
 
 
 def whole(rows: Sequence[SimulationRow]) -> str:
     """Every row with what it holds for, as a Markdown page."""
     found = f"# A simulation of fleets\n\n{about(rows[0], sorted({row.group for row in rows}))}\n\n{markdown(rows)}\n"
-    apart = apart_cells(rows)
-    return f"{found}\n## Depths apart\n\n{APART}\n\n{_lines(APART_HEADINGS, apart, 3)}\n" if apart else found
+    apart = BenchTable(APART_HEADINGS, apart_cells(rows), left=LEFT)
+    return f"{found}\n## Depths apart\n\n{APART}\n\n{apart.markdown()}\n" if apart.rows else found
 
 
 def print_simulation(rows: Sequence[SimulationRow]) -> None:
     """The rows in a terminal."""
     console = Console(width=max(Console().width, 240))
-    _print(console, "SIMULATED, not measured; p50 / p95 / p99", HEADINGS, [cells(row) for row in rows])
-    _print(console, "SIMULATED: depths apart over depths together", APART_HEADINGS, apart_cells(rows))
-
-
-def _print(console: Console, title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    if not lines:
-        return
-    found = Table(title=title, title_justify="left")
-    for name in headings:
-        found.add_column(name, justify="left" if name in ("routing", "apart", "together") else "right")
-    for line in lines:
-        found.add_row(*line)
-    console.print(found)
+    tables = (
+        BenchTable(HEADINGS, [cells(row) for row in rows], "SIMULATED, not measured; p50 / p95 / p99", LEFT),
+        BenchTable(APART_HEADINGS, apart_cells(rows), "SIMULATED: depths apart over depths together", LEFT),
+    )
+    for table in tables:
+        if table.rows:
+            console.print(table.rich())

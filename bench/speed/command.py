@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sigma0.bench.core.conditions import describe, describe_weights
 from sigma0.bench.core.ledger import LEDGER, Conditions, append_row
+from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.pocket.prompts import micro_world
@@ -22,6 +23,7 @@ from sigma0.bench.speed.table import print_speed
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -33,7 +35,7 @@ def speed(
     model: Annotated[str, typer.Argument(help="Shipped name, folder or hub id; left out with --shape.")] = "",
     shape: Annotated[str, typer.Option(help=f"A random checkpoint instead: {', '.join(SHAPES)}.")] = "",
     ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
-    exit_config: Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")] = "",
+    exit_config: ExitJson = "",
     course: Annotated[
         str,
         typer.Option(
@@ -41,16 +43,16 @@ def speed(
             "with total_loops, exits and settled. A shape replays a stated course by default."
         ),
     ] = "",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    device: Device = "auto",
+    dtype: StatedDtype = "bfloat16",
+    threads: Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    rounds: Rounds = 7,
     prompt_rounds: Annotated[int, typer.Option(min=1, help="How often the prompt is read, for its own time.")] = 3,
-    out: Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")] = LEDGER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end."""
     quiet_transformers()

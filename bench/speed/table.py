@@ -3,11 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, SpeedRow
+from sigma0.bench.core.tables import BenchTable
 
 COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s")
 
@@ -42,8 +41,7 @@ def conditions_text(row: SpeedRow) -> str:
 
 def markdown(rows: Sequence[SpeedRow]) -> str:
     """A run as a Markdown table."""
-    lines = [f"| {' | '.join(line)} |" for line in (COLUMNS, *map(cells, rows))]
-    return "\n".join([lines[0], f"|---|{'---:|' * (len(COLUMNS) - 1)}", *lines[1:]])
+    return BenchTable(COLUMNS, [cells(row) for row in rows]).markdown()
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> str:
@@ -55,12 +53,8 @@ def speed_table(rows: Sequence[SpeedRow]) -> str:
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
     told = next((row for row in rows if row.course is not None), rows[0])
-    table = Table(title=conditions_text(told), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*cells(row))
-    Console().print(table)
+    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(told))
+    Console().print(table.rich(no_wrap=COLUMNS, compact=True))
     Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
 
 

@@ -7,23 +7,23 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
 
 def stability(
-    model: Annotated[
-        str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")
-    ] = "pocket",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
+    model: WorldModel = "pocket",
+    n: Stories = 300,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    out: ReportFile = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The spectrum of a token's loops beside the loop map's own radius, and beside right and wrong answers."""
     quiet_transformers()
@@ -52,14 +52,11 @@ def stability(
     if found.rank_correlation is not None:
         low, high = found.rank_correlation.interval
         console.print(f"rank correlation of the two {found.rank_correlation.value:.2f} ({low:.2f} to {high:.2f})")
-    table = Table(title="AUROC for a wrong answer")
-    for name in ("score", "AUROC", "95 %"):
-        table.add_column(name)
-    for name, each in found.auroc.items():
-        table.add_row(
-            name, *(("-", "") if each is None else (f"{each.value:.3f}", "{:.3f} to {:.3f}".format(*each.interval)))
-        )
-    console.print(table)
+    areas = [
+        (name, *(("-", "") if area is None else (f"{area.value:.3f}", "{:.3f} to {:.3f}".format(*area.interval))))
+        for name, area in found.auroc.items()
+    ]
+    console.print(BenchTable(("score", "AUROC", "95 %"), areas, "AUROC for a wrong answer").rich())
     for fate, share in found.fates.items():
         console.print(
             f"{fate}: {share:.1%} of the least sure tokens, {found.wrong_by_fate[fate]:.1%} of those answers wrong"

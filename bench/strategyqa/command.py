@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.options import AnswerTokens, AsJsonLines, LedgerFile, WorkerCount
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.rows_tasks import StrategyQARow
 from sigma0.bench.core.workers import KeptResults, worker_pool
@@ -24,6 +25,7 @@ from sigma0.bench.strategyqa.scored import conditions_of, to_rows
 from sigma0.bench.strategyqa.table import doors, draw, table
 from sigma0.bench.strategyqa.work import SpreadLevels
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import Effort
 
 
@@ -34,13 +36,13 @@ def levels(
     data: options.DataOption = WORLD,
     split: Annotated[str, typer.Option(help="Items that are scored: dev or train.")] = "dev",
     n: options.ItemsOption = None,
-    model: options.ModelOption = "pocket",
+    model: ServedModel = "pocket",
     ladder: options.LadderOption = None,
     base_url: options.BaseUrlOption = None,
     effort: options.EffortOption = "medium",
     temperature: options.TemperatureOption = 0.0,
     seed: options.SeedOption = 0,
-    max_new_tokens: options.MaxNewTokensOption = MAX_TOKENS,
+    max_new_tokens: AnswerTokens = MAX_TOKENS,
     concurrency: options.ConcurrencyOption = 16,
     retries: options.RetriesOption = 2,
     cache: options.CacheOption = None,
@@ -48,15 +50,13 @@ def levels(
     demonstrations: Annotated[Path | None, typer.Option(help="L1-ptp: traces that `distill` wrote.")] = None,
     template: Annotated[Path | None, typer.Option(help="L2: steps that `distill` wrote.")] = None,
     route: Annotated[str, typer.Option(help="L4: rules, model or verdict.")] = "rules",
-    device: options.DeviceOption = "auto",
-    dtype: options.DtypeOption = "auto",
-    threads: options.ThreadsOption = 1,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes that the items are spread over, each with the model; the extra ray.")
-    ] = 1,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 1,
+    workers: WorkerCount = 1,
     picture: Annotated[Path | None, typer.Option(help="Accuracy against cost, as .svg or .png.")] = None,
-    out: options.OutOption = LEDGER,
-    as_json: options.JsonOption = False,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Accuracy, calls and tokens of levels of control, each beside L0 on the same items.
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.ledger import LEDGER, append_row, check_ledger
+from sigma0.bench.core.options import AnswerTokens, AsJsonLines, LedgerFile
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.strategyqa import options
 from sigma0.bench.strategyqa.asking import MAX_TOKENS, AskSettings
@@ -27,6 +28,7 @@ from sigma0.bench.strategyqa.registry import EXPERIMENTS, Makings
 from sigma0.bench.strategyqa.scored import to_rows
 from sigma0.bench.strategyqa.table import table
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, Dtype, ServedModel, Threads
 from sigma0.config import Effort
 
 # levels whose traces hold each step with its answer, and with L5 those that hold steps at all
@@ -42,22 +44,22 @@ def distill(
     most: Annotated[int, typer.Option(min=1, help="Demonstrations at most.")] = MOST,
     data: options.DataOption = WORLD,
     n: options.ItemsOption = None,
-    model: options.ModelOption = "pocket",
+    model: ServedModel = "pocket",
     ladder: options.LadderOption = None,
     base_url: options.BaseUrlOption = None,
     effort: options.EffortOption = "medium",
     temperature: options.TemperatureOption = 0.0,
     seed: options.SeedOption = 0,
-    max_new_tokens: options.MaxNewTokensOption = MAX_TOKENS,
+    max_new_tokens: AnswerTokens = MAX_TOKENS,
     concurrency: options.ConcurrencyOption = 16,
     retries: options.RetriesOption = 2,
     cache: options.CacheOption = None,
     paragraphs: options.ParagraphsOption = None,
-    device: options.DeviceOption = "auto",
-    dtype: options.DtypeOption = "auto",
-    threads: options.ThreadsOption = 1,
-    out: options.OutOption = LEDGER,
-    as_json: options.JsonOption = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 1,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Distil a higher level's right and audited traces, and measure the lower level with and without them on dev."""
     quiet_transformers()

@@ -9,13 +9,11 @@ DataOption = Annotated[
     str, typer.Option(help="Folder of train.json and dev.json, a dataset's hub id, or world: the micro-world.")
 ]
 ItemsOption = Annotated[int | None, typer.Option("-n", "--n", min=1, help="The first items at most.")]
-ModelOption = Annotated[str, typer.Option(help="Shipped name, folder, hub id, or a server's name for it.")]
 LadderOption = Annotated[str | None, typer.Option(help="Rungs in place of --model, the lowest first.")]
 BaseUrlOption = Annotated[str | None, typer.Option(help="A server that speaks OpenAI's protocol.")]
 EffortOption = Annotated[str, typer.Option(help="minimal, low, medium or high.")]
 TemperatureOption = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 SeedOption = Annotated[int, typer.Option(help="Of the sampling, and of the micro-world's stories.")]
-MaxNewTokensOption = Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Items at a time, and questions in a batch.")]
 RetriesOption = Annotated[int, typer.Option(min=0, help="How often an item is begun anew that got no answer.")]
 CacheOption = Annotated[
@@ -24,8 +22,3 @@ CacheOption = Annotated[
 ParagraphsOption = Annotated[
     Path | None, typer.Option(help="L2-rag: the published paragraph file; else facts of train are searched.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
-DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads.")]
-OutOption = Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")]

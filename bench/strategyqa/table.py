@@ -7,6 +7,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from sigma0.bench.core.ledger import AnyRow, StrategyQARow
+from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.strategyqa.measure import FEW
 from sigma0.errors import needs_extra
 
@@ -66,8 +67,7 @@ def cells(row: StrategyQARow) -> tuple[str, ...]:
 
 def markdown(rows: Sequence[StrategyQARow]) -> str:
     """The table for a page of results."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---:|" * (len(HEADINGS) - 2) + "---|"]
-    return "\n".join([*lines, *("| " + " | ".join(cells(row)) + " |" for row in rows)])
+    return BenchTable(HEADINGS, [cells(row) for row in rows], left=("level", "labels")).markdown()
 
 
 def latest_levels(rows: Sequence[AnyRow]) -> list[list[StrategyQARow]]:

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.tables import BenchTable
 from sigma0.calibrate.bootstrap import Estimate
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
 
@@ -19,15 +21,13 @@ if TYPE_CHECKING:
 
 
 def verdict(
-    model: Annotated[
-        str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")
-    ] = "pocket",
-    n: Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")] = 500,
-    hard: Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the stories.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    model: WorldModel = "pocket",
+    n: Stories = 500,
+    hard: HardHalf = False,
+    seed: StorySeed = 0,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fidelity, accuracy, savings and escalations for every switch, and wrong answers told from right ones.
 
@@ -60,20 +60,18 @@ def verdict(
 def print_report(report: "VerdictReport") -> None:
     """Prints both tables, and what the converge door does."""
     console = Console()
-    table = Table(title=f"{report.model}: {report.answers} answers")
-    for name in ("switches", "same text", "right", "passes_saved", "broken tokens", "escalated"):
-        table.add_column(name, justify="left" if name == "switches" else "right")
+    cells = []
     for row in report.rows:
         shares = (row.same_text, row.right, row.passes_saved)
-        table.add_row(row.setting, *map(_percent, shares), str(row.broken), _percent(row.escalated))
-    console.print(table)
-    table = Table(title="wrong answers told from right ones")
-    for name in ("score of doubt", "AUROC", "AURC", "e-AURC", "AUGRC", "coverage at 5 % risk"):
-        table.add_column(name, justify="left" if name == "score of doubt" else "right")
-    for name, each in report.separations.items():
-        figures = [f"{value:.4f}" for value in (each.aurc, each.excess_aurc, each.augrc)]
-        table.add_row(name, "-" if each.auroc is None else f"{each.auroc:.3f}", *figures, f"{each.coverage:.1%}")
-    console.print(table)
+        cells.append((row.setting, *map(_percent, shares), str(row.broken), _percent(row.escalated)))
+    headings = ("switches", "same text", "right", "passes_saved", "broken tokens", "escalated")
+    console.print(BenchTable(headings, cells, f"{report.model}: {report.answers} answers").rich())
+    cells = []
+    for name, score in report.separations.items():
+        figures = [f"{value:.4f}" for value in (score.aurc, score.excess_aurc, score.augrc)]
+        cells.append((name, "-" if score.auroc is None else f"{score.auroc:.3f}", *figures, f"{score.coverage:.1%}"))
+    headings = ("score of doubt", "AUROC", "AURC", "e-AURC", "AUGRC", "coverage at 5 % risk")
+    console.print(BenchTable(headings, cells, "wrong answers told from right ones").rich())
     more = report.points_more
     console.print(
         f"the converge door opens for {_percent(report.opened_for_right)} of the right answers; "

@@ -9,6 +9,7 @@ import typer
 
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Threads
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Objective = Literal["agreement", "latency", "risk"]
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    model: ModelArgument,
     prompts: Annotated[
         Path, typer.Option(help="JSON lines with a prompt, and for a risk an answer, each (*.jsonl), or paragraphs.")
     ],
@@ -54,10 +55,10 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder for a calibrated copy of a model that is no folder.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a quality budget or a risk into thresholds, and store them in generation_config.json."""
     import torch

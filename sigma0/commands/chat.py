@@ -18,6 +18,7 @@ from sigma0.commands.options import (
     ExitRuleName,
     MaxNewTokens,
     MinLoops,
+    ModelArgument,
     Patience,
     Q,
     Seed,
@@ -29,7 +30,7 @@ from sigma0.commands.options import (
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")] = "pocket",
+    model: ModelArgument = "pocket",
     exit: ExitRuleName = None,
     q: Q = None,
     eps: Eps = None,

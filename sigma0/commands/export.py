@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.options import ModelArgument
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")],
+    model: ModelArgument,
     folder: Annotated[str, typer.Argument(help="A new or empty folder.")],
     exit_config: Annotated[
         str | None, typer.Option(help='When its tokens stop by default, as JSON: {"mode": "fixed", "depth": 2}')

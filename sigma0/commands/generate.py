@@ -14,6 +14,7 @@ from sigma0.commands.options import (
     After,
     AsJson,
     BackendName,
+    BudgetLimits,
     Check,
     CollapseAction,
     Depth,
@@ -30,6 +31,7 @@ from sigma0.commands.options import (
     Stop,
     Temperature,
     Theta,
+    TriggerJson,
     check_sampling,
 )
 
@@ -90,10 +92,8 @@ def generate(
         ),
     ] = None,
     unit: Annotated[str, typer.Option(help="With --ladder, what goes up: token, draft or answer.")] = "token",
-    budget: Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')] = "",
-    policy: Annotated[
-        str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
-    ] = None,
+    budget: BudgetLimits = "",
+    policy: TriggerJson = None,
     trail_file: Annotated[
         Path | None, typer.Option("--trail", help="With --ladder, also write every decision to this file.")
     ] = None,

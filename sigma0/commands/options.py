@@ -7,8 +7,13 @@ import typer
 # Rotated telemetry files that are kept by default.
 KEPT_FILES = 5
 Model = Annotated[str, typer.Option(help="Shipped name, folder, or hub id.")]
+ModelArgument = Annotated[str, typer.Argument(help="Shipped name, folder, or hub id.")]
+ServedModel = Annotated[str, typer.Option(help="Shipped name, folder, hub id, or a server's name for it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+# Of what is sized or reported, and so is not left to the checkpoint.
+StatedDtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 BackendName = Annotated[
     str, typer.Option("--backend", help="What runs a pass: auto (kernels on CUDA), torch or triton.")
 ]
@@ -34,7 +39,11 @@ Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the tex
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
 CollapseAction = Annotated[
     str,
-    typer.Option("--on-collapse", help="A text that runs in circles: stop it, tighten its sampling, or ignore it."),
+    typer.Option("--on-collapse", help="A text that repeats itself: stop it, tighten its sampling, or ignore it."),
+]
+BudgetLimits = Annotated[str, typer.Option(help='With --ladder, hard limits: "large_tokens=200,seconds=10".')]
+TriggerJson = Annotated[
+    str | None, typer.Option(help='With --ladder, a trigger as JSON: {"kind": "entropy", "above": 0.5}')
 ]
 
 

@@ -9,13 +9,14 @@ import typer
 from rich.console import Console
 
 from sigma0.commands.console import one_line_errors, printable, quiet_transformers
+from sigma0.commands.options import AsJson, Device, Dtype, ServedModel
 from sigma0.errors import needs_extra
 
 
 def solve(
     problem: Annotated[str, typer.Argument(help="What is to be solved; - reads it from standard input.")],
     strategy: Annotated[str, typer.Option(help="progressive, lemma or agent.")] = "progressive",
-    model: Annotated[str, typer.Option(help="Shipped name, folder, hub id, or a server's name for it.")] = "pocket",
+    model: ServedModel = "pocket",
     ladder: Annotated[
         str | None, typer.Option(help="Rungs in place of --model, the lowest first: small,name@http://host/v1")
     ] = None,
@@ -38,9 +39,9 @@ def solve(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="New tokens of each text at most.")] = None,
     max_calls: Annotated[int | None, typer.Option(min=1, help="Questions to models at most.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="No question is begun after this time.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
 ) -> None:
     """Solve a problem by an outer loop; the exit code is 0 if its own gate was passed, 1 if not."""
     with one_line_errors():

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sigma0.commands.console import one_line_errors, printable
+from sigma0.commands.options import AsJson
 
 if TYPE_CHECKING:
     from sigma0.reason.trail import Line
@@ -22,7 +23,7 @@ SHOWN = 100
 
 def trail(
     file: Annotated[Path, typer.Argument(help="A trail, as generate --trail FILE or solve --trail FILE writes it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the decisions of a ladder, each made again from what was recorded, or the course of an outer loop."""
     from sigma0.reason.trail import Decision, Outcome, read_lines

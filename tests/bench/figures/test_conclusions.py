@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from sigma0.bench.core.ledger import FidelityRow, StrategyQARow, read_rows
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.effort.simulation import Rates
-from sigma0.bench.effort.table import markdown
+from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.fidelity.pages import latest_runs, whole_table
 from sigma0.bench.figures.results import VERDICTS, Results
 from sigma0.bench.figures.tables import ladder_run
@@ -145,8 +145,8 @@ def test_what_policies_of_effort_do_is_quoted_right():
     page = read("bench/results/effort.md")
     measured, simulated = reports["pocket"], reports["simulation"]
     tables = page.split("## Simulated")
-    assert markdown(measured) in tables[0] and markdown(simulated) in tables[1]
-    assert markdown(simulated) not in tables[0]
+    assert effort_table(measured).markdown() in tables[0] and effort_table(simulated).markdown() in tables[1]
+    assert effort_table(simulated).markdown() not in tables[0]
     assert f"in {100 * measured.first_right.value:.1f} %" in " ".join(section.split())
     by_policy = {each.policy: each for each in measured.policies}
     flat, rising = by_policy.pop("flat high"), by_policy.values()

@@ -1,0 +1,26 @@
+"""The options that benchmarks share beside those of the product's commands, each defined once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")]
+LedgerFile = Annotated[Path, typer.Option(help="Ledger that the rows are appended to.")]
+ReportFile = Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")]
+CurvesPicture = Annotated[Path | None, typer.Option(help="Where to draw the curves, as .svg or .png.")]
+
+WorldModel = Annotated[str, typer.Argument(help="Shipped name, folder or hub id of a model of pocket's world.")]
+WorldSplit = Annotated[str, typer.Option(help="train, calibration or test.")]
+Stories = Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")]
+StorySeed = Annotated[int, typer.Option(help="Seed of the stories.")]
+HardHalf = Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")]
+CodeFiles = Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")]
+ListFiles = Annotated[list[Path], typer.Option(help="Likewise: text files.")]
+
+ExitJson = Annotated[str, typer.Option(help="Exit rule as JSON; by default the checkpoint's own.")]
+AnswerTokens = Annotated[int, typer.Option(min=1, help="New tokens of each answer at most.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")]
+WorkerCount = Annotated[
+    int, typer.Option(min=1, help="Processes that the work is spread over, each with the model; the extra ray.")
+]

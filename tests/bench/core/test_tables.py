@@ -1,0 +1,35 @@
+"""One table, for a terminal and for Markdown."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sigma0.bench.core.tables import BenchTable
+
+
+@pytest.mark.parametrize(
+    "left, rule", [(None, "|---|---:|---:|"), ((), "|---:|---:|---:|"), (("way", "95 %"), "|---|---:|---|")]
+)
+def test_markdown_aligns_names_left_and_numbers_right(left, rule):
+    table = BenchTable(("way", "n", "95 %"), [("full", "1", "-"), ("finish", "22", "0.9-1.1")], "not shown", left)
+    assert table.markdown() == f"| way | n | 95 % |\n{rule}\n| full | 1 | - |\n| finish | 22 | 0.9-1.1 |"
+
+
+def test_markdown_of_no_rows_is_the_head():
+    assert BenchTable(("way", "n"), []).markdown() == "| way | n |\n|---|---:|"
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_terminal_shows_the_same_cells_aligned_likewise(compact):
+    console = Console(file=io.StringIO(), width=60, record=True)
+    table = BenchTable(("way", "n"), [("full", "1"), ("finish", "22")], "two ways").rich(("way",), compact)
+    console.print(table)
+    lines = console.export_text().splitlines()
+    assert lines[0].strip() == "two ways"
+    assert [line.strip(" │").replace("│", " ").split() for line in lines if "f" in line] == [
+        ["full", "1"],
+        ["finish", "22"],
+    ]
+    assert [column.justify for column in table.columns] == ["left", "right"]
+    assert [column.no_wrap for column in table.columns] == [True, False]
