@@ -58,7 +58,7 @@ LEFT_OUT = {
     "test_chat_verdicts_can_be_switched_off": "sets a variable of this process, which the replicas do not see",
     "test_refusals_a_failure_fails_one_request_alone": "reads in this process's log what the replica logs; see below",
     "test_ladder_routing_reads_and_writes_nothing_twice": "counts the passes of a model of this process",
-    "test_information_metrics": "reads figures at once, which replicas report every second; see below",
+    "test_info_metrics": "reads figures at once, which replicas report every second; see below",
 }
 # What looks into the server, and so needs it in this process.
 SPYING = {
