@@ -50,18 +50,28 @@ class ChatLoop:
         """Until the lines end, or `/quit`."""
         self._greet()
         while (line := read_line()) is not None:
-            if line.startswith("/"):
-                try:
-                    reply = self._conversation.command(line)
-                except ValueError as error:
-                    print_error(error)
-                    continue
-                if reply.ends:
-                    return
-                for text in reply.lines:
-                    self._out.print(text)
-            elif line.strip():
-                self._answer(line)
+            try:
+                if line.startswith("/"):
+                    if self._command(line):
+                        return
+                elif line.strip():
+                    self._answer(line)
+            except KeyboardInterrupt:
+                # what was being shown is broken off, the conversation goes on
+                if not self._interactive:
+                    raise
+                self._out.print()
+
+    def _command(self, line: str) -> bool:
+        """Runs a slash command; whether it ends the conversation."""
+        try:
+            reply = self._conversation.command(line)
+        except ValueError as error:
+            print_error(error)
+            return False
+        for text in reply.lines:
+            self._out.print(text)
+        return reply.ends
 
     def _greet(self) -> None:
         conversation = self._conversation

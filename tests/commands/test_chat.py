@@ -144,6 +144,18 @@ def test_ctrl_c_before_the_first_token_keeps_no_turn(pocket):
     assert screen.conversation.turns == []
 
 
+def test_ctrl_c_while_a_command_shows_something_ends_that_alone(pocket):
+    class Interrupted(Conversation):
+        def command(self, line):
+            if line == "/stats":
+                raise KeyboardInterrupt
+            return super().command(line)
+
+    screen = Screen(pocket, Interrupted)
+    shown = strip(screen.type(f"/stats{ENTER}", f"/exit qexit 0.3{ENTER}", CTRL_D))
+    assert "qexit, q = 0.3" in shown
+
+
 def test_history_goes_back_to_earlier_lines(pocket):
     screen = Screen(pocket)
     screen.type(f"{FIRST}{ENTER}", f"{SECOND}{ENTER}", f"{UP}{UP}{ENTER}", CTRL_D)

@@ -83,6 +83,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_quits(terminal):
     chat.until(r"stopped; what was written is kept\n")
     chat.type("/stats\r|\x08")
     assert "stopped by you" in chat.until("savings are not counted")
+    chat.until(r"\n>")
     chat.type("\x03")
     # ahead of the next prompt the terminal would take Ctrl-D for the end of a line that nobody reads
     chat.until(r"Ctrl-D or /quit leaves\s+>")
