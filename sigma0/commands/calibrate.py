@@ -13,8 +13,11 @@ from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Thread
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from sigma0.calibrate.prompts import Prompt
     from sigma0.config import ExitConfig
+    from sigma0.models.hf_generate import DepthGenerationMixin
 
 Objective = Literal["agreement", "latency", "risk"]
 
@@ -167,7 +170,7 @@ def calibrated_folder(model: str, out: Path | None) -> Path | None:
 
 
 def _find(
-    looped: Any,
+    looped: "DepthGenerationMixin",
     ids: list[tuple[int, ...]],
     objective: Objective,
     rules: tuple[str, ...],
@@ -187,8 +190,8 @@ def _find(
 
 
 def _find_doors(
-    looped: Any,
-    tokenizer: Any,
+    looped: "DepthGenerationMixin",
+    tokenizer: "PreTrainedTokenizerFast",
     read: "list[Prompt]",
     risk: float,
     confidence: float,

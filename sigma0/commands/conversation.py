@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast, get_args
 
 from rich.text import Text
+from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import stream
 from sigma0.commands.console import legend, summary
 from sigma0.commands.exit_options import exit_settings
 from sigma0.config import RULE_DEFAULTS, AfterExit, ExitConfig, ExitMode, Messages, OnCollapse
+from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.prompts import encode
 from sigma0.signals.generation import Generation
 from sigma0.signals.tokens import Token
@@ -89,8 +91,8 @@ class Conversation:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: DepthGenerationMixin,
+        tokenizer: PreTrainedTokenizerFast,
         exit_config: ExitConfig,
         settings: ConversationSettings = ConversationSettings(),
     ) -> None:
