@@ -98,9 +98,11 @@ def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path,
     """One of them kills its worker the first time; each result is kept once, and nothing listens to other machines."""
     path, marker = tmp_path / "work.jsonl", tmp_path / "died"
     items = items_of(tmp_path, 12, **{"5": {"dies": str(marker), "dies_once": True}})
+    # another test's processes, such as the server that forks for `tests.processes`
+    others = psutil.Process().children(recursive=True)
     with worker_pool(2) as pool, KeptResults(path) as kept:
         found = pool.spread(logged, items, kept)
-        family = psutil.Process().children(recursive=True)
+        family = [child for child in psutil.Process().children(recursive=True) if child not in others]
         sockets = [each for child in family for each in child.net_connections("inet")]
         listening = {ip_address(each.laddr.ip) for each in sockets if each.status == psutil.CONN_LISTEN}
         assert listening and all((getattr(each, "ipv4_mapped", None) or each).is_loopback for each in listening)
