@@ -40,18 +40,7 @@ class PassRows:
         return self._indices[device]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
-
-        Args:
-            layer: Layer index within the block.
-            query: `[R, H, d]`, rotated.
-            keys: `[R, H_kv, d]`, rotated.
-            values: `[R, H_kv, d]`.
-            scaling: Factor on the scores.
-
-        Returns:
-            `[R, H, d]`.
-        """
+        """See `decode.model.BatchRows.attend`."""
         plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.longest)
         at = self.on(keys.device)
         plane_keys[at.loops, at.sequences, :, at.cache_positions] = keys

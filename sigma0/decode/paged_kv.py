@@ -180,18 +180,7 @@ class PagedRows:
         return self._places
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
-
-        Args:
-            layer: Layer index within the block.
-            query: `[R, H, d]`, rotated.
-            keys: `[R, H_kv, d]`, rotated.
-            values: `[R, H_kv, d]`.
-            scaling: Factor on the scores.
-
-        Returns:
-            `[R, H, d]`.
-        """
+        """See `decode.model.BatchRows.attend`."""
         layer_keys, layer_values = self.planes.keys[layer], self.planes.values[layer]
         loops = self._places.loops
         layer_keys[loops, :, self._blocks, self._per_sequence] = keys
