@@ -95,38 +95,48 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
 
 
 @dataclass(frozen=True)
-class PlaneGroup:
-    """Adjacent rows of a pass that read the same plane.
+class Span:
+    """Adjacent rows of a pass that read the same plane, each one stretch of positions.
 
     Attributes:
-        loop: The plane, counted from 0.
-        start: First row of the group.
-        stop: One past its last row.
-        sequences: Batch index of each row, int64 `[N]`, or None where they are 0 ... B - 1 in order.
-        length: Cache positions to read: the longest context of the group.
-        mask: Which of those cache positions each row may see, bool `[N, 1, 1, length]`; None where it is all of them.
+        start: First row.
+        stop: One past the last.
+        plane: The plane, counted from 0.
+        first: First flat position that the first row reads.
+        step: How much further the stretch of each next row begins.
+        room: Positions that follow the first of each row and belong to its sequence.
+        lengths: Positions that each row reads.
     """
 
-    loop: int
     start: int
     stop: int
-    sequences: Tensor | None
-    length: int
-    mask: Tensor | None
+    plane: int
+    first: int
+    step: int
+    room: int
+    lengths: tuple[int, ...]
+
+    def joined(self, plane: int, first: int, room: int, length: int) -> "Span | None":
+        """With one row more; None where it does not continue the span."""
+        step = first - self.first - self.step * (self.stop - 1 - self.start)
+        lengths, room = (*self.lengths, length), min(room, self.room)
+        # all rows read as far as the longest: not into what another sequence wrote, and not much too far
+        fits = max(lengths) <= min(room, 2 * min(lengths) + SMALLEST_TILE)
+        if plane != self.plane or step <= 0 or self.step not in (0, step) or not fits:
+            return None
+        return Span(self.start, self.stop + 1, plane, self.first, step, room, lengths)
 
 
-def plane_attention(
-    query: Tensor, keys: Tensor, values: Tensor, groups: tuple[PlaneGroup, ...], scaling: float
-) -> Tensor:
-    """The formula above where each row reads one plane, in groups of one plane each; the CPU path.
+def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: tuple[Span, ...], scaling: float) -> Tensor:
+    """The formula above where each row reads one stretch of one plane; the CPU path, which copies no K/V.
 
     The query heads that share a K/V head take the place of a sequence of queries, so grouped K/V are never repeated.
 
     Args:
         query: One query for each row, `[R, H, d]`.
-        keys: Keys of one layer by plane, `[T, B, H_kv, C, d]`, C the capacity.
-        values: Values of one layer by plane, `[T, B, H_kv, C, d]`.
-        groups: The rows by plane; together they cover all R rows in order.
+        keys: Keys of one layer, `[planes, positions, H_kv, d]`.
+        values: As `keys`.
+        spans: Together they cover all R rows in order.
         scaling: Factor on the scores.
 
     Returns:
@@ -139,20 +149,32 @@ def plane_attention(
     if repeated > 1:
         grouped = grouped.repeat(1, 1, repeated, 1)
     outputs = []
-    for group in groups:
-        plane_keys = keys[group.loop, :, :, : group.length]  # [B, H_kv, length, d]
-        plane_values = values[group.loop, :, :, : group.length]
-        if group.sequences is not None:
-            plane_keys = plane_keys.index_select(0, group.sequences)
-            plane_values = plane_values.index_select(0, group.sequences)
+    for span in spans:
+        longest, mask = max(span.lengths), None
+        if min(span.lengths) < longest:
+            lengths = torch.tensor(span.lengths, device=query.device)
+            mask = (torch.arange(longest, device=query.device) < lengths[:, None])[:, None, None]
         outputs.append(
             F.scaled_dot_product_attention(
-                grouped[group.start : group.stop], plane_keys, plane_values, attn_mask=group.mask, scale=scaling
+                grouped[span.start : span.stop],
+                _stretch(keys, span, longest),
+                _stretch(values, span, longest),
+                attn_mask=mask,
+                scale=scaling,
             )
         )
     attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [R, H_kv, H / H_kv, d]
-    return (
-        attended[:, :, :1].reshape(rows, heads, head_dim) if repeated > 1 else attended.reshape(rows, heads, head_dim)
+    if repeated > 1:
+        attended = attended[:, :, :1]
+    return attended.reshape(rows, heads, head_dim)
+
+
+def _stretch(planes: Tensor, span: Span, length: int) -> Tensor:
+    """The positions that the rows of a span read, `[N, H_kv, length, d]`, in place."""
+    _, positions, heads, width = planes.shape
+    first = (span.plane * positions + span.first) * heads * width
+    return planes.as_strided(
+        (span.stop - span.start, heads, length, width), (span.step * heads * width, width, heads * width, 1), first
     )
 
 

@@ -95,6 +95,68 @@ class ExitParams:
         """The mode that can be met: `qexit` at q = 1 means every loop, though float32 may round a sum to 1."""
         return "none" if self.mode == "qexit" and self.threshold >= 1 else self.mode
 
+    def decides(self, mode: str) -> bool:
+        """Whether rows decide by a mode."""
+        return self.decides_by == mode
+
+
+@dataclass(frozen=True)
+class RuleRows:
+    """`ExitParams` of rows that need not share them.
+
+    Attributes:
+        modes: Which of `MODES` occur, "none" left out.
+        mode: Index into `MODES`, int64 `[R]`; "none" where the rule can never be met.
+        threshold: float32 `[R]`.
+        last_loop: int64 `[R]`.
+        patience: int64 `[R]`.
+        min_loops: int64 `[R]`.
+        break_after: int64 `[R]`.
+        watch: Whether differences are kept and statistics computed.
+        growth: As in `ExitParams`.
+        spiral: As in `ExitParams`.
+    """
+
+    modes: frozenset[str]
+    mode: Tensor
+    threshold: Tensor
+    last_loop: Tensor
+    patience: Tensor
+    min_loops: Tensor
+    break_after: Tensor
+    watch: bool
+    growth: float
+    spiral: float
+
+    @property
+    def watches(self) -> bool:
+        """As `ExitParams` has it."""
+        return self.watch
+
+    def decides(self, mode: str) -> Tensor | bool:
+        """Which rows decide by a mode, bool `[R]`; False where none does."""
+        return self.mode == MODES.index(mode) if mode in self.modes else False
+
+    @classmethod
+    def of(cls, params: ExitParams, rows: int, device: torch.device) -> "RuleRows":
+        """The same parameters for every row."""
+
+        def column(value: int) -> Tensor:
+            return torch.full((rows,), value, dtype=torch.int64, device=device)
+
+        return cls(
+            frozenset({params.decides_by}) - {"none"},
+            column(MODES.index(params.decides_by)),
+            torch.full((rows,), params.threshold, dtype=torch.float32, device=device),
+            column(params.last_loop),
+            column(params.patience),
+            column(params.min_loops),
+            column(params.break_after),
+            params.watches,
+            params.growth,
+            params.spiral,
+        )
+
 
 @dataclass(frozen=True)
 class ExitState:

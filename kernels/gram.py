@@ -75,13 +75,13 @@ class Fit:
     turns: Tensor
 
 
-def steps_of(gram: Tensor, before: Tensor, over_steps: bool) -> Steps:
+def steps_of(gram: Tensor, before: Tensor, over_steps: Tensor | bool) -> Steps:
     """Sizes and angles.
 
     Args:
         gram: `[R, 10]`; differences that do not exist count as zero.
         before: |h_{t-1}| `[R]`.
-        over_steps: The older form of `bend`.
+        over_steps: The older form of `bend`; bool, or bool `[R]`.
     """
     g00, g01, g11 = gram[:, G00], gram[:, G01], gram[:, G11]
     size, older = g00.sqrt(), g11.sqrt()
@@ -89,7 +89,11 @@ def steps_of(gram: Tensor, before: Tensor, over_steps: bool) -> Steps:
     bend = (g00 - 2 * g01 + g11).clamp_min(0).sqrt()
     both = size * older
     turning = torch.acos((g01 / (both + _TINY)).clamp(-1, 1)) * (both > 0)
-    change, scaled = _over(size, before), _over(bend, size + older if over_steps else before)
+    if isinstance(over_steps, Tensor):
+        scale = torch.where(over_steps, size + older, before)
+    else:
+        scale = size + older if over_steps else before
+    change, scaled = _over(size, before), _over(bend, scale)
     longest = torch.maximum(g11, torch.maximum(gram[:, G22], gram[:, G33])).sqrt()
     growth = _over(size, longest) * (longest > 0)
     return Steps(size, older, change, scaled * known, _over(size, older) * known, growth, turning)

@@ -53,6 +53,7 @@ from sigma0.kernels.exit_state import (
     ExitState,
     LoopEndOutput,
     LoopEndWeights,
+    RuleRows,
 )
 
 SHRINK = 0.9
@@ -63,7 +64,12 @@ _PAIRS = (0, 0, 0, 0, 1, 1, 1, 2, 2, 3), (0, 1, 2, 3, 1, 2, 3, 2, 3, 3)
 
 
 def loop_end_reference(
-    raw: Tensor, previous: Tensor, weights: LoopEndWeights, state: ExitState, slots: Tensor, params: ExitParams
+    raw: Tensor,
+    previous: Tensor,
+    weights: LoopEndWeights,
+    state: ExitState,
+    slots: Tensor,
+    params: ExitParams | RuleRows,
 ) -> LoopEndOutput:
     """The formulas above in plain torch; the CPU path.
 
@@ -88,7 +94,12 @@ def norm_reference(raw: Tensor, weights: LoopEndWeights) -> Tensor:
 
 
 def observe(
-    hidden: Tensor, previous: Tensor, gate_logits: Tensor, state: ExitState, slots: Tensor, params: ExitParams
+    hidden: Tensor,
+    previous: Tensor,
+    gate_logits: Tensor,
+    state: ExitState,
+    slots: Tensor,
+    params: ExitParams | RuleRows,
 ) -> LoopEndOutput:
     """Everything after norm and gate.
 
@@ -121,7 +132,7 @@ def observe(
     gram = _grown_gram(state, slots, loops, difference.float())  # [R, 10]
     state.gram.index_copy_(0, slots, gram)
     count = loops - 1
-    steps = grams.steps_of(gram, torch.linalg.vector_norm(before, dim=-1), params.mode == MODES[ACCEL_STEPS])
+    steps = grams.steps_of(gram, torch.linalg.vector_norm(before, dim=-1), params.decides(MODES[ACCEL_STEPS]))
     fit = grams.fit_of(gram, count)
     norm = torch.linalg.vector_norm(now, dim=-1)
     fates = grams.fate_of(steps, fit, count, norm, hidden.dtype, params.growth, params.spiral)
@@ -198,29 +209,33 @@ def observe_paths(states: Tensor, gate_logits: Tensor, params: ExitParams) -> tu
     return _stacked(steps, fit, hazard).view(paths, total, -1), fates.view(paths, total)
 
 
-def _holds(steps: grams.Steps, loops: Tensor, params: ExitParams) -> Tensor:
+def _holds(steps: grams.Steps, loops: Tensor, params: ExitParams | RuleRows) -> Tensor:
     """Whether `accel` holds at this loop, bool `[R]`."""
     close = (steps.bend < params.threshold) & (loops >= 3)
-    if params.mode == "accel":
-        return close & (steps.size <= SHRINK * steps.older)
-    return close if params.mode == "accel-steps" else torch.zeros_like(close)
+    shrinks = steps.size <= SHRINK * steps.older
+    return close & ((shrinks & params.decides("accel")) | params.decides("accel-steps"))
 
 
 def _decided(
-    change: Tensor, cumulative: Tensor, loops: Tensor, streak: Tensor, diverging: Tensor, params: ExitParams
+    change: Tensor,
+    cumulative: Tensor,
+    loops: Tensor,
+    streak: Tensor,
+    diverging: Tensor,
+    params: ExitParams | RuleRows,
 ) -> Tensor:
+    met = (cumulative >= params.threshold) & params.decides("qexit")
+    if params.watches:
+        met = met | ((change < params.threshold) & (loops >= 2) & params.decides("converge"))
+        accel = torch.as_tensor(params.decides("accel")) | params.decides("accel-steps")
+        met = met | ((streak >= params.patience) & accel.to(met.device))
     late = (loops >= params.last_loop).int() * LAST_LOOP + GOES_ON
-    if params.break_after:
-        late = late.masked_fill(diverging >= params.break_after, DIVERGED)
-    if params.decides_by == "none":
-        return late
-    if params.mode == "qexit":
-        met = cumulative >= params.threshold
-    elif params.mode == "converge":
-        met = (change < params.threshold) & (loops >= 2)
-    else:
-        met = streak >= params.patience
-    return late.masked_fill(met & (loops >= min(params.min_loops, params.last_loop)), MET)
+    if params.watches:
+        broken = torch.as_tensor(params.break_after, device=met.device)
+        late = late.masked_fill((broken > 0) & (diverging >= broken), DIVERGED)
+    last = torch.as_tensor(params.last_loop, device=met.device)
+    earliest = torch.minimum(torch.as_tensor(params.min_loops, device=met.device), last)
+    return late.masked_fill(met & (loops >= earliest), MET)
 
 
 def loop_end(

@@ -1,100 +1,149 @@
-"""Attention of the rows of one pass over a `DepthCache`, each row over the plane of its own loop."""
+"""Attention of the rows of a pass, each over the K/V plane of its own loop up to its own position."""
 
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import RowBatch
-from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.model import RowIndices
-from sigma0.decode.ops import DepthRows, Operations, PlaneGroup
-from sigma0.decode.transfer import to_device
+from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention
+from sigma0.decode.planes import LayerPlanes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the cache positions of each sequence lie, and which of them are seen.
+
+    Attributes:
+        size: Cache positions of a block.
+        total: Positions of a plane, nobody's included.
+        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
+        first: First flat position of each sequence whose blocks follow each other, -1 of the others, on the host;
+            None where block s is all of sequence s.
+        rooms: Positions that the blocks of each sequence hold, on the host; None where block s is all of sequence s.
+        starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
+        seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
+        exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
+    """
+
+    size: int
+    total: int
+    blocks: Tensor | None = None
+    first: Sequence[int] | None = None
+    rooms: Sequence[int] | None = None
+    starts: Tensor | None = None
+    seen: Tensor | None = None
+    exits: Tensor | None = None
+
+    def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
+        """Flat positions of cache positions, both int64 `[N]`."""
+        if self.blocks is None:
+            return cache_positions.add(sequences, alpha=self.size)
+        blocks = self.blocks[sequences, cache_positions // self.size]
+        return blocks * self.size + cache_positions % self.size
+
+
+@dataclass(frozen=True)
+class RowIndices:
+    """Indices of the rows of a pass, each int64 `[R]`.
+
+    Attributes:
+        sequences: Sequence.
+        cache_positions: Cache position.
+        positions: Position for rotary embeddings.
+        loops: Loops finished, which is the plane that is written, counted from 0.
+    """
+
+    sequences: Tensor
+    cache_positions: Tensor
+    positions: Tensor
+    loops: Tensor
+
+    def to(self, device: torch.device) -> "RowIndices":
+        """The same on a device."""
+        return RowIndices(*(part.to(device) for part in vars(self).values()))
 
 
 class PassRows:
-    """The rows of one pass over a cache: which plane and cache position each writes, and which it reads (`BatchRows`).
+    """The rows of one pass, as the layers of a block see them: `sigma0.decode.model.BatchRows`.
 
     Args:
-        cache: The planes.
-        in_flight: The rows, deepest first, `loops` counting the finished ones.
+        layers: The planes of every layer, with room for all rows.
+        placement: Where cache positions lie.
+        indices: The rows.
         ops: Attention operations.
+        longest: One more than the largest cache position, or a bound on it.
+        live: Which rows are somebody's, bool `[R]`; None where all are.
     """
 
-    def __init__(self, cache: DepthCache, in_flight: RowBatch, ops: Operations) -> None:
-        self.cache = cache
-        self.ops = ops
-        self.furthest = int(in_flight.positions.max())
-        self.longest = int(in_flight.cache_positions.max()) + 1
-        self._batch = in_flight
-        self._indices: dict[torch.device, RowIndices] = {}
-        self._groups: dict[torch.device, tuple[PlaneGroup, ...]] = {}
+    def __init__(
+        self,
+        layers: Sequence[LayerPlanes],
+        placement: Placement,
+        indices: RowIndices,
+        ops: Operations,
+        longest: int,
+        live: Tensor | None = None,
+    ) -> None:
+        self.longest = longest
+        self._layers = layers
+        self._placement = placement
+        self._ops = ops
+        self._by_device: dict[torch.device, tuple[RowIndices, Tensor]] = {}
+        position = placement.flat(indices.sequences, indices.cache_positions)
+        if live is not None:
+            position = torch.where(live, position, placement.total - 1)
+        self._indices, self._flat = indices, position.add(indices.loops, alpha=placement.total)
 
-    def on(self, device: torch.device) -> RowIndices:
-        """The indices of the rows as tensors on a device, copied once."""
-        if device not in self._indices:
-            rows = self._batch
-            indices = np.stack([rows.sequences, rows.cache_positions, rows.positions, rows.loops, rows.state_slots])
-            self._indices[device] = RowIndices(*to_device(indices, device).unbind(0))
-        return self._indices[device]
+    def positions(self, device: torch.device) -> Tensor:
+        """Positions for rotary embeddings, int64 `[R]`."""
+        return self._on(device)[0].positions
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """See `decode.model.BatchRows.attend`."""
-        plane_keys, plane_values = self.cache.reserve_layer(layer, keys.unsqueeze(2), self.longest)
-        at = self.on(keys.device)
-        plane_keys[at.loops, at.sequences, :, at.cache_positions] = keys
-        plane_values[at.loops, at.sequences, :, at.cache_positions] = values
-        if self.ops.plane_attention is not None:
-            groups = self._grouped(keys.device, plane_keys.shape[1])
-            return self.ops.plane_attention(query, plane_keys, plane_values, groups, scaling)
-        assert self.ops.depth_attention is not None
-        return self.ops.depth_attention(query, plane_keys, plane_values, self._depth_rows(at), scaling)
+        planes = self._layers[layer]
+        indices, flat = self._on(keys.device)
+        planes.write(flat, keys, values)
+        if self._ops.depth_attention is not None:
+            return self._ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
+        if self._spans is None:
+            return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
+        return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)
 
-    def _depth_rows(self, at: RowIndices) -> DepthRows:
-        cache, device = self.cache, at.loops.device
-        starts, seen = cache.padding(self.longest)
-        cache.reserve_exits(self.longest)
-        exits = cache.exits
+    def _on(self, device: torch.device) -> tuple[RowIndices, Tensor]:
+        if self._flat.device == device:
+            return self._indices, self._flat
+        if device not in self._by_device:
+            self._by_device[device] = self._indices.to(device), self._flat.to(device)
+        return self._by_device[device]
+
+    def _depth_rows(self, indices: RowIndices) -> DepthRows:
+        place, device = self._placement, indices.loops.device
+        parts = (place.starts, place.seen, place.exits, None if place.blocks is None else place.blocks.int())
+        starts, seen, exits, blocks = (None if part is None else part.to(device) for part in parts)
         return DepthRows(
-            at.sequences,
-            at.cache_positions,
-            at.loops,
-            None if starts is None else starts.to(device),
-            None if seen is None else seen.to(device),
-            None if exits is None else exits.to(device),
-            None,
-            self.longest,
+            indices.sequences, indices.cache_positions, indices.loops, starts, seen, exits, blocks, self.longest
         )
 
-    def _grouped(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
-        if device not in self._groups:
-            self._groups[device] = self._in_groups(device, batch)
-        return self._groups[device]
-
-    def _in_groups(self, device: torch.device, batch: int) -> tuple[PlaneGroup, ...]:
-        loops = self._batch.loops
-        if batch == 1 and self.cache.seen(0) is None:
-            # One row for each plane, which sees all up to itself.
-            rows = zip(loops.tolist(), self._batch.cache_positions.tolist(), strict=True)
-            return tuple(
-                PlaneGroup(loop, row, row + 1, None, cache_position + 1, None)
-                for row, (loop, cache_position) in enumerate(rows)
-            )
-        edges = [0, *(np.flatnonzero(np.diff(loops)) + 1).tolist(), len(loops)]
-        return tuple(self._group(start, stop, device, batch) for start, stop in pairwise(edges))
-
-    def _group(self, start: int, stop: int, device: torch.device, batch: int) -> PlaneGroup:
-        sequences, cache_positions = self._batch.sequences[start:stop], self._batch.cache_positions[start:stop]
-        length = int(cache_positions.max()) + 1
-        seen = self.cache.seen(length)
-        mask = None
-        if seen is not None or int(cache_positions.min()) + 1 < length:
-            at = self.on(device)
-            mask = torch.arange(length, device=device) <= at.cache_positions[start:stop, None]  # [N, length]
-            if seen is not None:
-                mask &= seen.to(device).index_select(0, at.sequences[start:stop])
-            mask = mask[:, None, None, :]
-        in_order = len(sequences) == batch and bool((sequences == np.arange(batch)).all())
-        index = None if in_order else self.on(device).sequences[start:stop]
-        return PlaneGroup(int(self._batch.loops[start]), start, stop, index, length, mask)
+    @cached_property
+    def _spans(self) -> tuple[Span, ...] | None:
+        """The stretch of K/V that each row reads, neighbours together; None where some row reads no single one."""
+        place, at = self._placement, self._indices
+        if place.seen is not None:
+            return None
+        sequences, loops, ends = at.sequences.tolist(), at.loops.tolist(), at.cache_positions.tolist()
+        starts = None if place.starts is None else place.starts.tolist()
+        spans: list[Span] = []
+        for row, (sequence, plane, end) in enumerate(zip(sequences, loops, ends, strict=True)):
+            base = sequence * place.size if place.first is None else place.first[sequence]
+            if base < 0:
+                return None
+            start = 0 if starts is None else min(starts[sequence], end)
+            room = (place.size if place.rooms is None else place.rooms[sequence]) - start
+            joined = spans[-1].joined(plane, base + start, room, end + 1 - start) if spans else None
+            if joined is None:
+                spans.append(Span(row, row + 1, plane, base + start, 0, room, (end + 1 - start,)))
+            else:
+                spans[-1] = joined
+        return tuple(spans)

@@ -1,40 +1,49 @@
 """Catch-up: the missing K/V of deeper loops, filled before a prefill or copied from the exit (`drop`)."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from sigma0.decode.attention import PassRows
-from sigma0.decode.batch import RowBatch
+from sigma0.decode.attention import PassRows, RowIndices
+from sigma0.decode.batch import PendingTokens
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
 
 
+@torch.no_grad()
 def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor | None) -> None:
     """Puts pending tokens before loop 1, unless no later token may attend to them.
 
     Args:
         model: The looped model.
-        cache: Planes, in-flight batch and pending tokens; none are pending afterwards.
+        cache: Planes, lanes and pending tokens; none are pending afterwards.
         attention_mask: The coming forward's mask `[B, S]`; K/V of tokens that it masks stay unwritten. None masks
             none.
     """
     pending = cache.pending
     if pending is None:
         return
-    cache.pending = None
     if attention_mask is not None and attention_mask.dim() == 2:
         shown = attention_mask.bool().cpu().numpy()[pending.sequences, pending.cache_positions]
         pending = pending.select(np.flatnonzero(shown))
-    if not len(pending.cache_positions):
+    cache.pending = pending if len(pending.cache_positions) else None
+    if cache.pending is None:
         return
-    with torch.no_grad():
-        hidden = model.embed(torch.from_numpy(pending.token_ids).to(model.device))
-    loops = np.zeros(len(pending.cache_positions), dtype=np.int64)
-    entrants = RowBatch(hidden, pending.sequences, pending.cache_positions, pending.positions, loops, loops - 1)
-    cache.in_flight = entrants if cache.in_flight is None else cache.in_flight.concatenate(entrants)
+    hidden = _embedded(model, pending)
+    lanes = cache.reserve_lanes(hidden)
+    sequences, cache_positions, positions = (
+        torch.from_numpy(part).to(lanes.device)
+        for part in (pending.sequences, pending.cache_positions, pending.positions)
+    )
+    wanted = lanes.lane_of(sequences, cache_positions)
+    alone = len(np.unique(pending.sequences)) == len(pending.sequences)
+    if not alone or bool((lanes.table[wanted, STAGE] != lanes.idle).any()):
+        catch_up(model, cache)
+        return
+    cache.pending = None
+    cache.reserve_positions(cache.length)
+    lanes.enter(wanted, hidden, cache_positions, positions, stage=lanes.depth)
 
 
 @torch.no_grad()
@@ -43,16 +52,47 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
 
     Args:
         model: The looped model.
-        cache: Planes and in-flight batch; no token is in flight afterwards, and every plane is written.
+        cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
     """
     materialize_exits(cache)
-    while (in_flight := cache.in_flight) is not None:
-        hidden = model.norm(model.block(in_flight.hidden, PassRows(cache, in_flight, model.operations)))
-        cache.counts.prompt_rows += len(in_flight)
-        assert cache.depth is not None
-        loops = in_flight.loops + 1
-        kept = np.flatnonzero(loops < cache.depth)
-        cache.in_flight = replace(in_flight, hidden=hidden, loops=loops).select(kept) if len(kept) else None
+    if cache.lanes is not None:
+        cache.lanes.resume()
+    in_flight, pending = cache.in_flight, cache.pending
+    cache.pending, parts = None, []
+    if in_flight is not None:
+        parts.append(
+            (in_flight.hidden, in_flight.sequences, in_flight.cache_positions, in_flight.positions, in_flight.loops)
+        )
+    if pending is not None:
+        loops = np.zeros(len(pending.sequences), dtype=np.int64)
+        hidden = _embedded(model, pending)
+        parts.append((hidden, pending.sequences, pending.cache_positions, pending.positions, loops))
+    if not parts:
+        return
+    hidden = torch.cat([part[0] for part in parts])
+    cache.reserve_positions(cache.length)
+    indices = [torch.from_numpy(np.concatenate([part[column] for part in parts])) for column in range(1, 5)]
+    _run_to_full_depth(model, cache, hidden, RowIndices(*(index.to(hidden.device) for index in indices)))
+    if cache.lanes is not None:
+        cache.lanes.table[:, STAGE] = cache.lanes.idle
+
+
+def _embedded(model: LoopedModel, pending: PendingTokens) -> Tensor:
+    ids, positions = (torch.from_numpy(part).to(model.device) for part in (pending.token_ids, pending.positions))
+    return model.enter(ids, positions)
+
+
+def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, rows: RowIndices) -> None:
+    assert cache.depth is not None
+    layers, placement = cache.planes, cache.placement(cache.length)
+    while len(rows.loops):
+        view = PassRows(layers, placement, rows, model.operations, cache.length)
+        hidden = model.norm(model.loop(hidden, view))
+        cache.counts.prompt_rows += len(rows.loops)
+        left = (rows.loops + 1 < cache.depth).nonzero()[:, 0]
+        columns = [column.index_select(0, left) for column in vars(rows).values()]
+        columns[-1] += 1
+        hidden, rows = hidden.index_select(0, left), RowIndices(*columns)
 
 
 def record_exits(cache: DepthCache, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
@@ -96,19 +136,6 @@ def propagate_past_exit(cache: DepthCache, sequences: Tensor, cache_positions: T
         cache_positions: `[N]`.
         planes: The last plane that was written, counted from 0, int64 `[N]`.
     """
-    assert cache.depth is not None
-    targets = torch.arange(1, cache.depth, device=planes.device)[:, None]  # [T - 1, 1]
-    sources = torch.minimum(targets, planes)  # [T - 1, N]; a plane up to the exit is copied to itself
-    by_device: dict[torch.device, tuple[Tensor, ...]] = {}
-
-    def copy_deeper(tensor: Tensor) -> Tensor:
-        if tensor.device not in by_device:
-            by_device[tensor.device] = tuple(
-                index.to(tensor.device) for index in (targets, sources, sequences, cache_positions)
-            )
-        write, read, rows, where = by_device[tensor.device]
-        tensor[write, rows, :, where] = tensor[read, rows, :, where]
-        return tensor
-
+    positions = cache.placement(cache.length).flat(sequences, cache_positions)
     for layer in cache.planes:
-        layer.map(copy_deeper)
+        layer.propagate_past_exit(positions, planes)

@@ -1,6 +1,5 @@
-"""DepthCache: K/V planes by (layer, loop), and the in-flight batch of tokens that have not reached full depth."""
+"""DepthCache: K/V planes by (layer, loop), and the lanes of tokens that have not reached full depth."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,69 +7,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from sigma0.decode.batch import Bools, PassCounts, PendingTokens, RowBatch
-from sigma0.decode.exit_states import ExitStatePool
+from sigma0.decode.attention import Placement
+from sigma0.decode.batch import Bools, PassCounts, PendingTokens
+from sigma0.decode.lanes import LaneRows, Lanes
+from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.stats import RunRecord
-
-
-class LayerPlanes:
-    """Keys and values of one layer for every loop, preallocated.
-
-    Attributes:
-        keys: `[planes, B, H_kv, C, d]`, zero where nothing was written; None before the first write.
-        values: As `keys`.
-    """
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    @property
-    def capacity(self) -> int:
-        """C, cache positions that there is room for."""
-        return 0 if self.keys is None else self.keys.shape[3]
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes that one cache position takes in both tensors."""
-        if self.keys is None or self.values is None:
-            return 0
-        return (self.keys.nbytes + self.values.nbytes) // self.keys.shape[3]
-
-    def reserve(self, like: Tensor, planes: int, cache_positions: int, exact: int) -> None:
-        """Makes room for `cache_positions` cache positions and keeps what is there.
-
-        Args:
-            like: Keys to be written, `[B, H_kv, S, d]`.
-            planes: Loops to keep planes for.
-            cache_positions: Cache positions needed now.
-            exact: Cache positions known to be needed in the end; 0 where unknown. Beyond it the capacity doubles.
-        """
-        if self.keys is None or self.values is None:
-            batch, heads, _, head_dim = like.shape
-            shape = (planes, batch, heads, max(cache_positions, exact), head_dim)
-            self.keys, self.values = _zeros(like, shape), _zeros(like, shape)
-        elif self.keys.shape[3] < cache_positions:
-            capacity = exact if cache_positions <= exact else max(cache_positions, 2 * self.keys.shape[3])
-            self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Replaces both tensors by `function` of them."""
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = function(self.keys), function(self.values)
-
-
-def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    # zeros, not empty: a masked NaN would still poison the weighted sum. Never an inference tensor: a cache may be
-    # continued outside of torch.inference_mode
-    with torch.inference_mode(False):
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-
-def _grown(planes: Tensor, capacity: int) -> Tensor:
-    larger = _zeros(planes, (*planes.shape[:3], capacity, planes.shape[4]))
-    larger[:, :, :, : planes.shape[3]] = planes
-    return larger
 
 
 class PlaneStore:
@@ -90,21 +31,30 @@ class PlaneStore:
     def __init__(self, num_layers: int, total_loops: int, capacity: int) -> None:
         self.total_loops = total_loops
         self.capacity = capacity
-        self.planes = [LayerPlanes() for _ in range(num_layers)]
+        self.planes: list[LayerPlanes | None] = [None] * num_layers
         self.length = 0
         self.depth: int | None = None
 
     def clear(self) -> None:
         """Releases the memory and resets the depth."""
-        self.planes[:] = [LayerPlanes() for _ in self.planes]
+        self.planes[:] = [None] * len(self.planes)
         self.length, self.depth = 0, None
 
-    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer `[planes, B, H_kv, C, d]`, grown to hold `cache_positions` if needed."""
+    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> LayerPlanes:
+        """The planes of one layer, made or grown to hold `cache_positions` if needed.
+
+        Args:
+            layer: Which.
+            like: Keys to be written, `[B, H_kv, S, d]`.
+            cache_positions: Cache positions needed now.
+        """
         planes = self.planes[layer]
-        planes.reserve(like, self.depth or self.total_loops, cache_positions, self.capacity)
-        assert planes.keys is not None and planes.values is not None
-        return planes.keys, planes.values
+        if planes is None:
+            size = max(cache_positions, self.capacity)
+            planes = self.planes[layer] = LayerPlanes(like, self.depth or self.total_loops, like.shape[0], size)
+        elif planes.size < cache_positions:
+            planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.size))
+        return planes
 
 
 class Plane(CacheLayerMixin):  # type: ignore[misc]
@@ -125,19 +75,19 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
     @property
     def is_initialized(self) -> bool:
         """Whether anything was written."""
-        return self._store.planes[self._layer].keys is not None
+        return self._store.planes[self._layer] is not None
 
     @property
     def keys(self) -> Tensor | None:
         """Committed keys `[B, H_kv, length, d]`."""
-        keys = self._store.planes[self._layer].keys
-        return None if keys is None else keys[self._loop, :, :, : self._store.length]
+        planes = self._store.planes[self._layer]
+        return None if planes is None else planes.keys[self._loop, :, :, : self._store.length]
 
     @property
     def values(self) -> Tensor | None:
         """Committed values `[B, H_kv, length, d]`."""
-        values = self._store.planes[self._layer].values
-        return None if values is None else values[self._loop, :, :, : self._store.length]
+        planes = self._store.planes[self._layer]
+        return None if planes is None else planes.values[self._loop, :, :, : self._store.length]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the planes of this layer, shaped for `key_states` `[B, H_kv, S, d]`."""
@@ -149,7 +99,8 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
         The planes hold no gradients. Where the new states need some, the result is a copy through which they flow.
         """
         start, stop = self._store.length, self._store.length + key_states.shape[2]
-        keys, values = self._store.reserve_layer(self._layer, key_states, stop)
+        planes = self._store.reserve_layer(self._layer, key_states, stop)
+        keys, values = planes.keys, planes.values
         keys[self._loop, :, :, start:stop] = key_states.detach()
         values[self._loop, :, :, start:stop] = value_states.detach()
         if key_states.requires_grad or value_states.requires_grad:
@@ -182,14 +133,13 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     Attributes:
         store: The planes, their length and depth.
-        in_flight: Tokens whose deeper loops are still to run; None where there are none.
+        lanes: Tokens in flight; None before the first.
         pending: Tokens with a cache position that no loop has run, since their sequence had ended; None if none.
         ended: Sequences that have ended though a lockstep loop still feeds them, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
         trace: Depth, met and diverged `[B]` of each forward's last position, while a list; None otherwise.
         exits: Last plane of each token that exited under `drop`, int32 `[B, >= length]`, T - 1 elsewhere; None where
             every plane is written (`sigma0.decode.catch_up`).
-        exit_states: Exit states of the rows in flight.
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
@@ -201,13 +151,12 @@ class DepthCache(Cache):  # type: ignore[misc]
         self._forget()
 
     def _forget(self) -> None:
-        self.in_flight: RowBatch | None = None
+        self.lanes: Lanes | None = None
         self.pending: PendingTokens | None = None
         self.ended: Bools | None = None
         self.counts = PassCounts()
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
-        self.exit_states = ExitStatePool()
         self.record: RunRecord | None = None
         self.prefilling = False
         self._seen: Tensor | None = None
@@ -217,13 +166,18 @@ class DepthCache(Cache):  # type: ignore[misc]
     @property
     def batch(self) -> int:
         """Sequences; 0 while the cache is empty."""
-        keys = self.planes[0].keys
-        return 0 if keys is None else keys.shape[1]
+        planes = self.store.planes[0]
+        return 0 if planes is None else planes.blocks
 
     @property
     def planes(self) -> list[LayerPlanes]:
-        """The planes of each layer."""
-        return self.store.planes
+        """The planes of each layer that was written."""
+        return [planes for planes in self.store.planes if planes is not None]
+
+    @property
+    def in_flight(self) -> LaneRows | None:
+        """Tokens whose deeper loops are still to run; None where there are none."""
+        return None if self.lanes is None else self.lanes.rows()
 
     @property
     def length(self) -> int:
@@ -243,7 +197,7 @@ class DepthCache(Cache):  # type: ignore[misc]
     @property
     def bytes_allocated(self) -> int:
         """Bytes of K/V that are reserved, room for coming tokens included."""
-        return sum(planes.position_bytes * planes.capacity for planes in self.planes)
+        return sum(planes.position_bytes * planes.size for planes in self.planes)
 
     def open(self, depth: int, batch: int) -> None:
         """Readies the cache for a forward, or says why it does not fit.
@@ -269,9 +223,31 @@ class DepthCache(Cache):  # type: ignore[misc]
         """States how many cache positions will be needed, so that the next growth is exact."""
         self.store.capacity = max(self.store.capacity, capacity)
 
-    def reserve_layer(self, layer: int, like: Tensor, cache_positions: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer `[planes, B, H_kv, C, d]`, with room for `cache_positions`."""
-        return self.store.reserve_layer(layer, like, cache_positions)
+    def reserve_lanes(self, like: Tensor) -> Lanes:
+        """The lanes of all sequences, made anew if the model was moved or cast since.
+
+        Args:
+            like: States `[R, D]`, for width, dtype and device.
+        """
+        assert self.depth is not None
+        lanes = self.lanes
+        if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
+            self.lanes = lanes = Lanes(self.batch, self.depth, like)
+        return lanes
+
+    def reserve_positions(self, cache_positions: int) -> None:
+        """Makes room for so many cache positions in every layer."""
+        for layer, planes in enumerate(self.store.planes):
+            if planes is not None and planes.size < cache_positions:
+                self.store.reserve_layer(layer, planes.keys[0], cache_positions)
+
+    def placement(self, longest: int) -> Placement:
+        """Where the cache positions lie, for rows that read `longest` of them at most."""
+        planes = self.planes[0]
+        starts, seen = self.padding(longest)
+        self.reserve_exits(longest)
+        total = planes.blocks * planes.size + 1
+        return Placement(planes.size, total, starts=starts, seen=seen, exits=self.exits)
 
     def extend(self, cache_positions: int) -> None:
         """Counts cache positions up to `cache_positions` as in use."""
@@ -279,7 +255,8 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def trim(self, cache_positions: int) -> None:
         """Shortens the cache to `cache_positions`: later tokens were rejected, and none of them is in flight."""
-        assert self.in_flight is None or int(self.in_flight.cache_positions.max()) < cache_positions
+        in_flight = self.in_flight
+        assert in_flight is None or int(in_flight.cache_positions.max()) < cache_positions
         self.store.length = min(self.store.length, cache_positions)
         self._forget_past_length()
 
@@ -384,9 +361,8 @@ class DepthCache(Cache):  # type: ignore[misc]
             self.reset()
             return
         self._forget_past_length()
-        if self.in_flight is not None:
-            kept = np.flatnonzero(self.in_flight.cache_positions < self.length)
-            self.in_flight = self.in_flight.select(kept) if len(kept) else None
+        if self.lanes is not None:
+            self.lanes.drop(torch.full((self.batch,), self.length, device=self.lanes.device))
         if self.pending is not None:
             kept = np.flatnonzero(self.pending.cache_positions < self.length)
             self.pending = self.pending.select(kept) if len(kept) else None
@@ -401,9 +377,8 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every sequence `repeats` times in place."""
-        keys = self.planes[0].keys
-        if keys is not None:
-            self._select_batch(torch.arange(self.batch, device=keys.device).repeat_interleave(repeats))
+        if self.batch:
+            self._select_batch(torch.arange(self.batch).repeat_interleave(repeats))
 
     def _select_batch(self, indices: Tensor) -> None:
         if self.in_flight is not None or self.pending is not None:
@@ -412,7 +387,8 @@ class DepthCache(Cache):  # type: ignore[misc]
                 "tokens first, or decode with ExitConfig(mode='full')"
             )
         for planes in self.planes:
-            planes.map(lambda tensor: tensor.index_select(1, indices.to(tensor.device)))
+            planes.select(indices)
+        self.lanes = None
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))
             self._find_starts()

@@ -1,6 +1,5 @@
 """The contract between the decoder and a model: rows at different loops share one pass of the block."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,38 +9,17 @@ from transformers import PreTrainedConfig
 from sigma0.decode.ops import LoopEndWeights, Operations
 
 
-@dataclass(frozen=True)
-class RowIndices:
-    """Indices of the rows of a pass, each int64 `[R]`.
-
-    Attributes:
-        sequences: Batch index.
-        cache_positions: Cache position.
-        positions: Position for rotary embeddings.
-        loops: Loops finished, which is the plane that is written, counted from 0.
-        state_slots: Slot of the exit state.
-    """
-
-    sequences: Tensor
-    cache_positions: Tensor
-    positions: Tensor
-    loops: Tensor
-    state_slots: Tensor
-
-
 class BatchRows(Protocol):
     """The rows of one pass, as the layers of a block see them.
 
     Attributes:
-        furthest: Largest position for rotary embeddings.
-        longest: One more than the largest cache position.
+        longest: One more than the largest cache position, or a bound on it.
     """
 
-    furthest: int
     longest: int
 
-    def on(self, device: torch.device) -> RowIndices:
-        """The indices of the rows as tensors on a device."""
+    def positions(self, device: torch.device) -> Tensor:
+        """Positions for rotary embeddings, int64 `[R]`, on a device."""
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
@@ -67,7 +45,7 @@ class KVShape(Protocol):
 
 
 class LoopedModel(Protocol):
-    """All that the decoder knows of a model."""
+    """All that the decoder knows of a model: three stages over the rows of a pass, and the end of a loop."""
 
     @property
     def device(self) -> torch.device:
@@ -77,10 +55,10 @@ class LoopedModel(Protocol):
     def operations(self) -> Operations:
         """Operations of a pass: plain torch or kernels."""
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings h_0 `[R, D]` of ids `[R]`."""
+    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """What loop 1 starts from, `[R, D]`: embeddings of ids `[R]` at positions `[R]`, or what a prelude makes."""
 
-    def block(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the shared block over rows `[R, D]`, before the loop's norm."""
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -92,5 +70,5 @@ class LoopedModel(Protocol):
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate, for the kernel that applies both."""
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits `[R, V]` of normed states `[R, D]`."""
+    def read(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, V]` of normed states `[R, D]`: the output head, or a coda and a head."""

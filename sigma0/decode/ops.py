@@ -34,18 +34,27 @@ from sigma0.kernels.collapse import (
     leads,
     leads_reference,
 )
-from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
+from sigma0.kernels.depth_attention import (
+    DepthRows,
+    Span,
+    depth_attention,
+    depth_attention_reference,
+    span_attention,
+)
 from sigma0.kernels.exit_state import (
     DIVERGED,
     FATES,
     KEPT,
+    LAST_LOOP,
     MET,
+    MODES,
     STATISTICS,
     ExitParams,
     ExitState,
     Fate,
     LoopEndOutput,
     LoopEndWeights,
+    RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
 from sigma0.kernels.loop_end import SHRINK, loop_end, observe, observe_paths
@@ -57,9 +66,11 @@ __all__ = [
     "FLOOR",
     "FULL_ECHO",
     "KEPT",
+    "LAST_LOOP",
     "LAGS",
     "LOGIT_STATS",
     "MET",
+    "MODES",
     "NGRAM",
     "PARALLEL",
     "SHORTEST",
@@ -79,16 +90,18 @@ __all__ = [
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
-    "PlaneGroup",
+    "RuleRows",
+    "Span",
     "Steps",
     "certainty",
+    "depth_attention_reference",
     "fate_of",
     "leads_reference",
     "no_broadcast",
     "observe",
     "observe_paths",
     "operations",
-    "plane_attention",
+    "span_attention",
     "solve",
 ]
 
@@ -122,8 +135,7 @@ class Operations:
         loop_end: End of a loop (`sigma0.kernels.loop_end`).
         collapse: Statistics of logits and ids (`sigma0.kernels.collapse`).
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
-        plane_attention: Attention of rows in groups of one plane; None where `depth_attention` is used.
-        depth_attention: Attention of rows each at its own plane; None where `plane_attention` is used.
+        depth_attention: Attention of rows each at its own plane; None where `span_attention` is used.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -131,8 +143,7 @@ class Operations:
     backend: Literal["torch", "triton"]
     loop_end: Callable[[LoopEndModules, Tensor, Tensor, ExitState, Tensor, ExitParams], LoopEndOutput]
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
-    leads: Callable[[Tensor, float], Tensor]
-    plane_attention: Callable[[Tensor, Tensor, Tensor, tuple[PlaneGroup, ...], float], Tensor] | None
+    leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
@@ -152,8 +163,8 @@ def _loop_end_in_triton(
     return loop_end(raw, previous, end.loop_end_weights(), state, slots, rule)
 
 
-TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, plane_attention, None)
-TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, None, depth_attention)
+TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
+TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
 
 
 @lru_cache

@@ -1,336 +1,316 @@
-"""Wave decoding: a pass advances every token in flight by one loop.
+"""A step: every token in flight runs one loop, and what stops is read, judged and fed back.
 
-A token that reaches its exit depth emits its output, and the next token of its sequence enters at loop 1 in the next
-pass while the first goes on to T beside it. When position p + 1 runs loop t, position p is at least one loop ahead, so
-plane t already holds it: attention at loop t over plane t sees just what a run of all loops sees, and K/V are exact.
-Rows at different loops share the block's weights, which a pass reads once for all of them.
+    rows      the live lanes, decoding ones first; the host knows how many there are, or a bound
+    block     one loop of the shared layers; K/V of a row go to the plane of its loop, which it attends to
+    loop end  norm, gate, statistics, and the decision of each row's own rule
+    read      logits of the rows that stop; under `margin` of all that decode; under `verify` of drafts too
+    sample    an id for each row that was read
+    accept    under `verify`, the oldest draft that does not stand wins over everything behind it
+    advance   ids are fed back in the next lane; what has ended is not
+    emit      one line for each row that was read
+
+No part of it reads a value of a tensor on the host. Which parts a step has is said by a `Program`, and how many rows by
+the caller, so that a step has one fixed shape for each of both.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from sigma0.decode.attention import PassRows
-from sigma0.decode.batch import Bools, Ints, RowBatch
-from sigma0.decode.catch_up import catch_up, materialize_exits, propagate_past_exit, record_exits
-from sigma0.decode.exits import ExitRule
-from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode import settings as columns
+from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.finite import BROKEN
+from sigma0.decode.lanes import (
+    CACHE_POSITION,
+    CUMULATIVE,
+    DIVERGED_FLAG,
+    FLAGS,
+    MET_FLAG,
+    NO_DRAFT,
+    STAGE,
+    SURVIVAL,
+    Lanes,
+)
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import DIVERGED, MET
-from sigma0.decode.stats import PathReader, RunRecord
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, Operations
+from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
-_NONE: Ints = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class Exits:
-    """Tokens that stopped in one pass.
-
-    Attributes:
-        sequences: Batch index, int64 `[N]`.
-        depths: Exit depths, from 1, `[N]`.
-        met: Whether its rule was met, `[N]`.
-        logits: Head of the state that was read, `[N, V]`.
-        diverged: Whether it stopped because its loop diverged, `[N]`.
-    """
-
-    sequences: Ints
-    depths: Ints
-    met: Bools
-    logits: Tensor
-    diverged: Bools
+# Columns of what a step emits.
+EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS = range(8)
 
 
 @dataclass(frozen=True)
-class TrailingLogits:
-    """Logits, after one pass, of tokens that exited in an earlier one.
-
-    Attributes:
-        sequences: Batch index, int64 `[N]`, the tokens of a sequence in order.
-        cache_positions: Their cache positions, `[N]`.
-        loops: Loops they have finished, `[N]`.
-        logits: Head of their states there, `[N, V]`.
-    """
-
-    sequences: Ints
-    cache_positions: Ints
-    loops: Ints
-    logits: Tensor
-
-
-@dataclass
-class Wave:
-    """Advances the in-flight batch of a cache.
-
-    Rows are decoding until their exit, at most one for each sequence, and trailing after it.
+class Batch:
+    """What a step works on.
 
     Attributes:
         model: The looped model.
-        cache: Planes and in-flight batch.
-        rule: When a token may stop.
-        drop: Never run the loops after the exit; a reader there takes the exit's plane.
-        record: Statistics of every loop of every row; None for none.
-        ops: Operations of a pass, for the model's backend.
+        lanes: Tokens in flight.
+        settings: Of every sequence.
+        program: What a pass has to compute.
+        layers: Planes of every layer.
+        placement: Where cache positions lie.
+        longest: Bound on the cache positions of a pass, plus one.
+        ops: Operations of a pass.
     """
 
     model: LoopedModel
-    cache: DepthCache
-    rule: ExitRule
-    drop: bool = False
-    record: RunRecord | None = None
-    _decoding: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    _suspended: RowBatch | None = None
-    _reader: PathReader | None = None
+    lanes: Lanes
+    settings: SequenceSettings
+    program: Program
+    layers: Sequence[LayerPlanes]
+    placement: Placement
+    longest: int
+    ops: Operations
 
-    def __post_init__(self) -> None:
-        self.ops = self.model.operations
-        self._exit_params = self.rule.params(watch=False)
-        if self.record is not None:
-            watching = self.rule.params(watch=True)
-            self._reader = PathReader(self.model.gate, watching)
-            # the kernel computes statistics in its launch; in plain torch they are deferred, unless the rule needs them
-            if self.ops.backend == "triton" or self._exit_params.watches:
-                self._exit_params = watching
-        # the kernel norms too, and faster; in plain torch the statistics are computed only where they are needed
-        decides = self._exit_params.decides_by != "none"
-        self._runs_loop_end = self._exit_params.watches or decides or self.ops.backend == "triton"
-        if self.drop and self.cache.in_flight is not None:
-            # `drop` has no trailing rows, so those that another setting has left are run to full depth first
-            catch_up(self.model, self.cache)
-        if self.ops.depth_attention is None:
-            materialize_exits(self.cache)
-        self._adopt_trailing()
 
-    def _adopt_trailing(self) -> None:
-        """Adopts the rows of an earlier wave as trailing; a row without an exit state gets a fresh one."""
-        in_flight, pool = self.cache.in_flight, self.cache.exit_states
-        if in_flight is not None:
-            self._decoding = np.zeros(len(in_flight), dtype=np.bool_)
-            lost = in_flight.state_slots < 0
-            if pool.watched != self._exit_params.watches:
-                lost[:] = True
-            state_slots = in_flight.state_slots.copy()
-            state_slots[lost] = pool.take(int(lost.sum()), state_slots[~lost], in_flight.hidden)
-            self.cache.in_flight = replace(in_flight, state_slots=state_slots)
-        pool.watched = self._exit_params.watches
+@dataclass(frozen=True)
+class Looped:
+    """Rows that have run one loop more; those that decode come first.
 
-    @property
-    def has_decoding(self) -> bool:
-        """Whether any token has not exited yet."""
-        return bool(self._decoding.any())
+    Attributes:
+        lanes: Lane of each, `[R]`.
+        table: Their lines of the table of lanes, from before the loop, `[R, 6]`.
+        sequences: `[R]`.
+        loops: Loops that each has finished, `[R]`.
+        hidden: `[R, D]`.
+        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`), `[L]`.
+        logits: Of the decoding rows, `[L, V]`; None where the head has not read them.
+    """
 
-    def enter(self, token_ids: Tensor, sequences: Ints, cache_positions: Ints, positions: Ints) -> None:
-        """Puts tokens before loop 1; they run it in the next pass.
+    lanes: Tensor
+    table: Tensor
+    sequences: Tensor
+    loops: Tensor
+    hidden: Tensor
+    codes: Tensor
+    logits: Tensor | None
 
-        Args:
-            token_ids: One id for each sequence, int64 `[N]`.
-            sequences: Their batch indices, `[N]`, none of which has a decoding row.
-            cache_positions: Their cache positions in the planes, `[N]`.
-            positions: Their positions for rotary embeddings, `[N]`.
-        """
-        hidden = self.model.embed(token_ids.to(self.model.device))  # [N, D]
-        in_flight, record = self.cache.in_flight, self.record
-        used = [rows.state_slots for rows in (in_flight, self._suspended) if rows is not None]
-        state_slots = self.cache.exit_states.take(len(sequences), np.concatenate([*used, _NONE]), hidden)
-        entrants = RowBatch(
-            hidden, sequences, cache_positions, positions, np.zeros(len(sequences), dtype=np.int64), state_slots
-        )
-        self.cache.in_flight = entrants if in_flight is None else in_flight.concatenate(entrants)
-        self._decoding = np.concatenate([self._decoding, np.ones(len(entrants), dtype=np.bool_)])
-        self.cache.extend(int(cache_positions.max()) + 1)
-        if record is not None:
-            record.open(sequences, cache_positions)
 
-    def advance(self) -> Exits | None:
-        """Runs one pass; returns the tokens that exit in it, if any."""
-        return self._pass(_NONE)[0]
+def run_loop(batch: Batch, count: int, decoding: int) -> Looped:
+    """Rows, block and loop end.
 
-    def advance_with_trailing(self, every_loop: bool) -> tuple[Exits | None, TrailingLogits | None]:
-        """Runs one pass, with the logits of trailing rows.
+    Args:
+        batch: Lanes, settings and planes.
+        count: R, live lanes.
+        decoding: L, those of them that decode.
+    """
+    lanes, depth = batch.lanes, batch.lanes.depth
+    rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
+    table = lanes.table.index_select(0, rows)  # [R, 6]
+    stage, cache_positions, positions = table[:, STAGE], table[:, CACHE_POSITION], table[:, 2]
+    sequences, planes = rows // depth, stage % depth
+    previous = lanes.hidden.index_select(0, rows)  # [R, D]
+    indices = RowIndices(sequences, cache_positions, positions, planes)
+    raw = batch.model.loop(
+        previous, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest)
+    )
+    loops = planes + 1
+    hidden, codes, logits = _loop_end(batch, raw, previous, rows, sequences, loops, decoding)
+    lanes.hidden.index_copy_(0, rows, hidden)
+    own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
+    last = loops[:decoding] >= own[:, columns.LAST]
+    if batch.program.forced:
+        codes = _forced(batch, table[:decoding], sequences[:decoding], loops[:decoding], own, last)
+    elif not batch.program.known:
+        codes = batch.ops.broadcast(torch.where((codes == DIVERGED) & last, LAST_LOOP, codes))
+    else:
+        codes = last * LAST_LOOP
+    if batch.program.verify and batch.program.prompts:
+        codes = _hold_prompts(batch, table, rows, loops, own, codes)
+    _advance_stages(batch, rows, table, loops, own, codes)
+    return Looped(rows, table, sequences, loops, hidden, codes, logits)
 
-        Args:
-            every_loop: Logits of all trailing rows; else only of those that reach loop T.
 
-        Returns:
-            The tokens that exit in this pass, and the logits of trailing rows, if any.
-        """
-        in_flight = self.cache.in_flight
-        assert in_flight is not None
-        wanted = ~self._decoding
-        if not every_loop:
-            wanted &= in_flight.loops + 1 == self.cache.depth
-        return self._pass(np.flatnonzero(wanted))
+def _loop_end(
+    batch: Batch, raw: Tensor, previous: Tensor, rows: Tensor, sequences: Tensor, loops: Tensor, decoding: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Normed states `[R, D]`, decisions of the decoding rows `[L]`, and their logits where the rule reads them."""
+    model, lanes, settings, program = batch.model, batch.lanes, batch.settings, batch.program
+    ops = batch.ops
+    if program.watch or ops.backend == "triton":
+        end = ops.loop_end(model, raw, previous, lanes.watch(), rows, settings.rows(program, sequences))
+        hidden, codes = end.hidden, end.decisions[:decoding].long()
+    else:
+        hidden = model.norm(raw)
+        codes = (loops[:decoding] >= settings.table[:, columns.LAST].index_select(0, sequences[:decoding])) * LAST_LOOP
+        if program.gate and decoding:
+            met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding], loops[:decoding])
+            codes = codes.masked_fill(met, MET)
+    if not program.margin or not decoding:
+        return hidden, codes, None
+    logits = model.read(hidden[:decoding])  # [L, V]
+    theta = settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
+    late = loops[:decoding] >= settings.table[:, columns.MIN_LOOPS].index_select(0, sequences[:decoding])
+    return hidden, codes.masked_fill(ops.leads(logits, theta) & late, MET), logits
 
-    def drop_from(self, sequence: int, cache_position: int) -> None:
-        """Drops the tokens of a sequence from a cache position on; their K/V will be overwritten."""
-        in_flight = self.cache.in_flight
-        if in_flight is None:
-            return
-        gone = (in_flight.sequences == sequence) & (in_flight.cache_positions >= cache_position)
-        if not gone.any():
-            return
-        self._select(np.flatnonzero(~gone))
 
-    def suspend(self, sequences: Ints) -> None:
-        """Takes the rows of ended sequences out of the passes until `resume`."""
-        in_flight = self.cache.in_flight
-        if in_flight is None:
-            return
-        ended = np.isin(in_flight.sequences, sequences)
-        assert not (ended & self._decoding).any(), "a sequence ended before its token gave its output"
-        if ended.any():
-            suspended = in_flight.select(np.flatnonzero(ended))
-            self._suspended = suspended if self._suspended is None else self._suspended.concatenate(suspended)
-            self._select(np.flatnonzero(~ended))
+def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor, loops: Tensor) -> Tensor:
+    """Whether `qexit` is met, bool `[L]`: `kernels.loop_end` where nothing else is kept of a token."""
+    settings = batch.settings
+    hazard = torch.sigmoid(batch.model.gate(hidden).float())
+    kept = batch.lanes.gate.index_select(0, lanes)
+    survival, cumulative = kept[:, SURVIVAL], kept[:, CUMULATIVE] + hazard * kept[:, SURVIVAL]
+    batch.lanes.gate.index_copy_(0, lanes, torch.stack([survival * (1.0 - hazard), cumulative], dim=-1))
+    met = cumulative >= settings.thresholds[:, columns.Q].index_select(0, sequences)
+    return met & (loops >= settings.table[:, columns.MIN_LOOPS].index_select(0, sequences))
 
-    def resume(self) -> None:
-        """Puts suspended rows back into the in-flight batch, after the last pass of this wave."""
-        if self._suspended is not None:
-            in_flight = self.cache.in_flight
-            rows = self._suspended if in_flight is None else self._suspended.concatenate(in_flight)
-            self.cache.in_flight = rows.deepest_first()
-            self._decoding = np.zeros(len(rows), dtype=np.bool_)
-            self._suspended = None
 
-    def _run_block(self) -> Tensor | None:
-        """One loop of every row; exit decisions int32 `[R]`, or None where none depends on the states."""
-        cache, in_flight = self.cache, self.cache.in_flight
-        assert in_flight is not None
-        cache.counts.passes += 1
-        cache.counts.rows += len(in_flight)
-        rows = PassRows(cache, in_flight, self.ops)
-        raw = self.model.block(in_flight.hidden, rows)  # [R, D]
-        loop_end = decisions = None
-        if self._runs_loop_end:
-            at = rows.on(raw.device)
-            assert cache.exit_states.state is not None
-            loop_end = self.ops.loop_end(
-                self.model, raw, in_flight.hidden, cache.exit_states.state, at.state_slots, self._exit_params
-            )
-            hidden, decisions = loop_end.hidden, loop_end.decisions
-        else:
-            hidden = self.model.norm(raw)
-        if self.record is not None:
-            where = (in_flight.sequences, in_flight.cache_positions, in_flight.loops)
-            if loop_end is not None and self._exit_params.watches:
-                self.record.put(loop_end, *where)
-            else:
-                assert self._reader is not None
-                self.record.note(hidden, *where, self._reader)
-        cache.in_flight = replace(in_flight, hidden=hidden, loops=in_flight.loops + 1)
-        return decisions
+def _forced(batch: Batch, table: Tensor, sequences: Tensor, loops: Tensor, own: Tensor, last: Tensor) -> Tensor:
+    """Decisions that are given beforehand, `[L]`."""
+    exits = batch.settings.exits
+    assert exits is not None
+    token = (table[:, CACHE_POSITION] - own[:, columns.PROMPT]) % exits.shape[1]
+    return (last * LAST_LOOP).masked_fill(loops >= exits[sequences, token], MET)
 
-    def _pass(self, read: Ints) -> tuple[Exits | None, TrailingLogits | None]:
-        """One pass: the tokens that exit in it, and the logits of the trailing rows `read`."""
-        decisions = self._run_block()
-        decoding = np.flatnonzero(self._decoding)
-        logits = None
-        if decisions is not None:
-            decisions = decisions.index_select(0, self._index(decoding))
-        if len(decoding) and self.rule.needs_logits:
-            logits = self._head(np.concatenate([decoding, read]))
-            leads = self.ops.leads(logits[: len(decoding)], self.rule.threshold)
-            if self.rule.min_loops > 1:
-                assert self.cache.in_flight is not None
-                late = self.cache.in_flight.loops[decoding] >= self.rule.min_loops
-                leads = leads & to_device(late, leads.device)
-            decisions = leads.int() * MET if decisions is None else decisions.masked_fill(leads, MET)
-        stopped, met, diverged = self._stop(decoding, decisions)
-        if logits is not None:
-            logits = logits.index_select(
-                0, self._index(np.concatenate([stopped, np.arange(len(read)) + len(decoding)]))
-            )
-        elif len(stopped) or len(read):
-            logits = self._head(np.concatenate([decoding[stopped], read]))
-        exits, trailing = self._outputs(decoding[stopped], met, diverged, read, logits)
-        if exits is not None:
-            self._release(decoding[stopped])
-        self._remove_finished()
-        return exits, trailing
 
-    def _index(self, rows: Ints) -> Tensor:
-        assert self.cache.in_flight is not None
-        return to_device(rows, self.cache.in_flight.hidden.device)
+def _hold_prompts(
+    batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor
+) -> Tensor:
+    """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
+    decoding, depth = len(codes), batch.lanes.depth
+    holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
+    flags = table[:decoding, FLAGS]
+    noted = torch.where(codes == MET, MET_FLAG, torch.where(codes == DIVERGED, DIVERGED_FLAG, 0))
+    flags = torch.where(holds & (flags == 0), noted, flags)
+    batch.lanes.table[:, FLAGS].index_copy_(0, rows[:decoding], flags)
+    at_end = torch.where(flags == MET_FLAG, MET, LAST_LOOP) * (loops[:decoding] >= depth)
+    return torch.where(holds, at_end, codes)
 
-    def _hidden(self, rows: Ints) -> Tensor:
-        in_flight = self.cache.in_flight
-        assert in_flight is not None
-        # rows never repeat: as many as there are, in ascending order, are all of them
-        everyone = len(rows) == len(in_flight) and bool((rows == np.arange(len(rows))).all())
-        return in_flight.hidden if everyone else in_flight.hidden.index_select(0, self._index(rows))
 
-    def _head(self, rows: Ints) -> Tensor:
-        """Logits `[N, V]` of rows of the in-flight batch, in one call of the head."""
-        self.cache.counts.head_rows += len(rows)
-        return self.model.head(self._hidden(rows))
+def _advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> None:
+    """Every row is a loop further; a row that stops only fills its planes from now on, or leaves."""
+    lanes, decoding = batch.lanes, len(codes)
+    stage = table[:, STAGE] + 1
+    if decoding:
+        stops = codes > 0
+        trailing = stage[:decoding] + stops * lanes.depth
+        if batch.program.leaves:
+            in_answer = table[:decoding, CACHE_POSITION] >= own[:, columns.PROMPT]
+            at_last = loops[:decoding] >= own[:, columns.LAST]
+            leaves = stops & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
+            trailing = trailing.masked_fill(leaves, lanes.idle)
+        stage[:decoding] = trailing
+    lanes.table[:, STAGE].index_copy_(0, rows, stage)
 
-    def _stop(self, decoding: Ints, decisions: Tensor | None) -> tuple[Ints, Bools, Bools]:
-        """Which of the decoding rows exit, as indices `[N]` into them, and whether met or diverged.
 
-        The one place where a pass waits for the device: the exits determine the rows of the next pass. Under `full` and
-        `fixed` they are known without it.
-        """
-        in_flight = self.cache.in_flight
-        assert in_flight is not None
-        loops = in_flight.loops[decoding]
-        met, diverged = np.zeros((2, len(decoding)), dtype=np.bool_)
-        if len(decoding) and not self.rule.is_known_beforehand:
-            codes = np.zeros(len(decoding)) if decisions is None else to_host(self.ops.broadcast(decisions))
-            if self.rule.fixed_depth is None:
-                met = self.rule.met(
-                    codes == MET, in_flight.sequences[decoding], in_flight.cache_positions[decoding], loops
-                )
-            diverged = (codes == DIVERGED) & ~met & (loops < self.rule.last_loop)
-        stopped = np.flatnonzero(met | diverged | (loops >= self.rule.last_loop))
-        return stopped, met[stopped], diverged[stopped]
+def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
+    """Logits `[K, V]` of rows, int64 `[K]`."""
+    if looped.logits is not None and not batch.program.verify:
+        return looped.logits.index_select(0, which)
+    return batch.model.read(looped.hidden.index_select(0, which))
 
-    def _outputs(
-        self, stopped: Ints, met: Bools, diverged: Bools, read: Ints, logits: Tensor | None
-    ) -> tuple[Exits | None, TrailingLogits | None]:
-        """Exits of the rows `stopped` and trailing logits of the rows `read`, given logits `[stopped + read, V]`."""
-        in_flight = self.cache.in_flight
-        assert in_flight is not None
-        if logits is None:
-            return None, None
-        exits = trailing = None
-        if len(stopped):
-            exits = Exits(in_flight.sequences[stopped], in_flight.loops[stopped], met, logits[: len(stopped)], diverged)
-        if len(read):
-            trailing = TrailingLogits(
-                in_flight.sequences[read],
-                in_flight.cache_positions[read],
-                in_flight.loops[read],
-                logits[len(stopped) :],
-            )
-        return exits, trailing
 
-    def _release(self, stopped: Ints) -> None:
-        """Turns exited rows into trailing ones; under `drop` their exits are recorded or propagated instead."""
-        in_flight, depth = self.cache.in_flight, self.cache.depth
-        assert in_flight is not None and depth is not None
-        self._decoding[stopped] = False
-        early = stopped[in_flight.loops[stopped] < depth] if self.drop else _NONE
-        if len(early):
-            at = np.stack([in_flight.sequences[early], in_flight.cache_positions[early], in_flight.loops[early] - 1])
-            by_exits = self.ops.depth_attention is not None
-            (record_exits if by_exits else propagate_past_exit)(
-                self.cache, *to_device(at, in_flight.hidden.device).unbind(0)
-            )
+def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
+    """The argmax `[K]` of logits, `BROKEN` where they are not finite."""
+    best = logits.max(dim=-1)
+    return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
-    def _remove_finished(self) -> None:
-        """Removes rows at full depth; under `drop`, every row that has exited."""
-        in_flight = self.cache.in_flight
-        assert in_flight is not None and self.cache.depth is not None
-        waiting = in_flight.loops < self.cache.depth
-        if self.drop:
-            waiting &= self._decoding
-        if not waiting.all():
-            self._select(np.flatnonzero(waiting))
 
-    def _select(self, rows: Ints) -> None:
-        in_flight = self.cache.in_flight
-        assert in_flight is not None
-        self._decoding = self._decoding[rows]
-        self.cache.in_flight = in_flight.select(rows) if len(rows) else None
+def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends: Tensor | None = None) -> Tensor:
+    """Advance and emit, where no sequence checks drafts: every row that was read stops.
+
+    Args:
+        batch: Lanes and settings.
+        looped: The rows.
+        which: Rows that were read, int64 `[K]`.
+        token_ids: What was sampled from each, `[K]`.
+        ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+
+    Returns:
+        int64 `[K, 8]`.
+    """
+    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+    if ends is None:
+        ends = _ends(batch, sequences, table[:, CACHE_POSITION], token_ids)
+    codes = looped.codes.index_select(0, which)
+    flags = (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
+    _enter(batch, looped.lanes.index_select(0, which), table, token_ids, ends)
+    loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
+    ones = torch.ones_like(flags)
+    return torch.stack([ones, sequences, token_ids, loops, fed_at, flags, ends.long(), ones], dim=1)
+
+
+def settle_verified(
+    batch: Batch,
+    looped: Looped,
+    which: Tensor,
+    token_ids: Tensor,
+    stands: Tensor,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """Accept, advance and emit, where some sequence checks drafts.
+
+    Args:
+        batch: Lanes and settings.
+        looped: The rows.
+        which: Rows that were read: those that stop, and drafts that are checked, int64 `[K]`.
+        token_ids: What holds for each now: a new id, or the draft where it stands, `[K]`.
+        stands: Whether a draft stands, bool `[K]`.
+        ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+
+    Returns:
+        int64 `[K, 8]`.
+    """
+    lanes, depth = batch.lanes, batch.lanes.depth
+    table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
+    stage, cache_positions, _, drafts, depths, flags = table.unbind(1)
+    loops, rows = looped.loops.index_select(0, which), looped.lanes.index_select(0, which)
+    decodes = stage < depth
+    # the oldest draft that falls takes everything behind it along
+    falls = ~decodes & ~stands
+    oldest = torch.full((lanes.sequences,), NO_LIMIT, dtype=torch.int64, device=lanes.device)
+    oldest.scatter_reduce_(0, sequences, torch.where(falls, cache_positions, NO_LIMIT), "amin")
+    lanes.drop(oldest + 1)
+    survives = cache_positions <= oldest.index_select(0, sequences)
+    fed = (decodes | falls) & survives
+    if ends is None:
+        ends = _ends(batch, sequences, cache_positions, token_ids)
+    codes = looped.codes.new_zeros(len(looped.loops))
+    codes[: len(looped.codes)] = looped.codes
+    codes = codes.index_select(0, which)
+    flags = torch.where(decodes, (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG, flags)
+    depths = torch.where(decodes | falls, loops, depths)
+    final = loops >= depth
+    _remember(batch, rows, torch.where(fed, token_ids, drafts), depths, flags, fed & ~final)
+    _enter(batch, torch.where(fed, rows, lanes.count), table, token_ids, ends, fed)
+    checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
+    emitted = survives & (final | (decodes & ~checked))
+    why = torch.where(falls, 0, flags)
+    columns_out = [emitted, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls]
+    return torch.stack([column.long() for column in columns_out], dim=1)
+
+
+def _remember(batch: Batch, rows: Tensor, drafts: Tensor, depths: Tensor, flags: Tensor, where: Tensor) -> None:
+    """Notes a new draft with the token that it was read from."""
+    lanes = batch.lanes
+    at = torch.where(where, rows, lanes.count)
+    lanes.table[:, FLAGS - 2 : FLAGS + 1].index_copy_(0, at, torch.stack([drafts, depths, flags], dim=1))
+
+
+def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Whether sequences end with ids `[K]` that follow cache positions `[K]`."""
+    settings = batch.settings
+    limit = settings.table[:, columns.LIMIT].index_select(0, sequences)
+    is_eos = (settings.eos.index_select(0, sequences) == token_ids[:, None]).any(dim=1)
+    return is_eos | (cache_positions + 1 >= limit)
+
+
+def _enter(
+    batch: Batch, lanes: Tensor, table: Tensor, token_ids: Tensor, ends: Tensor, fed: Tensor | None = None
+) -> None:
+    """Feeds ids back, each behind the lane that it was read from; the lane stays idle where the sequence ends."""
+    own, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
+    stays_out = ends if fed is None else ends | ~fed
+    entries = table.clone()
+    entries[:, CACHE_POSITION : CACHE_POSITION + 2] += 1
+    entries[:, STAGE] = stays_out * own.idle
+    entries[:, FLAGS - 2] = NO_DRAFT
+    entries[:, FLAGS] = 0
+    own.table.index_copy_(0, following, entries)
+    own.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, CACHE_POSITION + 1]))
+    if batch.program.gate or own.exit_state is not None:
+        own.forget(following)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -29,7 +29,7 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.rotary_table import RotaryTable
@@ -123,7 +123,7 @@ class OuroModel(OuroPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(OuroDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.early_exit_gate = nn.Linear(config.hidden_size, 1)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self._rotary_table = RotaryTable(self.rotary_emb)
@@ -216,12 +216,11 @@ class OuroModel(OuroPreTrainedModel):
 
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
-        hidden_states = hidden_states[:, None]  # [R, 1, D]
-        positions = rows.on(hidden_states.device).positions
-        position_embeddings = self._rotary_table.rows(positions, rows.furthest, hidden_states)
+        positions = rows.positions(hidden_states.device)
+        position_embeddings = self._rotary_table.rows(positions, rows.longest, hidden_states)
         for layer in self.layers:
             hidden_states = layer(hidden_states, position_embeddings=position_embeddings, rows=rows)
-        return hidden_states[:, 0]
+        return hidden_states
 
 
 def _positions(seen: Tensor | None, past: int, hidden_states: Tensor) -> Tensor:
@@ -266,11 +265,11 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         for name, value in (repaired or {}).items():
             setattr(settings, name, value)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Embeddings `[R, D]` of ids `[R]`."""
         return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
 
-    def block(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         return self.model.run_rows(hidden, rows)
 
@@ -287,7 +286,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         norm, gate = self.model.norm, self.model.early_exit_gate
         return LoopEndWeights(norm.weight, norm.variance_epsilon, gate.weight[0], gate.bias)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def read(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
         return self.lm_head(hidden)  # type: ignore[no-any-return]
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -16,6 +18,17 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.models.ouro_config import OuroConfig
+
+
+class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
+    """RMSNorm; in float32 by torch's own function, which rounds as transformers' module does in half precision."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normed `[..., D]`."""
+        if hidden_states.dtype is torch.float32:
+            return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+        normed: Tensor = super().forward(hidden_states)
+        return normed
 
 
 class OuroAttention(nn.Module):
@@ -47,36 +60,50 @@ class OuroAttention(nn.Module):
         rows: BatchRows | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of `[B, S, D]`, or of the rows of a pass as `[R, 1, D]`.
+        """Attention of `[B, S, D]`, or of the rows of a pass, `[R, D]`.
 
         Args:
             hidden_states: Normed input.
-            position_embeddings: cos and sin, `[B, S, head_dim]`.
+            position_embeddings: cos and sin, `[B, S, head_dim]`; of rows as `RotaryTable` has them, `[R, 1, head_dim]`.
             attention_mask: As the attention function takes it.
             past_key_values: Cache with the planes, or None.
             plane: Index of this layer's plane at this loop, `loop * L + layer_idx`.
             rows: The rows of a pass, which may be at different loops; replaces mask, cache and plane.
             **kwargs: For the attention function.
         """
+        if rows is not None:
+            return self._attend_rows(hidden_states, position_embeddings, rows)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, H, S, d]
         keys = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         values = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         query, keys = apply_rotary_pos_emb(query, keys, *position_embeddings)
-        weights = None
-        if rows is not None:
-            attended = rows.attend(self.layer_idx, query[:, :, 0], keys[:, :, 0], values[:, :, 0], self.scaling)
-        else:
-            if past_key_values is not None:
-                keys, values = past_key_values.update(keys, values, plane)
-            attention: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
-                self.config._attn_implementation, eager_attention_forward
-            )
-            dropout = self.attention_dropout if self.training else 0.0
-            attended, weights = attention(
-                self, query, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-            )
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, plane)
+        attention: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        attended, weights = attention(
+            self, query, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
+
+    def _attend_rows(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows
+    ) -> tuple[Tensor, None]:
+        count = len(hidden_states)
+        query = self.q_proj(hidden_states).view(count, -1, self.head_dim)  # [R, H, d]
+        keys = self.k_proj(hidden_states).view(count, -1, self.head_dim)
+        values = self.v_proj(hidden_states).view(count, -1, self.head_dim)
+        query, keys = rotated(query, *position_embeddings), rotated(keys, *position_embeddings)
+        attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
+        return self.o_proj(attended.view(count, -1)), None
+
+
+def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotary embedding of `[R, H, d]`: the same numbers as `apply_rotary_pos_emb`, in three operations."""
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), signed_sin)
 
 
 class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
@@ -86,10 +113,10 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         super().__init__()
         self.self_attn = OuroAttention(config, layer_idx)
         self.mlp = Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.input_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm_2 = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """One layer over `[B, S, D]`; `kwargs` go to the attention."""

@@ -19,19 +19,21 @@ class RotaryTable:
         self._sin: Tensor | None = None
 
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin `[R, 1, d]` of `positions` `[R]` on the device and in the dtype of `like`.
+        """Cos and sin `[R, 1, d]` of `positions` `[R]`; the first half of the sines, which multiplies the second half of
+        a head, with its sign turned.
 
         Args:
             positions: int64 `[R]`, on the device of `like`.
-            furthest: The largest of them.
+            furthest: The largest of them, or a bound on it.
             like: Any tensor with the wanted device and dtype.
         """
         cos, sin = self._cos, self._sin
-        if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) <= furthest:
+        if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) < furthest:
             # not as inference tensors: a later call outside of inference mode may need them
             with torch.inference_mode(False), torch.no_grad():
                 everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
                 cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])
-            cos, sin = cos[0], sin[0]  # [positions, d]
+            cos, sin = cos[0], sin[0].clone()  # [positions, d]
+            sin[:, : sin.shape[1] // 2].neg_()
             self._cos, self._sin = cos, sin
         return cos.index_select(0, positions)[:, None], sin.index_select(0, positions)[:, None]

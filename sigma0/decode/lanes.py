@@ -1,0 +1,204 @@
+"""Lanes: the state of every token in flight, in tensors whose shapes never change.
+
+A token runs T loops, one a pass, and at most one token of a sequence enters in a pass. So a sequence has at most one
+token at each loop and T in flight. Each of S sequences gets T lanes: the token at cache position c lives in lane c mod
+T, in place, until it has finished loop T; by then the token at c + T, which needs the lane next, can enter.
+
+A lane's *stage* is one number: l while its token is decoding and has finished l loops, T + l once the token has been
+read and its deeper planes are filled, 2 T where the lane is idle. Sorting lanes by stage puts those that decode first
+and those that are idle last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sigma0.decode.ops import ExitState
+
+# Columns of the table of lanes.
+STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS = range(6)
+_WIDTH = 6
+NO_DRAFT = -1
+# Bits of FLAGS: why the token was read at its depth.
+MET_FLAG, DIVERGED_FLAG = 1, 2
+# Columns of a lane's gate.
+SURVIVAL, CUMULATIVE = range(2)
+# A suspended lane keeps its stage, this many T higher.
+_SUSPENDED = 4
+
+
+@dataclass(frozen=True)
+class LaneRows:
+    """The tokens in flight, copied to the host; deepest first.
+
+    Attributes:
+        hidden: State after the last finished loop, `[R, D]`, on the device.
+        sequences: Sequence of each, `[R]`.
+        cache_positions: Cache position, `[R]`.
+        positions: Position for rotary embeddings, `[R]`.
+        loops: Loops finished, `[R]`.
+        lanes: Lane, `[R]`.
+    """
+
+    hidden: Tensor
+    sequences: npt.NDArray[np.int64]
+    cache_positions: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    loops: npt.NDArray[np.int64]
+    lanes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.loops)
+
+
+class Lanes:
+    """The lanes of all sequences.
+
+    The last row of every tensor belongs to nobody: what must not change anything is written there.
+
+    Args:
+        sequences: S.
+        depth: T, loops that a token runs.
+        like: States `[R, D]`, for width, dtype and device.
+
+    Attributes:
+        table: STAGE, CACHE_POSITION, POSITION, DRAFT (the id read from the token, or `NO_DRAFT`), DEPTH (the loop it
+            was read at) and FLAGS, int64 `[S T + 1, 6]`.
+        next: The lane of the token behind each, int64 `[S T + 1]`.
+        hidden: State after the last finished loop, `[S T + 1, D]`.
+        gate: What `qexit` keeps of a token: chance that it has gone on so far and its complement, float32
+            `[S T + 1, 2]`.
+        exit_state: What rules over differences keep, of S T + 1 slots; None until `watch`.
+        probs: Distribution that a draft was drawn from, float32 `[S T + 1, V]`; None until `remember_probs`.
+    """
+
+    def __init__(self, sequences: int, depth: int, like: Tensor) -> None:
+        self.sequences = sequences
+        self.depth = depth
+        self.count = sequences * depth
+        device, rows = like.device, self.count + 1
+        # never inference tensors: what was begun under torch.inference_mode may go on outside of it
+        with torch.inference_mode(False), torch.no_grad():
+            lanes = torch.arange(self.count, device=device)
+            table = torch.zeros((rows, _WIDTH), dtype=torch.int64, device=device)
+            table[:, STAGE] = self.idle
+            table[:, DRAFT] = NO_DRAFT
+            self.table = table
+            self.next = torch.full((rows,), self.count, device=device)
+            self.next[:-1] = lanes // depth * depth + (lanes + 1) % depth
+            self.hidden = torch.zeros((rows, like.shape[1]), dtype=like.dtype, device=device)
+            self.gate = torch.zeros((rows, 2), dtype=torch.float32, device=device)
+            self.gate[:, SURVIVAL] = 1.0
+        self.exit_state: ExitState | None = None
+        self.probs: Tensor | None = None
+
+    @property
+    def idle(self) -> int:
+        """Stage of a lane without a token."""
+        return 2 * self.depth
+
+    @property
+    def device(self) -> torch.device:
+        """Where the lanes are."""
+        return self.hidden.device
+
+    def watch(self) -> ExitState:
+        """The state of rules over differences; tokens in flight begin anew where it was not kept."""
+        if self.exit_state is None:
+            with torch.inference_mode(False):
+                width, dtype = self.hidden.shape[1], self.hidden.dtype
+                self.exit_state = ExitState.empty(self.count + 1, width, dtype, self.device)
+        return self.exit_state
+
+    def remember_probs(self, vocabulary: int) -> Tensor:
+        """The distributions of drafts."""
+        if self.probs is None:
+            with torch.inference_mode(False):
+                self.probs = torch.zeros((self.count + 1, vocabulary), dtype=torch.float32, device=self.device)
+        return self.probs
+
+    def stages(self) -> npt.NDArray[np.int64]:
+        """Stages on the host, `[S T]`; on a CPU the very memory of the table."""
+        return self.table[:-1, STAGE].cpu().numpy()
+
+    def lane_of(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
+        """The lanes of tokens, `[N]`."""
+        return sequences * self.depth + cache_positions % self.depth
+
+    def enter(
+        self, lanes: Tensor, hidden: Tensor, cache_positions: Tensor, positions: Tensor, stage: int | Tensor = 0
+    ) -> None:
+        """Puts tokens before their first loop.
+
+        Args:
+            lanes: Idle lanes, int64 `[N]`.
+            hidden: What loop 1 starts from, `[N, D]`.
+            cache_positions: int64 `[N]`.
+            positions: int64 `[N]`.
+            stage: 0 for tokens that are to be read, T for those that only fill their planes.
+        """
+        entries = self.table.index_select(0, lanes)
+        entries[:, STAGE] = stage
+        entries[:, CACHE_POSITION] = cache_positions
+        entries[:, POSITION] = positions
+        entries[:, DRAFT] = NO_DRAFT
+        entries[:, FLAGS] = 0
+        self.table.index_copy_(0, lanes, entries)
+        self.hidden.index_copy_(0, lanes, hidden)
+        self.forget(lanes)
+
+    def forget(self, lanes: Tensor) -> None:
+        """Resets what exit rules keep of the tokens before."""
+        fresh = self.gate.new_tensor([1.0, 0.0]).expand(len(lanes), 2)
+        self.gate.index_copy_(0, lanes, fresh)
+        if self.exit_state is not None:
+            self.exit_state.counts.index_fill_(0, lanes, 0)
+
+    def rows(self) -> LaneRows | None:
+        """The tokens in flight, suspended ones included; None if there are none."""
+        table = self.table[:-1].cpu().numpy()
+        stage = np.where(table[:, STAGE] >= _SUSPENDED * self.depth, table[:, STAGE] % self.idle, table[:, STAGE])
+        live = np.flatnonzero(stage < self.idle)
+        if not len(live):
+            return None
+        loops = stage % self.depth
+        live = live[np.argsort(-loops[live], kind="stable")]
+        hidden = self.hidden.index_select(0, torch.from_numpy(live).to(self.device))
+        return LaneRows(
+            hidden, live // self.depth, table[live, CACHE_POSITION], table[live, POSITION], loops[live], live
+        )
+
+    def suspend(self, sequences: Sequence[int]) -> None:
+        """Takes the tokens of ended sequences out of the passes until `resume`."""
+        stages = self.table[:-1, STAGE].view(self.sequences, self.depth)
+        for sequence in sequences:
+            own = stages[sequence]
+            own += torch.where(own < self.idle, _SUSPENDED * self.depth, 0)
+
+    def resume(self) -> None:
+        """Puts suspended tokens back."""
+        stages = self.table[:, STAGE]
+        stages -= torch.where(stages >= _SUSPENDED * self.depth, _SUSPENDED * self.depth, 0)
+
+    def stop_decoding(self) -> None:
+        """Tokens that wait for their reading only fill their planes from now on."""
+        stages = self.table[:, STAGE]
+        stages += torch.where(stages < self.depth, self.depth, 0)
+
+    def drop(self, keep_below: Tensor) -> None:
+        """Drops the tokens of each sequence from a cache position on.
+
+        Args:
+            keep_below: The first position that is dropped, int64 `[S]`.
+        """
+        table = self.table[:-1].view(self.sequences, self.depth, _WIDTH)
+        gone = table[..., CACHE_POSITION] >= keep_below[:, None]
+        table[..., STAGE].masked_fill_(gone, self.idle)
+
+    def clear(self, sequence: int) -> None:
+        """Drops all tokens of one sequence."""
+        self.table[sequence * self.depth : (sequence + 1) * self.depth, STAGE] = self.idle

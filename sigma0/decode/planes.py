@@ -1,0 +1,147 @@
+"""K/V planes of every layer in blocks: plane t holds all that was written at loop t.
+
+A layer's keys are one tensor `[planes, positions + 1, H_kv, d]`, its values another. A sequence's cache position c lies
+at `block_table[sequence, c // block_size] * block_size + c % block_size`. The last position is nobody's: rows that only
+fill up a bucket write there. A plain cache is the case of one block for each sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sigma0.decode.model import KVShape
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What a block of a model takes.
+
+    Attributes:
+        layers: L.
+        planes: T.
+        kv_heads: H_kv.
+        head_dim: d.
+        size: Cache positions.
+    """
+
+    layers: int
+    planes: int
+    kv_heads: int
+    head_dim: int
+    size: int
+
+    @classmethod
+    def of(cls, model: KVShape, size: int) -> "BlockShape":
+        """Of a model's configuration."""
+        config = model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size)
+
+    def bytes_with(self, dtype: torch.dtype) -> int:
+        """Bytes of a block's keys and values over all layers and planes."""
+        return 2 * self.layers * self.planes * self.kv_heads * self.head_dim * self.size * dtype.itemsize
+
+    def count_in(self, kv_bytes: int, dtype: torch.dtype) -> int:
+        """Blocks that so many bytes hold.
+
+        Raises:
+            ValueError: If that is none.
+        """
+        block_bytes = self.bytes_with(dtype)
+        if kv_bytes < block_bytes:
+            raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes")
+        return kv_bytes // block_bytes
+
+
+class LayerPlanes:
+    """Keys and values of one layer for every loop.
+
+    Args:
+        like: Keys to be written, `[..., H_kv, S, d]`, for heads, width, dtype and device.
+        planes: Loops to keep planes for.
+        blocks: Number of blocks.
+        size: Cache positions of a block.
+
+    Attributes:
+        flat_keys: `[planes, blocks * size + 1, H_kv, d]`, zero where nothing was written.
+        flat_values: As `flat_keys`.
+    """
+
+    def __init__(self, like: Tensor, planes: int, blocks: int, size: int) -> None:
+        self.blocks, self.size = blocks, size
+        shape = (planes, blocks * size + 1, like.shape[-3], like.shape[-1])
+        self.flat_keys, self.flat_values = _zeros(like, shape), _zeros(like, shape)
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys by block, `[planes, blocks, H_kv, size, d]`, a view."""
+        return self._by_block(self.flat_keys)
+
+    @property
+    def values(self) -> Tensor:
+        """Values by block, as `keys`."""
+        return self._by_block(self.flat_values)
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one cache position of all blocks takes, keys and values."""
+        planes, _, heads, width = self.flat_keys.shape
+        return 2 * planes * self.blocks * heads * width * self.flat_keys.element_size()
+
+    def grow(self, size: int) -> None:
+        """Makes every block larger and keeps what is there."""
+        grown = LayerPlanes(self.keys, len(self.flat_keys), self.blocks, size)
+        grown.keys[:, :, :, : self.size] = self.keys
+        grown.values[:, :, :, : self.size] = self.values
+        self.flat_keys, self.flat_values, self.size = grown.flat_keys, grown.flat_values, size
+
+    def select(self, blocks: Tensor) -> None:
+        """Keeps these blocks, `[N]`, in this order."""
+        index = blocks.to(self.flat_keys.device)
+        selected = LayerPlanes(self.keys, len(self.flat_keys), len(index), self.size)
+        selected.keys.copy_(self.keys.index_select(1, index))
+        selected.values.copy_(self.values.index_select(1, index))
+        self.flat_keys, self.flat_values, self.blocks = selected.flat_keys, selected.flat_values, len(index)
+
+    def write(self, flat_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Writes the K/V `[R, H_kv, d]` of rows.
+
+        Args:
+            flat_rows: plane * (positions + 1) + position, int64 `[R]`.
+            keys: `[R, H_kv, d]`.
+            values: `[R, H_kv, d]`.
+        """
+        for planes, new in ((self.flat_keys, keys), (self.flat_values, values)):
+            planes.view(-1, *planes.shape[2:]).index_copy_(0, flat_rows, new)
+
+    def propagate_past_exit(self, positions: Tensor, planes: Tensor) -> None:
+        """Copies the K/V of positions from the last plane that was written to all deeper ones (`drop`).
+
+        Args:
+            positions: Flat positions, int64 `[N]`.
+            planes: Last plane of each, counted from 0, int64 `[N]`.
+        """
+        positions, planes = (index.to(self.flat_keys.device) for index in (positions, planes))
+        targets = torch.arange(1, len(self.flat_keys), device=planes.device)[:, None]  # [T - 1, 1]
+        sources = torch.minimum(targets, planes)  # a plane up to the last is copied to itself
+        for tensor in (self.flat_keys, self.flat_values):
+            tensor[targets, positions] = tensor[sources, positions]
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Fills blocks with zeros."""
+        index = torch.tensor(blocks, device=self.flat_keys.device)
+        self.keys.index_fill_(1, index, 0)
+        self.values.index_fill_(1, index, 0)
+
+    def _by_block(self, flat: Tensor) -> Tensor:
+        planes, _, heads, width = flat.shape
+        return flat[:, :-1].unflatten(1, (self.blocks, self.size)).transpose(2, 3)
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    # zeros, not empty: a masked NaN would still poison the weighted sum. Never an inference tensor: a cache may be
+    # continued outside of torch.inference_mode
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)

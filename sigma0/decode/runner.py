@@ -1,0 +1,108 @@
+"""The eager runner: calls the parts of a step one after the other."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.decode.attention import Placement
+from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.model import LoopedModel
+from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.settings import LAST, LEAVES, REDRAFT, VERIFY, Program, SequenceSettings
+from sigma0.decode.step import Batch, Looped, run_loop
+from sigma0.decode.transfer import to_device, to_host
+
+
+class Storage(Protocol):
+    """K/V of all sequences."""
+
+    @property
+    def planes(self) -> Sequence[LayerPlanes]:
+        """The planes of each layer."""
+
+    def placement(self, longest: int) -> Placement:
+        """Where cache positions lie, for rows that read `longest` of them at most."""
+
+
+class EagerRunner:
+    """Runs loops over the lanes of a cache or of an engine.
+
+    Args:
+        model: The looped model.
+        lanes: Tokens in flight.
+        settings: Of every sequence.
+        storage: K/V.
+        counts: What was computed; updated.
+    """
+
+    def __init__(
+        self, model: LoopedModel, lanes: Lanes, settings: SequenceSettings, storage: Storage, counts: PassCounts
+    ) -> None:
+        self.model = model
+        self.lanes = lanes
+        self.settings = settings
+        self.storage = storage
+        self.counts = counts
+        self.ops = model.operations
+        self.program = Program()
+        self._stages = lanes.stages()
+
+    def use(self, program: Program) -> None:
+        """Runs this program from now on; what differences were kept without it counts no more."""
+        state = self.lanes.exit_state
+        if state is not None and not self.program.watch:
+            state.counts[:, 0] = 0
+        if program.watch:
+            self.lanes.watch()
+        self.program = program
+
+    @property
+    def decoding(self) -> int:
+        """Tokens that wait for their reading."""
+        return int((self._stages < self.lanes.depth).sum())
+
+    def batch(self, longest: int) -> Batch:
+        """What the next step works on."""
+        return Batch(
+            self.model,
+            self.lanes,
+            self.settings,
+            self.program,
+            self.storage.planes,
+            self.storage.placement(longest),
+            longest,
+            self.ops,
+        )
+
+    def loop(self, longest: int) -> tuple[Batch, Looped] | None:
+        """Runs a loop of every live lane; None where there is none."""
+        stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
+        live = int(np.count_nonzero(stages < self.lanes.idle))
+        if not live:
+            return None
+        decoding = int(np.count_nonzero(stages < self.lanes.depth))
+        batch = self.batch(longest)
+        looped = run_loop(batch, live, decoding)
+        self.counts.passes += 1
+        self.counts.rows += live
+        if self.program.margin:
+            self.counts.head_rows += decoding
+        return batch, looped
+
+    def to_read(self, looped: Looped) -> Tensor:
+        """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
+        codes = to_host(looped.codes)
+        which: Ints = np.flatnonzero(codes)
+        if self.program.verify and len(looped.loops) > len(codes):
+            checked = np.arange(len(codes), len(looped.loops))
+            own = self.settings.table.cpu().numpy()[to_host(looped.sequences[len(codes) :])]
+            loops = to_host(looped.loops[len(codes) :])
+            at_this_loop = (own[:, REDRAFT] > 0) | (loops == self.lanes.depth)
+            which = np.concatenate([which, checked[(own[:, VERIFY] > 0) & at_this_loop]])
+        if not self.program.margin or self.program.verify:
+            self.counts.head_rows += len(which)
+        return to_device(which, looped.loops.device)

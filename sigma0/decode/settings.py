@@ -1,0 +1,185 @@
+"""Settings of every sequence as tensors, so that one pass serves any mixture of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sigma0.decode.exits import ExitRule
+from sigma0.decode.ops import MODES, RuleRows
+
+# Columns of the table of settings.
+LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER = range(10)
+_WIDTH = 10
+# Columns of the thresholds.
+OWN, Q, THETA = range(3)
+_NO_EOS = -1
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a pass has to compute: the union over the sequences in it. Everything else costs nothing.
+
+    Attributes:
+        gate: Some sequence stops by `qexit`.
+        modes: Rules over differences in use, as `ExitParams` names them; empty for none.
+        watch: Differences are kept: for such a rule, the inner break, or statistics that a kernel computes.
+        breaks: Some token stops where its loop diverges.
+        margin: Some sequence stops by `margin`, so the head reads every token that decodes.
+        verify: Some sequence checks its drafts.
+        leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
+        prompts: Some sequence's last prompt token runs in a lane.
+        forced: Exits are given beforehand.
+        draws: Some sequence draws its tokens.
+    """
+
+    gate: bool = False
+    modes: frozenset[str] = frozenset()
+    watch: bool = False
+    breaks: bool = False
+    margin: bool = False
+    verify: bool = False
+    leaves: bool = False
+    prompts: bool = False
+    forced: bool = False
+    draws: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether every exit is known without looking at a state."""
+        return not (self.gate or self.modes or self.margin or self.breaks or self.forced)
+
+
+@dataclass(frozen=True)
+class SequenceExit:
+    """When the tokens of one sequence stop, and what follows.
+
+    Attributes:
+        rule: The exit rule.
+        drop: Tokens leave at their exits.
+        verify: Drafts are checked at loop T.
+        prompt: Cache positions below it are a prompt's: they run every loop, and under `verify` are read at T.
+    """
+
+    rule: ExitRule
+    drop: bool = False
+    verify: bool = False
+    prompt: int = 0
+
+
+class SequenceSettings:
+    """Settings of S sequences.
+
+    Args:
+        sequences: S.
+        depth: T.
+        device: Where the lanes are.
+
+    Attributes:
+        table: LAST (loop that no token goes beyond before it is read), MIN_LOOPS, LEAVES (whether it leaves there),
+            VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE, PATIENCE and
+            BREAK_AFTER, int64 `[S, 10]`.
+        thresholds: q, eps or theta of each rule, and once more q and theta, infinite under another rule, float32
+            `[S, 3]`.
+        eos: Ids that end a sequence, -1 where there are fewer, int64 `[S, E]`.
+        growth: m of the fate `diverge`.
+        spiral: theta of the fate `spiral`, in radians.
+        exits: Given exits of the token at each cache position behind PROMPT, in a ring, int64 `[S, n]`; None for none.
+        settled: With given exits, the loop from which on a draft is accepted, as `exits`; None to judge it.
+    """
+
+    def __init__(self, sequences: int, depth: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.table = torch.zeros((sequences, _WIDTH), dtype=torch.int64, device=device)
+            self.table[:, LIMIT] = NO_LIMIT
+            self.thresholds = torch.full((sequences, 3), math.inf, dtype=torch.float32, device=device)
+            self.eos = torch.full((sequences, 1), _NO_EOS, dtype=torch.int64, device=device)
+        self.depth = depth
+        self.growth, self.spiral = 0.1, 1.0
+        self.exits: Tensor | None = None
+        self.settled: Tensor | None = None
+        self._exits: list[SequenceExit | None] = [None] * sequences
+
+    def set_exit(self, sequence: int, wanted: SequenceExit) -> None:
+        """Sets when the tokens of a sequence stop."""
+        rule = wanted.rule
+        params = rule.params(watch=False)
+        leaves = wanted.drop or (not wanted.verify and rule.last_loop < self.depth)
+        mode = params.decides_by
+        self.table[sequence, :] = torch.tensor(
+            [
+                rule.last_loop,
+                rule.min_loops,
+                leaves,
+                wanted.verify,
+                rule.config.redraft,
+                int(self.table[sequence, LIMIT]),
+                wanted.prompt,
+                MODES.index(mode),
+                params.patience,
+                params.break_after,
+            ]
+        )
+        q = rule.threshold if mode == "qexit" else math.inf
+        theta = rule.threshold if rule.needs_logits else math.inf
+        self.thresholds[sequence] = torch.tensor([rule.threshold, q, theta])
+        self.growth, self.spiral = params.growth, params.spiral
+        self._exits[sequence] = wanted
+
+    def set_ends(self, sequence: int, eos: Sequence[int], limit: int | None) -> None:
+        """Sets the ids that end a sequence, and the cache position of its last token."""
+        missing = len(eos) - self.eos.shape[1]
+        if missing > 0:
+            self.eos = torch.nn.functional.pad(self.eos, (0, missing), value=_NO_EOS)
+        self.eos[sequence] = _NO_EOS
+        self.eos[sequence, : len(eos)] = torch.tensor(list(eos), dtype=torch.int64)
+        self.table[sequence, LIMIT] = NO_LIMIT if limit is None else limit
+
+    def clear(self, sequence: int) -> None:
+        """Forgets a sequence."""
+        self._exits[sequence] = None
+
+    def program(self, watch: bool = False, draws: bool = False) -> Program:
+        """What a pass over the sequences that are set has to compute.
+
+        Args:
+            watch: Whether differences are kept for statistics.
+            draws: Whether some sequence draws its tokens.
+        """
+        wanted = [each for each in self._exits if each is not None]
+        params = [each.rule.params(watch=False) for each in wanted]
+        modes = frozenset(each.decides_by for each in params) - {"none"}
+        breaks = any(each.break_after for each in params)
+        return Program(
+            gate="qexit" in modes,
+            modes=modes - {"qexit"},
+            watch=watch or breaks or bool(modes - {"qexit"}),
+            breaks=breaks,
+            margin=any(each.rule.needs_logits for each in wanted),
+            verify=any(each.verify for each in wanted),
+            leaves=any(
+                each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted
+            ),
+            prompts=any(each.prompt > 0 for each in wanted),
+            forced=self.exits is not None,
+            draws=draws,
+        )
+
+    def rows(self, program: Program, sequences: Tensor) -> RuleRows:
+        """Parameters of the loop end for rows of these sequences, int64 `[R]`."""
+        table = self.table.index_select(0, sequences)
+        return RuleRows(
+            modes=program.modes | ({"qexit"} if program.gate else frozenset()),
+            mode=table[:, MODE],
+            threshold=self.thresholds[:, OWN].index_select(0, sequences),
+            last_loop=table[:, LAST],
+            patience=table[:, PATIENCE],
+            min_loops=table[:, MIN_LOOPS],
+            break_after=table[:, BREAK_AFTER],
+            watch=program.watch,
+            growth=self.growth,
+            spiral=self.spiral,
+        )
