@@ -33,6 +33,7 @@ class Program:
         leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
         prompts: Some sequence's last prompt token runs in a lane.
         forced: Exits are given beforehand.
+        paths: The states after every loop are kept, for statistics.
         draws: Some sequence draws its tokens.
     """
 
@@ -45,6 +46,7 @@ class Program:
     leaves: bool = False
     prompts: bool = False
     forced: bool = False
+    paths: bool = False
     draws: bool = False
 
     @property
@@ -142,11 +144,12 @@ class SequenceSettings:
         """Forgets a sequence."""
         self._exits[sequence] = None
 
-    def program(self, watch: bool = False, draws: bool = False) -> Program:
+    def program(self, watch: bool = False, paths: bool = False, draws: bool = False) -> Program:
         """What a pass over the sequences that are set has to compute.
 
         Args:
             watch: Whether differences are kept for statistics.
+            paths: Whether the states after every loop are kept for them.
             draws: Whether some sequence draws its tokens.
         """
         wanted = [each for each in self._exits if each is not None]
@@ -165,6 +168,7 @@ class SequenceSettings:
             ),
             prompts=any(each.prompt > 0 for each in wanted),
             forced=self.exits is not None,
+            paths=paths,
             draws=draws,
         )
 

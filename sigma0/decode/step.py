@@ -111,6 +111,9 @@ def run_loop(batch: Batch, count: int, decoding: int) -> Looped:
     loops = planes + 1
     hidden, codes, logits = _loop_end(batch, raw, previous, rows, sequences, loops, decoding)
     lanes.hidden.index_copy_(0, rows, hidden)
+    if batch.program.paths:
+        assert lanes.paths is not None
+        lanes.paths[lanes.path_index(sequences, cache_positions), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
     last = loops[:decoding] >= own[:, columns.LAST]
     if batch.program.forced:
