@@ -90,6 +90,7 @@ class PassRows:
         self._layers = layers
         self._placement = placement
         self._ops = ops
+        self._live = live
         self._by_device: dict[torch.device, tuple[RowIndices, Tensor]] = {}
         position = placement.flat(indices.sequences, indices.cache_positions)
         if live is not None:
@@ -104,12 +105,34 @@ class PassRows:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
         indices, flat = self._on(keys.device)
+        if self._ops.depth_attention is None and torch.compiler.is_compiling():
+            return self._attend_compiled(planes, indices, flat, query, keys, values, scaling)
         planes.write(flat, keys, values)
         if self._ops.depth_attention is not None:
             return self._ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
             return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)
+
+    def _attend_compiled(
+        self,
+        planes: LayerPlanes,
+        indices: RowIndices,
+        flat: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        """As one operator, since spans are made of values of the indices."""
+        place, lengths = self._placement, indices.cache_positions + 1
+        if self._live is not None:
+            lengths = torch.where(self._live, lengths, 0)
+        rows = (indices.sequences, lengths, indices.loops)
+        attended: Tensor = torch.ops.sigma0.attend_rows(
+            planes.flat_keys, planes.flat_values, planes.blocks, flat, query, keys, values, *rows, place.starts, scaling
+        )
+        return attended
 
     def _on(self, device: torch.device) -> tuple[RowIndices, Tensor]:
         if self._flat.device == device:
@@ -132,18 +155,77 @@ class PassRows:
         place, at = self._placement, self._indices
         if place.seen is not None:
             return None
-        sequences, loops, ends = at.sequences.tolist(), at.loops.tolist(), at.cache_positions.tolist()
         starts = None if place.starts is None else place.starts.tolist()
-        spans: list[Span] = []
-        for row, (sequence, plane, end) in enumerate(zip(sequences, loops, ends, strict=True)):
-            base = sequence * place.size if place.first is None else place.first[sequence]
-            if base < 0:
-                return None
-            start = 0 if starts is None else min(starts[sequence], end)
-            room = (place.size if place.rooms is None else place.rooms[sequence]) - start
-            joined = spans[-1].joined(plane, base + start, room, end + 1 - start) if spans else None
-            if joined is None:
-                spans.append(Span(row, row + 1, plane, base + start, 0, room, (end + 1 - start,)))
-            else:
-                spans[-1] = joined
-        return tuple(spans)
+        return _spans_of(
+            at.sequences.tolist(), at.loops.tolist(), at.cache_positions.tolist(), place.size, starts, place
+        )
+
+
+def _spans_of(
+    sequences: Sequence[int],
+    planes: Sequence[int],
+    ends: Sequence[int],
+    size: int,
+    starts: Sequence[int] | None,
+    place: Placement | None = None,
+) -> tuple[Span, ...] | None:
+    """Spans of rows at these sequences, planes and cache positions; None where some row reads no single stretch."""
+    first, rooms = (None, None) if place is None else (place.first, place.rooms)
+    spans: list[Span] = []
+    for row, (sequence, plane, end) in enumerate(zip(sequences, planes, ends, strict=True)):
+        base = sequence * size if first is None else first[sequence]
+        if base < 0:
+            return None
+        start = 0 if starts is None else min(starts[sequence], end)
+        room = (size if rooms is None else rooms[sequence]) - start
+        joined = spans[-1].joined(plane, base + start, room, end + 1 - start) if spans else None
+        if joined is None:
+            spans.append(Span(row, row + 1, plane, base + start, 0, room, (end + 1 - start,)))
+        else:
+            spans[-1] = joined
+    return tuple(spans)
+
+
+_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")
+_LIBRARY.define(
+    "attend_rows(Tensor(a!) flat_keys, Tensor(b!) flat_values, int blocks, Tensor flat, Tensor query, Tensor keys, "
+    "Tensor values, Tensor sequences, Tensor lengths, Tensor planes, Tensor? starts, float scaling) -> Tensor"
+)
+
+
+def _attend_rows(
+    flat_keys: Tensor,
+    flat_values: Tensor,
+    blocks: int,
+    flat: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sequences: Tensor,
+    lengths: Tensor,
+    planes: Tensor,
+    starts: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    """What `PassRows.attend` does on a CPU where block s is all of sequence s; rows of length 0, at the end, get 0."""
+    ends = [length - 1 for length in lengths.tolist() if length]
+    live = len(ends)
+    for held, new in ((flat_keys, keys), (flat_values, values)):
+        held.view(-1, *held.shape[2:]).index_copy_(0, flat, new)
+    size = (flat_keys.shape[1] - 1) // blocks
+    first = None if starts is None else starts.tolist()
+    spans = _spans_of(sequences.tolist()[:live], planes.tolist()[:live], ends, size, first)
+    assert spans is not None
+    if live == len(flat):
+        return span_attention(query, flat_keys, flat_values, spans, scaling)
+    attended = torch.zeros_like(query)
+    attended[:live] = span_attention(query[:live], flat_keys, flat_values, spans, scaling)
+    return attended
+
+
+def _attend_rows_shape(flat_keys: Tensor, flat_values: Tensor, blocks: int, flat: Tensor, query: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query)
+
+
+_LIBRARY.impl("attend_rows", _attend_rows, "CPU")
+torch.library.register_fake("sigma0::attend_rows", _attend_rows_shape, lib=_LIBRARY)
