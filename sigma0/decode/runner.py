@@ -13,7 +13,7 @@ from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import Batch, Looped, run_loop
+from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -29,6 +29,13 @@ class Storage(Protocol):
 
     def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
+
+
+class Choice(Protocol):
+    """How ids are chosen: `sigma0.decode.sampling.Choice`."""
+
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """See there."""
 
 
 class EagerRunner:
@@ -122,3 +129,22 @@ class EagerRunner:
         if not self.program.margin or self.program.verify:
             self.counts.head_rows += len(which)
         return to_device(which, looped.loops.device)
+
+    def settle(
+        self, batch: Batch, looped: Looped, which: Tensor, choice: Choice
+    ) -> tuple[Tensor, Tensor]:
+        """Reads rows, samples, judges and feeds back.
+
+        Args:
+            batch: What the loop worked on.
+            looped: The rows.
+            which: Those of `to_read`, at least one.
+            choice: How ids are chosen.
+
+        Returns:
+            What the step emits, int64 `[K, 9]`, and the logits `[K, V]`.
+        """
+        token_ids, stands, ends, logits = choice.choose(batch, looped, which)
+        if batch.program.verify:
+            return settle_verified(batch, looped, which, token_ids, stands, ends), logits
+        return settle(batch, looped, which, token_ids, ends), logits

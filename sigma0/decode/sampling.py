@@ -38,7 +38,13 @@ Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Choice(Protocol):
-    """Chooses ids."""
+    """Chooses ids.
+
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+    """
+
+    on_device: bool
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """Ids `[B]` behind the prompts, given logits `[B, V]`, and what criteria say of them, bool `[B]` or None."""
@@ -59,6 +65,8 @@ class Choice(Protocol):
 
 class Greedy:
     """The argmax."""
+
+    on_device = True
 
     def __init__(self, broadcast: Any) -> None:
         self._broadcast = broadcast
@@ -85,6 +93,8 @@ class Drawn:
         seeds: Of every sequence, int64 `[B]`.
         broadcast: As `Operations` has it.
     """
+
+    on_device = True
 
     def __init__(self, seeds: Tensor, broadcast: Any) -> None:
         self._seeds = seeds
@@ -137,6 +147,8 @@ class Host:
         scores: Processed scores of each sequence's new tokens, each `[V]`; None unless kept.
         raw_logits: As `scores`, before processing.
     """
+
+    on_device = False
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from sigma0.decode.runner import EagerRunner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import Batch, Looped, settle, settle_verified
+from sigma0.decode.step import Batch, Looped
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -148,7 +148,9 @@ class TokenLoop:
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
-            runner = EagerRunner(self.model, lanes, settings, cache, cache.counts)
+            from sigma0.decode.compiled import CompiledRunner
+            import os
+            runner = (CompiledRunner if os.environ.get("S0_RUNNER") == "compile" else EagerRunner)(self.model, lanes, settings, cache, cache.counts)
             paths = self.record is not None and runner.ops.backend != "triton"
             watch = self.record is not None and not paths
             runner.use(settings.program(watch=watch, paths=paths))
@@ -231,11 +233,7 @@ class TokenLoop:
         which = self.runner.to_read(looped)
         if not len(which):
             return ()
-        token_ids, stands, ends, logits = self.choice.choose(batch, looped, which)
-        if batch.program.verify:
-            lines = settle_verified(batch, looped, which, token_ids, stands, ends)
-        else:
-            lines = settle(batch, looped, which, token_ids, ends)
+        lines, logits = self.runner.settle(batch, looped, which, self.choice)
         return self._take(to_host(lines).tolist(), logits)
 
     def _take(self, lines: list[list[int]], logits: Tensor) -> tuple[Emission, ...]:
