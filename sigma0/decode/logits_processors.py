@@ -109,10 +109,10 @@ def sampling_of(
             if read is None:
                 return None
             told = read
-        if told.get("eos", ()) != shared.get("eos", told.get("eos", ())):
-            return None
-        if "min_length" in told:
-            told["min_length"] = max(told["min_length"], shared.get("min_length", 0))
+        if "eos" in told and "eos" in shared:
+            if told["eos"] != shared["eos"]:
+                return None
+            told["min_length"] = max(told["min_length"], shared["min_length"])
         shared.update(told)
     return [
         SequenceSampling(draws=seeds is not None, seed=0 if seeds is None else seeds[row], padding=padding, **shared)

@@ -164,8 +164,8 @@ def _top_k(scores: Tensor, top_k: Tensor, most: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, cut: Tensor) -> Tensor:
-    # stable, so that which of several equal scores goes does not depend on the other rows
-    ascending, order = scores.sort(dim=-1, stable=True)
+    # the sort that transformers calls, which decides which of several equal scores goes; it takes each row by itself
+    ascending, order = scores.sort(dim=-1)
     goes = ascending.softmax(dim=-1).cumsum(dim=-1) <= cut
     # the likeliest id stays
     goes = torch.cat([goes[:, :-1], torch.zeros_like(goes[:, -1:])], dim=1)

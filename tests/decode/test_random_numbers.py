@@ -44,7 +44,7 @@ def streams():
 
 @pytest.mark.parametrize("name, drawn", [pytest.param(*stream, id=stream[0]) for stream in streams()])
 def test_numbers_are_uniform_and_neighbours_independent(name, drawn):
-    assert drawn.min() >= 0 and drawn.max() < 1 or name == "ids"
+    assert (drawn.min() >= 0 and drawn.max() < 1) or name == "ids"
     cells = (drawn * 64).long().clamp_max(63)
     assert abs(excess(torch.bincount(cells, minlength=64), COUNT / 64)) < 4.5
     for step in (1, 2, 16, 64, 512, 1024):
