@@ -74,6 +74,10 @@ class Lanes:
             `[S T + 1, 2]`.
         exit_state: What rules over differences keep, of S T + 1 slots; None until `watch`.
         probs: Distribution that a draft was drawn from, float32 `[S T + 1, V]`; None until `remember_probs`.
+        paths: States after every loop of the tokens at the last `window` cache positions, position c at c mod window,
+            `[S window + 1, T, D]`; None until `remember_paths`.
+        window: Cache positions whose paths are kept.
+        watched: Whether the last program kept differences.
     """
 
     def __init__(self, sequences: int, depth: int, like: Tensor) -> None:
@@ -95,6 +99,9 @@ class Lanes:
             self.gate[:, SURVIVAL] = 1.0
         self.exit_state: ExitState | None = None
         self.probs: Tensor | None = None
+        self.watched = False
+        self.paths: Tensor | None = None
+        self.window = 0
 
     @property
     def idle(self) -> int:
@@ -108,6 +115,8 @@ class Lanes:
 
     def watch(self) -> ExitState:
         """The state of rules over differences; tokens in flight begin anew where it was not kept."""
+        if self.exit_state is not None and not self.watched:
+            self.exit_state.counts.zero_()
         if self.exit_state is None:
             with torch.inference_mode(False):
                 width, dtype = self.hidden.shape[1], self.hidden.dtype
@@ -120,6 +129,18 @@ class Lanes:
             with torch.inference_mode(False):
                 self.probs = torch.zeros((self.count + 1, vocabulary), dtype=torch.float32, device=self.device)
         return self.probs
+
+    def remember_paths(self, window: int) -> None:
+        """Keeps the states after every loop of the tokens at the last `window` cache positions, at least 2 T."""
+        window = max(window, 2 * self.depth)
+        if self.paths is None or self.window < window:
+            with torch.inference_mode(False):
+                shape = (self.sequences * window + 1, self.depth, self.hidden.shape[1])
+                self.paths, self.window = torch.zeros(shape, dtype=self.hidden.dtype, device=self.device), window
+
+    def path_index(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
+        """Where `paths` keeps tokens, `[N]`."""
+        return sequences * self.window + cache_positions % self.window
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Stages on the host, `[S T]`; on a CPU the very memory of the table."""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Ints, PassCounts
-from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.settings import LAST, LEAVES, REDRAFT, VERIFY, Program, SequenceSettings
+from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop
 from sigma0.decode.transfer import to_device, to_host
 
@@ -26,6 +26,9 @@ class Storage(Protocol):
 
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie, for rows that read `longest` of them at most."""
+
+    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
+        """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
 
 
 class EagerRunner:
@@ -53,11 +56,9 @@ class EagerRunner:
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; what differences were kept without it counts no more."""
-        state = self.lanes.exit_state
-        if state is not None and not self.program.watch:
-            state.counts[:, 0] = 0
         if program.watch:
             self.lanes.watch()
+        self.lanes.watched = program.watch
         self.program = program
 
     @property
@@ -91,7 +92,20 @@ class EagerRunner:
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding
+        if self.program.drops:
+            self._note_exits(looped)
         return batch, looped
+
+    def _note_exits(self, looped: Looped) -> None:
+        stopped = np.flatnonzero(to_host(looped.codes))
+        if len(stopped):
+            which = to_device(stopped, looped.loops.device)
+            sequences, table = looped.sequences.index_select(0, which), looped.table.index_select(0, which)
+            own = self.settings.table.index_select(0, sequences)
+            leaves = (own[:, LEAVES] > 0) & (table[:, CACHE_POSITION] >= own[:, PROMPT])
+            planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
+            copies = self.ops.depth_attention is None
+            self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
