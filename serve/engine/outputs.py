@@ -10,7 +10,7 @@ from torch import Tensor
 from sigma0.decode.batch import DECODING, Bools, Ints, Rows
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
-from sigma0.decode.sampler import logprobs_of
+from sigma0.decode.sampling_params import logprobs_of
 from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput

@@ -13,10 +13,11 @@ from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, 
 from sigma0.decode.batch import DECODING, PREFILL, Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
+from sigma0.decode.logits_processors import processors_for
 from sigma0.decode.ops import Operations
 from sigma0.decode.paged_step import RequestExit
+from sigma0.decode.random_numbers import request_seed
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
-from sigma0.decode.sampler import generator_for, processors_for
 from sigma0.decode.step import Exits, TrailingLogits
 from sigma0.decode.token_loop import Emission
 from sigma0.decode.verify import VerifiedLoop
@@ -115,7 +116,10 @@ class RequestState:
         self.repetition = Repetition()
         self.entropy_drop = EntropyDrop()
         self.collapsed = False
-        self._generator = generator_for(request.sampling, model.device)
+        self._generator = None
+        if request.sampling.temperature != 0.0:
+            seed = request_seed(request.sampling.seed)
+            self._generator = torch.Generator(device=model.device).manual_seed(seed)
 
     @property
     def is_greedy(self) -> bool:

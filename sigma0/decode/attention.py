@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention
+from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention, spans_of
 from sigma0.decode.planes import LayerPlanes
 
 
@@ -25,6 +25,7 @@ class Placement:
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
         exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
+        stretches: `first` and `rooms` as a tensor, int64 `[S, 2]`, for a compiled pass.
     """
 
     size: int
@@ -35,6 +36,7 @@ class Placement:
     starts: Tensor | None = None
     seen: Tensor | None = None
     exits: Tensor | None = None
+    stretches: Tensor | None = None
 
     def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """Flat positions of cache positions, both int64 `[N]`."""
@@ -124,13 +126,20 @@ class PassRows:
         values: Tensor,
         scaling: float,
     ) -> Tensor:
-        """As one operator, since spans are made of values of the indices."""
-        place, lengths = self._placement, indices.cache_positions + 1
+        """As one operator, since spans are made of values."""
+        place, ends = self._placement, indices.cache_positions + 1
+        if place.stretches is None:
+            firsts, rooms = indices.sequences * place.size, torch.full_like(ends, place.size)
+        else:
+            firsts, rooms = place.stretches.index_select(0, indices.sequences).unbind(1)
+        if place.starts is not None:
+            starts = torch.minimum(place.starts.index_select(0, indices.sequences), ends - 1)
+            firsts, rooms, ends = firsts + starts, rooms - starts, ends - starts
         if self._live is not None:
-            lengths = torch.where(self._live, lengths, 0)
-        rows = (indices.sequences, lengths, indices.loops)
+            ends = torch.where(self._live, ends, 0)
+        table = torch.stack([indices.loops, firsts, rooms, ends], dim=1)
         attended: Tensor = torch.ops.sigma0.attend_rows(
-            planes.flat_keys, planes.flat_values, planes.blocks, flat, query, keys, values, *rows, place.starts, scaling
+            planes.flat_keys, planes.flat_values, flat, query, keys, values, table, scaling
         )
         return attended
 
@@ -155,77 +164,15 @@ class PassRows:
         place, at = self._placement, self._indices
         if place.seen is not None:
             return None
+        sequences, ends = at.sequences.tolist(), at.cache_positions.tolist()
         starts = None if place.starts is None else place.starts.tolist()
-        return _spans_of(
-            at.sequences.tolist(), at.loops.tolist(), at.cache_positions.tolist(), place.size, starts, place
-        )
-
-
-def _spans_of(
-    sequences: Sequence[int],
-    planes: Sequence[int],
-    ends: Sequence[int],
-    size: int,
-    starts: Sequence[int] | None,
-    place: Placement | None = None,
-) -> tuple[Span, ...] | None:
-    """Spans of rows at these sequences, planes and cache positions; None where some row reads no single stretch."""
-    first, rooms = (None, None) if place is None else (place.first, place.rooms)
-    spans: list[Span] = []
-    for row, (sequence, plane, end) in enumerate(zip(sequences, planes, ends, strict=True)):
-        base = sequence * size if first is None else first[sequence]
-        if base < 0:
-            return None
-        start = 0 if starts is None else min(starts[sequence], end)
-        room = (size if rooms is None else rooms[sequence]) - start
-        joined = spans[-1].joined(plane, base + start, room, end + 1 - start) if spans else None
-        if joined is None:
-            spans.append(Span(row, row + 1, plane, base + start, 0, room, (end + 1 - start,)))
-        else:
-            spans[-1] = joined
-    return tuple(spans)
-
-
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")
-_LIBRARY.define(
-    "attend_rows(Tensor(a!) flat_keys, Tensor(b!) flat_values, int blocks, Tensor flat, Tensor query, Tensor keys, "
-    "Tensor values, Tensor sequences, Tensor lengths, Tensor planes, Tensor? starts, float scaling) -> Tensor"
-)
-
-
-def _attend_rows(
-    flat_keys: Tensor,
-    flat_values: Tensor,
-    blocks: int,
-    flat: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    sequences: Tensor,
-    lengths: Tensor,
-    planes: Tensor,
-    starts: Tensor | None,
-    scaling: float,
-) -> Tensor:
-    """What `PassRows.attend` does on a CPU where block s is all of sequence s; rows of length 0, at the end, get 0."""
-    ends = [length - 1 for length in lengths.tolist() if length]
-    live = len(ends)
-    for held, new in ((flat_keys, keys), (flat_values, values)):
-        held.view(-1, *held.shape[2:]).index_copy_(0, flat, new)
-    size = (flat_keys.shape[1] - 1) // blocks
-    first = None if starts is None else starts.tolist()
-    spans = _spans_of(sequences.tolist()[:live], planes.tolist()[:live], ends, size, first)
-    assert spans is not None
-    if live == len(flat):
-        return span_attention(query, flat_keys, flat_values, spans, scaling)
-    attended = torch.zeros_like(query)
-    attended[:live] = span_attention(query[:live], flat_keys, flat_values, spans, scaling)
-    return attended
-
-
-def _attend_rows_shape(flat_keys: Tensor, flat_values: Tensor, blocks: int, flat: Tensor, query: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query)
-
-
-_LIBRARY.impl("attend_rows", _attend_rows, "CPU")
-torch.library.register_fake("sigma0::attend_rows", _attend_rows_shape, lib=_LIBRARY)
+        firsts, rooms, lengths = [], [], []
+        for sequence, end in zip(sequences, ends, strict=True):
+            base = sequence * place.size if place.first is None else place.first[sequence]
+            if base < 0:
+                return None
+            start = 0 if starts is None else min(starts[sequence], end)
+            firsts.append(base + start)
+            rooms.append((place.size if place.rooms is None else place.rooms[sequence]) - start)
+            lengths.append(end + 1 - start)
+        return spans_of(at.loops.tolist(), firsts, rooms, lengths)

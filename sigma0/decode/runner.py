@@ -63,11 +63,9 @@ class EagerRunner:
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; what differences were kept without it counts no more."""
-        state = self.lanes.exit_state
-        if state is not None and not self.program.watch:
-            state.counts[:, 0] = 0
         if program.watch:
             self.lanes.watch()
+        self.lanes.watched = program.watch
         self.program = program
 
     @property

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from sigma0.decode.accept import accept_drawn, accept_greedy
 from sigma0.decode.draws_tmp import draw, uniform
 from sigma0.decode.finite import flag_broken
-from sigma0.decode.host_stepped import is_over, process
+from sigma0.decode.host_stepped import is_over, narrowed, process
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
 from sigma0.decode.state_guard import StateGuard
 from sigma0.decode.step import Batch, Looped, read, sample_greedy
@@ -127,9 +127,22 @@ class Drawn:
         stands, rest = accept_drawn(known, p, kept.index_select(0, rows), uniform(seeds, positions, ACCEPT + 2 * loops))
         purposes = torch.where(decodes, OWN, REST + 2 * loops)
         drawn = draw(torch.where(decodes[:, None], scores, rest.log()), seeds, positions, purposes)
-        kept.index_copy_(0, rows, p)
+        remember(kept, rows, p, decodes, stands)
         stands = self._broadcast(stands)
         return self._broadcast(torch.where(stands & ~decodes, drafts, drawn)), stands
+
+
+def remember(kept: Tensor, rows: Tensor, p: Tensor, decodes: Tensor, stands: Tensor) -> None:
+    """Notes what each draft follows now: a new one p, and one that stood the test follows p after it, too.
+
+    Args:
+        kept: Distributions of all lanes, `[S T + 1, V]`; written.
+        rows: Lanes, `[K]`.
+        p: `[K, V]`.
+        decodes: Which rows drew a draft, bool `[K]`.
+        stands: Which drafts stand, bool `[K]`.
+    """
+    kept.index_copy_(0, rows, p)
 
 
 class Host:
@@ -252,11 +265,12 @@ class Host:
         ids = self._loop.ids_up_to(int(lengths.max()))
         if not self._loop.verifies:
             return process(self._processors, ids, sequences, lengths, wide)
-        scores = wide
-        for item in self._processors:
-            with self._guard.watching(item):
-                scores = process(LogitsProcessorList([item]), ids, sequences, lengths, scores)
-        return scores
+        scores = [wide[row : row + 1] for row in range(len(wide))]
+        for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
+            for item in narrowed(self._processors, np.array([sequence])):
+                with self._guard.watching(item):
+                    scores[row] = item(ids[[sequence], :length], scores[row].clone())
+        return torch.cat(scores)
 
     def _keep(self, sequences: Any, logits: Tensor, scores: Tensor) -> None:
         for kept, values in ((self.raw_logits, logits.float()), (self.scores, scores)):
