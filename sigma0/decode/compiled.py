@@ -4,6 +4,7 @@ The host looks at the decisions in between, which costs nothing on a CPU, so tha
 stops. Rows are padded to buckets of 1, 2, 4, 8, ... with lanes that are idle.
 """
 
+import warnings
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,10 +17,10 @@ from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, state_key, tensors_of
-from sigma0.decode.runner import Choice, EagerRunner, Storage
+from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
-from sigma0.decode.transfer import to_host
+from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.
 _SHORTEST = 1024
@@ -43,10 +44,9 @@ class CompiledRunner(EagerRunner):
         settings: Of every sequence.
         storage: K/V, where block s is all of sequence s.
         counts: What was computed; updated.
+        chosen: What was chosen, and why.
         announce: Called with what is about to be compiled; the context lasts until it is.
     """
-
-    name = "compile"
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class CompiledRunner(EagerRunner):
         settings: SequenceSettings,
         storage: Storage,
         counts: PassCounts,
+        chosen: RunnerChoice = RunnerChoice("compile", "asked for"),  # noqa: B008  it is frozen
         announce: Announce = silently,
     ) -> None:
-        super().__init__(model, lanes, settings, storage, counts)
+        super().__init__(model, lanes, settings, storage, counts, chosen)
         self._announce = announce
         self._programs = _programs_of(model)
         self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
@@ -66,6 +67,7 @@ class CompiledRunner(EagerRunner):
         self._stamp: tuple[object, ...] = ()
         self._lines: Ints = np.zeros((0, _WIDTH), dtype=np.int64)
         self._most = 0
+        self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
 
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""
@@ -74,6 +76,8 @@ class CompiledRunner(EagerRunner):
 
     def loop(self, longest: int) -> tuple[Batch, Looped] | None:
         """See `EagerRunner.loop`."""
+        if self.chosen.name == "eager":
+            return super().loop(longest)
         stages = self._stages
         live = int(np.count_nonzero(stages < self.lanes.idle))
         if not live:
@@ -82,10 +86,9 @@ class CompiledRunner(EagerRunner):
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
         program = self._bound.get(count)
-        if program is None:
-            results = self._compile_loop(batch, count, decoding)
-        else:
-            results = program()
+        results = self._compile_loop(batch, count, decoding) if program is None else program()
+        if results is None:
+            return super().loop(longest)
         lines, *parts = results
         self._lines = lines.numpy()
         looped = Looped(*parts, *[None] * (9 - len(parts)))
@@ -99,6 +102,8 @@ class CompiledRunner(EagerRunner):
 
     def to_read(self, looped: Looped) -> Tensor:
         """See `EagerRunner.to_read`."""
+        if self.chosen.name == "eager":
+            return super().to_read(looped)
         lines = self._lines
         reads = lines[:, _CODE] != 0
         if self.program.verify:
@@ -113,7 +118,7 @@ class CompiledRunner(EagerRunner):
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """See `EagerRunner.settle`."""
-        if not getattr(choice, "on_device", False):
+        if self.chosen.name == "eager" or not choice.on_device:
             return super().settle(batch, looped, which, choice)
         if choice is not self._choice:
             self._choice = choice
@@ -128,10 +133,10 @@ class CompiledRunner(EagerRunner):
             index[:read] = which
             given.append(looped.logits.index_select(0, torch.from_numpy(index)))
         program = self._bound.get(("settle", rows))
-        if program is None:
-            emitted, logits = self._compile_settle(batch, choice, given)
-        else:
-            emitted, logits = program(*given)
+        results = self._compile_settle(batch, choice, given) if program is None else program(*given)
+        if results is None:
+            return super().settle(batch, looped, which, choice)
+        emitted, logits = results
         return emitted[:read], logits[:read]
 
     def _current(self, longest: int) -> Batch:
@@ -156,7 +161,7 @@ class CompiledRunner(EagerRunner):
             self.model.reserve_positions(self._most, lanes.hidden)
         return batch
 
-    def _compile_loop(self, batch: Batch, count: int, decoding: int) -> list[Tensor]:
+    def _compile_loop(self, batch: Batch, count: int, decoding: int) -> list[Tensor] | None:
         fixed = self._fixed(batch)
 
         def loop() -> list[Tensor]:
@@ -170,7 +175,7 @@ class CompiledRunner(EagerRunner):
 
         return self._ready(count, loop, [], batch, None, f"a loop of {count} rows")
 
-    def _compile_settle(self, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor]:
+    def _compile_settle(self, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
         fixed = self._fixed(batch)
         rows = len(given[0])
 
@@ -200,10 +205,14 @@ class CompiledRunner(EagerRunner):
         batch: Batch,
         choice: Choice | None,
         what: str,
-    ) -> list[Tensor]:
-        """Runs a program that is not bound yet, and binds it: one of another runner, or a new one."""
+    ) -> list[Tensor] | None:
+        """Runs a program that is not bound yet, and binds it: one of another runner, or a new one.
+
+        Returns:
+            What it returns; None where it cannot be compiled, from where on every step is eager.
+        """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [self.lanes, self.settings, batch.placement, *([] if choice is None else [choice])]
+        parts = [self.lanes, self.settings, self._starts_of(batch.placement), *([] if choice is None else [choice])]
         state = planes + tensors_of(parts)
         key = (
             name,
@@ -212,7 +221,6 @@ class CompiledRunner(EagerRunner):
             self._most,
             self.settings.growth,
             self.settings.spiral,
-            batch.placement.starts is None,
             self._weights,
             torch.get_num_threads(),
             state_key(state, planes),
@@ -221,16 +229,25 @@ class CompiledRunner(EagerRunner):
         known = self._programs.programs.get(key)
         results = None
         if known is None:
-            with self._announce(what):
-                known, results = compile_program(function, given, state, planes)
+            try:
+                with self._announce(what):
+                    known, results = compile_program(function, given, state, planes)
+            except Exception as error:  # whatever dynamo, inductor or a compiler may raise
+                self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(error)}")
+                warnings.warn(self.chosen.reason, stacklevel=2)
+                return None
             self._programs.programs[key] = known
         bound = self._bound[name] = known.bind(state, planes[0].shape[1])
         return bound(*given) if results is None else results
 
     def _fixed(self, batch: Batch) -> Batch:
-        return Batch(
-            batch.model, batch.lanes, batch.settings, batch.program, batch.layers, batch.placement, self._most, batch.ops
-        )
+        """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
+        place = batch.placement
+        place = Placement(place.size, place.total, starts=self._starts_of(place))
+        return Batch(batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops)
+
+    def _starts_of(self, place: Placement) -> Tensor:
+        return self._no_starts if place.starts is None else place.starts
 
 
 def _over_planes(batch: Batch) -> Batch:

@@ -1,7 +1,8 @@
 """The eager runner: calls the parts of a step one after the other."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -34,8 +35,23 @@ class Storage(Protocol):
 class Choice(Protocol):
     """How ids are chosen: `sigma0.decode.sampling.Choice`."""
 
+    on_device: bool
+
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """See there."""
+
+
+@dataclass(frozen=True)
+class RunnerChoice:
+    """What calls the step.
+
+    Attributes:
+        name: "eager" or "compile".
+        reason: Why.
+    """
+
+    name: Literal["eager", "compile"]
+    reason: str
 
 
 class EagerRunner:
@@ -47,16 +63,24 @@ class EagerRunner:
         settings: Of every sequence.
         storage: K/V.
         counts: What was computed; updated.
+        chosen: What was chosen, and why.
     """
 
     def __init__(
-        self, model: LoopedModel, lanes: Lanes, settings: SequenceSettings, storage: Storage, counts: PassCounts
+        self,
+        model: LoopedModel,
+        lanes: Lanes,
+        settings: SequenceSettings,
+        storage: Storage,
+        counts: PassCounts,
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
     ) -> None:
         self.model = model
         self.lanes = lanes
         self.settings = settings
         self.storage = storage
         self.counts = counts
+        self.chosen = chosen
         self.ops = model.operations
         self.program = Program()
         self._stages = lanes.stages()
