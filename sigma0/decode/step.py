@@ -183,9 +183,7 @@ def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) ->
     return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
 
 
-def _hold_prompts(
-    batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor
-) -> Tensor:
+def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
     """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
     decoding, depth = len(codes), batch.lanes.depth
     holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
