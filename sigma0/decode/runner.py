@@ -12,6 +12,7 @@ from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LAST, LEAVES, REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop
 from sigma0.decode.transfer import to_device, to_host
@@ -52,13 +53,21 @@ class EagerRunner:
         self._stages = lanes.stages()
 
     def use(self, program: Program) -> None:
-        """Runs this program from now on; what differences were kept without it counts no more."""
-        state = self.lanes.exit_state
-        if state is not None and not self.program.watch:
-            state.counts[:, 0] = 0
+        """Runs this program from now on; tokens in flight keep what it needs to know of them.
+
+        Differences that were not kept so far are missing: only tokens of a rule that does not read them may decode.
+        """
+        before, self.program = self.program, program
+        if program.watch == before.watch or self.ops.backend == "triton":
+            # a kernel keeps everything in one state, watched or not
+            return
+        lanes, state = self.lanes, self.lanes.watch()
         if program.watch:
-            self.lanes.watch()
-        self.program = program
+            state.counts.zero_()
+            state.counts[:, 0] = lanes.table[:, STAGE] % lanes.depth
+            state.gate.copy_(lanes.gate)
+        else:
+            lanes.gate.copy_(state.gate)
 
     @property
     def decoding(self) -> int:
@@ -78,16 +87,19 @@ class EagerRunner:
             self.ops,
         )
 
-    def loop(self, longest: int) -> tuple[Batch, Looped] | None:
-        """Runs a loop of every live lane; None where there is none."""
+    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
+        """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
         live = int(np.count_nonzero(stages < self.lanes.idle))
-        if not live:
+        if not beside:
+            beside = None
+        if not live and beside is None:
             return None
         decoding = int(np.count_nonzero(stages < self.lanes.depth))
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding)
+        looped = run_loop(batch, live, decoding, beside)
         self.counts.passes += 1
+        self.counts.prompt_rows += 0 if beside is None else len(beside)
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding
