@@ -6,7 +6,9 @@ import numpy.typing as npt
 from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
+from sigma0.decode.random_numbers import request_seed
 from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
+from sigma0.decode.sampling_settings import SequenceSampling
 from sigma0.decode.settings import SequenceExit
 from sigma0.serve.engine.messages import EngineRequest, ServedModel, TokenOutput
 from sigma0.serve.engine.saved_lanes import SavedLanes
@@ -29,6 +31,8 @@ class RequestState:
         prompt_length: Ids of the prompt.
         drops: Whether tokens leave at their exits (`drop`).
         verifies: Whether drafts are checked at loop T (`verify`).
+        eos: Ids that end the text.
+        sampling: How its ids are sampled.
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
         outputs: Tokens so far.
@@ -65,7 +69,10 @@ class RequestState:
         self.passes = 0
         self.rows = 0
         self.cached = 0
-        self._eos = eos
+        self.eos = eos
+        sampling = request.sampling
+        seed = 0 if sampling.temperature == 0 else request_seed(sampling.seed)
+        self.sampling = SequenceSampling.of(sampling, seed, self.prompt_length)
         self._collapse = CollapseStop() if request.on_collapse == "stop" else None
         self.repetition = Repetition()
         self.entropy_drop = EntropyDrop()
@@ -99,7 +106,3 @@ class RequestState:
         """Whether the text ends with the newest id because it repeats itself."""
         self.collapsed = self._collapse is not None and self._collapse.ends(self.repetition)
         return self.collapsed
-
-    def is_eos(self, token_id: int) -> bool:
-        """Whether an id ends the text."""
-        return token_id in self._eos

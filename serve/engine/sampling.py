@@ -1,90 +1,139 @@
-"""Ids for the rows that a pass has read."""
+"""Ids for the rows that a pass has read, for all requests together on the device.
 
-from sigma0.decode.sampler import processors_for
+Processors that only Python knows (`on_collapse="tighten"`) run on the host for the rows of their own request.
+"""
+
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor
 
 from sigma0.decode.accept import accept_drawn
-from sigma0.decode.finite import BROKEN
-from sigma0.decode.lanes import CACHE_POSITION, DRAFT, STAGE
+from sigma0.decode.finite import BROKEN, flag_broken
+from sigma0.decode.lanes import CACHE_POSITION, DRAFT, POSITION, STAGE
+from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose
+from sigma0.decode.sampler import distribution, draw, draw_uniform, process
+from sigma0.decode.sampling_settings import DRAWS, SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.step import Batch, Looped, sample_greedy
-from sigma0.serve.engine.request import RequestState
-from sigma0.signals.canary import Tighten
+from sigma0.decode.transfer import to_host
 
 
-class Sampler:
+class EngineSampler:
     """Samples for the sequences of an engine.
 
     Args:
         slots: S.
+        longest: Ids of the longest sequence.
+        device: Where the logits are.
 
     Attributes:
-        errors: What broke in a caller's processor, by slot.
+        program: What sampling has to compute.
+        errors: What broke in a processor on the host, by slot.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, longest: int, device: torch.device) -> None:
+        self.program = SamplingProgram()
         self.errors: dict[int, Exception] = {}
-        self._hosted: dict[int, tuple[RequestState, LogitsProcessorList, int | None]] = {}
+        self._settings = SamplingSettings(slots, device)
+        with torch.inference_mode(False):
+            # one more than the longest: what is sampled behind it is written there
+            self._ids = torch.zeros((slots, longest + 2), dtype=torch.int64, device=device)
+        self._hosted: dict[int, LogitsProcessor] = {}
 
-    @property
-    def draws(self) -> bool:
-        return any(seed is not None for _, _, seed in self._hosted.values())
+    def set(
+        self, slot: int, sampling: SequenceSampling, ids: Sequence[int], hosted: LogitsProcessor | None = None
+    ) -> None:
+        """Sets how the ids of a slot are sampled.
 
-    def set(self, slot: int, state: RequestState) -> None:
-        params = state.request.sampling
-        processors = processors_for(params, state.prompt_length)
-        if state.request.on_collapse == "tighten":
-            processors.append(Tighten(state.prompt_length))
-        seed = None if params.temperature == 0 else (params.seed or 0)
-        if processors or seed is not None:
-            self._hosted[slot] = state, processors, seed
+        Args:
+            slot: Which.
+            sampling: Its settings.
+            ids: Its ids so far.
+            hosted: A processor that runs on the host after the others.
+        """
+        self._settings.set(slot, sampling)
+        self._ids[slot, : len(ids)] = torch.tensor(ids, device=self._ids.device)
+        if hosted is not None:
+            self._hosted[slot] = hosted
+        self.program = self._settings.program()
 
     def clear(self, slot: int) -> None:
+        """Forgets a slot."""
+        self._settings.clear(slot)
         self._hosted.pop(slot, None)
         self.errors.pop(slot, None)
+        self.program = self._settings.program()
 
     def sample(self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids `[K]`, `BROKEN` where logits are not finite, and whether drafts stand, bool `[K]`."""
-        token_ids = sample_greedy(batch, logits)
+        """Samples for rows that were read.
+
+        Args:
+            batch: What the pass worked on.
+            looped: Its rows.
+            which: Those that were read, int64 `[K]`.
+            logits: `[K, V]`.
+
+        Returns:
+            Ids `[K]`, `BROKEN` where logits are not finite, and whether the drafts among them stand, bool `[K]`.
+        """
         table = looped.table.index_select(0, which)
-        stands = table[:, DRAFT] == token_ids
-        slots = looped.sequences.index_select(0, which).tolist()
-        for row, slot in enumerate(slots):
-            if slot in self._hosted and int(token_ids[row]) != BROKEN:
-                line, lane, loop = table[row].tolist(), int(looped.lanes[which[row]]), int(looped.loops[which[row]])
-                try:
-                    token_ids[row], stands[row] = self._one(batch, slot, line, lane, loop, logits[row])
-                except Exception as error:
-                    self.errors[slot] = error
-                    token_ids[row] = BROKEN
+        drafts = table[:, DRAFT]
+        if self.program.is_greedy and not self._hosted:
+            token_ids = sample_greedy(batch, logits)
+            return token_ids, token_ids == drafts
+        sequences = looped.sequences.index_select(0, which)
+        lengths = table[:, CACHE_POSITION] + 1
+        scores = process(self._settings, self.program, logits, sequences, self._ids, lengths)
+        for slot, processor in self._hosted.items():
+            scores = self._on_host(slot, processor, scores, sequences, lengths)
+        if not self.program.draws:
+            token_ids = scores.argmax(-1)
+            stands = token_ids == drafts
+        elif batch.program.verify:
+            token_ids, stands = self._verify(batch, looped, which, scores, sequences, table)
+        else:
+            positions = table[:, POSITION] + 1
+            token_ids = draw(self._settings, self.program, scores, sequences, positions, OWN_DRAW)
+            stands = token_ids == drafts
+        token_ids = flag_broken(token_ids, logits)
+        for slot in self.errors:
+            token_ids = token_ids.masked_fill(sequences == slot, BROKEN)
+        self._ids[sequences, lengths] = token_ids
         return token_ids, stands
 
-    def _one(
-        self, batch: Batch, slot: int, line: list[int], lane: int, loop: int, logits: Tensor
-    ) -> tuple[int, bool]:
-        state, processors, seed = self._hosted[slot]
-        ids = torch.tensor([state.entry.token_ids[: line[CACHE_POSITION] + 1]])
-        scores = processors(ids, logits.to(torch.float32, copy=True)[None])
-        if seed is None:
-            best = int(scores.argmax(-1))
-            return best, best == line[DRAFT]
-        p = scores.softmax(-1)
-        drafted, stands = line[STAGE] >= batch.lanes.depth, torch.zeros(1, dtype=torch.bool)
-        weights = p
-        if batch.program.verify:
-            probs = batch.lanes.remember_probs(p.shape[1])
-            if drafted:
-                uniform = self._uniform(seed, line[CACHE_POSITION], 2 * loop + 1)
-                stands, weights = accept_drawn(torch.tensor([line[DRAFT]]), p, probs[lane][None], uniform)
-            probs[lane] = p[0]
-        if bool(stands[0]):
-            return line[DRAFT], True
-        uniform = self._uniform(seed, line[CACHE_POSITION], 2 * loop if drafted else 0)
-        total = weights.double().cumsum(-1)
-        drawn = int(torch.searchsorted(total[0], uniform.double() * total[0, -1], right=True).clamp_max(p.shape[1] - 1))
-        return drawn, False
+    def _verify(
+        self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor, sequences: Tensor, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draws drafts, and tests those of earlier loops; greedy sequences compare with the likeliest id."""
+        settings, program = self._settings, self.program
+        lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
+        drafted, drafts, positions = table[:, STAGE] >= batch.lanes.depth, table[:, DRAFT], table[:, POSITION] + 1
+        kept = batch.lanes.remember_probs(scores.shape[1])
+        probs = distribution(settings, program, scores, sequences)
+        chance = draw_uniform(settings, sequences, positions, check_purpose(loops))
+        stands, rest = accept_drawn(drafts.clamp_min(0), probs, kept.index_select(0, lanes), chance)
+        kept.index_copy_(0, lanes, probs)
+        purpose = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
+        drawn = draw(
+            settings, program, torch.where(drafted[:, None], rest.log(), scores), sequences, positions, purpose
+        )
+        best = scores.argmax(-1)
+        draws = settings.table[:, DRAWS].index_select(0, sequences) > 0
+        stands = torch.where(draws, stands & drafted, best == drafts)
+        return torch.where(stands, drafts, torch.where(draws, drawn, best)), stands
 
-    def _uniform(self, seed: int, position: int, purpose: int) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((seed, position, purpose)) % 2**63)
-        return torch.rand(1, generator=generator)
+    def _on_host(
+        self, slot: int, processor: LogitsProcessor, scores: Tensor, sequences: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """The scores, those of one slot processed on the host; what breaks there ends its request alone."""
+        scores = scores.clone()
+        for row, own in enumerate(to_host(sequences).tolist()):
+            if own != slot:
+                continue
+            try:
+                ids = self._ids[slot : slot + 1, : int(lengths[row])]
+                scores[row] = processor(ids, scores[row : row + 1])[0]
+            except Exception as error:
+                self.errors[slot] = error
+        return scores

@@ -26,7 +26,7 @@ class SavedLanes:
     table: Tensor
     hidden: Tensor
     gate: Tensor
-    watched: tuple[Tensor, Tensor, Tensor] | None
+    watched: tuple[Tensor, ...] | None
     probs: Tensor | None
     paths: Tensor | None
     loops: dict[int, int]
@@ -52,7 +52,9 @@ class SavedLanes:
             table,
             lanes.hidden[own].clone(),
             (lanes.gate if state is None else state.gate)[own].clone(),
-            None if state is None else (state.differences[own].clone(), state.gram[own].clone(), state.counts[own].clone()),
+            None
+            if state is None
+            else (state.differences[own].clone(), state.gram[own].clone(), state.counts[own].clone()),
             None if lanes.probs is None else lanes.probs[own].clone(),
             None if lanes.paths is None else lanes.paths[window].clone(),
             dict(zip(live[:, CACHE_POSITION].tolist(), (live[:, STAGE] % lanes.depth).tolist(), strict=True)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.sampler import SamplingParams
+from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
 from tests.reference import settled_model
