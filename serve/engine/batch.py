@@ -118,9 +118,9 @@ class RunningBatch:
         if step.wiped:
             # a NaN that an earlier request left must not reach the next one, not even with weight 0
             self._planes.wipe(step.wiped)
-        self._resume()
         if step.prefill:
             self._enter([(states[chunk.entry.key], chunk.start, chunk.stop) for chunk in step.prefill])
+        self._resume()
 
     def _admit(self, state: RequestState) -> None:
         slot, request = state.entry.slot, state.request

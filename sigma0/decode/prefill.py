@@ -206,7 +206,8 @@ def _attend_chunk(
     if heads > kv_heads:
         mask = mask.repeat(heads // kv_heads, 1)
     attended = F.scaled_dot_product_attention(grouped, seen[0], seen[1], attn_mask=mask, scale=scaling)
-    return attended.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3).reshape(count, heads, width)
+    attended = attended.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3)
+    return attended.reshape(count, heads, width).contiguous()
 
 
 def _tensors(planes: LayerPlanes) -> tuple[Tensor, Tensor]:
