@@ -14,11 +14,6 @@ from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import (
-    ENDS,
-    FED_AT,
-    READ_AT,
-    SEQUENCE,
-    STANDS,
     read,
     settle,
     settle_verified,
@@ -32,7 +27,7 @@ from sigma0.serve.engine.scheduler import ScheduledStep
 from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
-_WIDTH = 8
+_WIDTH = 9
 
 
 @dataclass(frozen=True)
@@ -40,15 +35,13 @@ class PassOutput:
     """Result of a pass.
 
     Attributes:
-        lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 8]`.
-        fed: Lines whose id was fed back, bool `[K]`.
+        lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
         logits: `[K, V]`; None where nothing was read.
         left: Slot and cache position of each token that has left its lane after its last loop, `[N, 2]`.
         complete: Leading cache positions that are exact in every plane now, by slot.
     """
 
     lines: Ints
-    fed: Bools
     logits: Tensor | None
     left: Ints
     complete: Mapping[int, int]
@@ -127,8 +120,8 @@ class RunningBatch:
         self.states[slot] = state
         self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
         self._passes[slot] = self._rows[slot] = 0
-        self._settings.set_exit(slot, state.exit)
-        self._settings.set_ends(slot, sorted(state.eos), state.last_position)
+        self._settings.set_exit([slot], state.exit)
+        self._settings.set_ends([slot], sorted(state.eos), state.last_position)
         hosted = Tighten(state.prompt_length) if request.on_collapse == "tighten" else None
         self._sampler.set(slot, state.sampling, state.entry.token_ids, hosted)
         self._use_program()
@@ -138,13 +131,9 @@ class RunningBatch:
         if program != self._runner.program:
             self._runner.use(program)
 
-    @property
-    def _watched(self) -> bool:
-        return self._runner.program.watch or self._runner.ops.backend == "triton"
-
     def _preempt(self, state: RequestState, slot: int) -> None:
         # preempted again while it recomputes, it still has what was in flight before
-        saved = SavedLanes.of(self.lanes, slot, self._watched)
+        saved = SavedLanes.of(self.lanes, slot)
         state.saved = saved or state.saved
         self.remove(slot)
 
@@ -205,15 +194,14 @@ class RunningBatch:
         batch, rows = looped
         which = self._runner.to_read(rows)
         if not len(which):
-            return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), np.zeros(0, np.bool_), None, left, complete)
+            return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)
         logits = read(batch, rows, which)
         token_ids, stands = self._sampler.sample(batch, rows, which, logits)
         if batch.program.verify:
             lines = to_host(settle_verified(batch, rows, which, token_ids, stands))
         else:
             lines = to_host(settle(batch, rows, which, token_ids))
-        self._propagate_past_exit(lines)
-        return PassOutput(lines, _fed(lines, to_host(which) < len(rows.codes)), logits, left, complete)
+        return PassOutput(lines, logits, left, complete)
 
     def _count(self) -> Ints:
         """Counts the rows of new tokens in the coming pass.
@@ -238,7 +226,7 @@ class RunningBatch:
             prompt, slot = self._prompts[chunk.sequence], chunk.sequence
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
-                self._propagate(np.full(len(early), slot), early, np.full(len(early), chunk.loops - 1))
+                self._planes.note_exits(*self._at(slot, early, chunk.loops - 1))
             whole = chunk.positions[chunk.targets == self.lanes.depth]
             if self._drops[slot]:
                 whole = whole[whole < prompt]
@@ -249,34 +237,9 @@ class RunningBatch:
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete
 
-    def _propagate_past_exit(self, lines: Ints) -> None:
-        """Under `drop`, copies the K/V of tokens that leave from the last plane they wrote to all deeper ones."""
-        if not self._drops.any():
-            return
-        slots, positions, planes = lines[:, SEQUENCE], lines[:, FED_AT] - 1, lines[:, READ_AT] - 1
-        early = self._drops[slots] & (planes < self.lanes.depth - 1) & (positions >= self._prompts[slots])
-        if early.any():
-            self._propagate(slots[early], positions[early], planes[early])
-
-    def _propagate(self, slots: Ints, positions: Ints, planes: Ints) -> None:
-        at = to_device(np.stack([slots, positions, planes]), self._model.device)
-        flat = self._planes.placement(0).flat(at[0], at[1])
-        for layer in self._planes.planes:
-            layer.propagate_past_exit(flat, at[2])
-
-
-def _fed(lines: Ints, decodes: Bools) -> Bools:
-    """Which lines fed an id back, bool `[K]`: the oldest draft of a sequence that falls, else a token just read.
-
-    Args:
-        lines: `[K, 8]`.
-        decodes: Lines of tokens that were read for the first time.
-    """
-    falls = lines[:, STANDS] == 0
-    if not falls.any():
-        return decodes & (lines[:, ENDS] == 0)
-    oldest = np.full(lines[:, SEQUENCE].max() + 1, _NO_PROMPT)
-    np.minimum.at(oldest, lines[falls, SEQUENCE], lines[falls, FED_AT])
-    own = oldest[lines[:, SEQUENCE]]
-    fed: Bools = np.where(own < _NO_PROMPT, falls & (lines[:, FED_AT] == own), decodes) & (lines[:, ENDS] == 0)
-    return fed
+    def _at(self, slot: int, positions: Ints, plane: int) -> tuple[Tensor, ...]:
+        """Positions of one slot and one plane as tensors, each `[N]`."""
+        count = len(positions)
+        return to_device(
+            np.stack([np.full(count, slot), positions, np.full(count, plane)]), self._model.device
+        ).unbind()

@@ -24,7 +24,7 @@ from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
-from sigma0.decode.step import EMITTED, ENDS, FED_AT, SEQUENCE, TOKEN
+from sigma0.decode.step import EMITTED, ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.batch import PassOutput, RunningBatch
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
@@ -199,7 +199,7 @@ class Engine:
         events: list[Event] = []
         broken = set(lines[lines[:, TOKEN] == BROKEN, SEQUENCE].tolist())
         keys = {slot: batch.state_of(slot).entry.key for slot in {*lines[:, SEQUENCE].tolist(), *passed.complete}}
-        fed = lines[passed.fed][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
+        fed = lines[(lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
         self.scheduler.update(
             StepOutput(
                 {keys[slot]: (position, token_id) for slot, position, token_id in fed if slot not in broken},

@@ -81,7 +81,7 @@ class RequestState:
     @property
     def exit(self) -> SequenceExit:
         """When its tokens stop."""
-        return SequenceExit(self.rule, self.drops, self.verifies, self.prompt_length)
+        return SequenceExit(self.rule, self.drops, self.verifies, self.prompt_length, prompt_in_lanes=True)
 
     @property
     def last_position(self) -> int:

@@ -32,21 +32,15 @@ class SavedLanes:
     loops: dict[int, int]
 
     @classmethod
-    def of(cls, lanes: Lanes, sequence: int, watched: bool) -> "SavedLanes | None":
-        """Copies the lanes of a sequence; None where all are idle.
-
-        Args:
-            lanes: The lanes.
-            sequence: Whose.
-            watched: Whether passes keep differences, and with them the gate.
-        """
+    def of(cls, lanes: Lanes, sequence: int) -> "SavedLanes | None":
+        """Copies the lanes of a sequence; None where all are idle."""
         own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
         table = lanes.table[own].clone()
         lines: Ints = table.cpu().numpy()
         live = lines[np.flatnonzero(lines[:, STAGE] < lanes.idle)]
         if not len(live):
             return None
-        state = lanes.exit_state if watched else None
+        state = lanes.exit_state if lanes.watched else None
         window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
         return cls(
             table,

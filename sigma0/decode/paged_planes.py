@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.planes import BlockShape, LayerPlanes
@@ -59,6 +60,19 @@ class PagedPlanes:
         """Where cache positions lie."""
         total = self.blocks * self.shape.size + 1
         return Placement(self.shape.size, total, self.table, self.first, self.rooms)
+
+    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool = True) -> None:
+        """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
+
+        Args:
+            sequences: int64 `[N]`.
+            cache_positions: `[N]`.
+            planes: Plane of the loop at which each exited, counted from 0, int64 `[N]`.
+            copy: Unused: their K/V are copied to all deeper planes in any case.
+        """
+        flat = self.placement(0).flat(sequences, cache_positions)
+        for layer in self.planes:
+            layer.propagate_past_exit(flat, planes)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Fills blocks with zeros."""

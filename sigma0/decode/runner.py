@@ -13,7 +13,7 @@ from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.settings import LAST, LEAVES, REDRAFT, VERIFY, Program, SequenceSettings
+from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop
 from sigma0.decode.transfer import to_device, to_host
 
@@ -27,6 +27,9 @@ class Storage(Protocol):
 
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie, for rows that read `longest` of them at most."""
+
+    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
+        """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
 
 
 class EagerRunner:
@@ -53,21 +56,19 @@ class EagerRunner:
         self._stages = lanes.stages()
 
     def use(self, program: Program) -> None:
-        """Runs this program from now on; tokens in flight keep what it needs to know of them.
+        """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
 
-        Differences that were not kept so far are missing: only tokens of a rule that does not read them may decode.
+        What differences were kept without it counts no more.
         """
-        before, self.program = self.program, program
-        if program.watch == before.watch or self.ops.backend == "triton":
-            # a kernel keeps everything in one state, watched or not
-            return
-        lanes, state = self.lanes, self.lanes.watch()
-        if program.watch:
-            state.counts.zero_()
-            state.counts[:, 0] = lanes.table[:, STAGE] % lanes.depth
+        lanes, keeps = self.lanes, program.watch or self.ops.backend != "torch"
+        if keeps and not lanes.watched:
+            state, stage = lanes.watch(), lanes.table[:, STAGE]
+            state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
             state.gate.copy_(lanes.gate)
-        else:
-            lanes.gate.copy_(state.gate)
+        elif lanes.watched and not keeps:
+            lanes.gate.copy_(lanes.watch().gate)
+        lanes.watched = keeps
+        self.program = program
 
     @property
     def decoding(self) -> int:
@@ -103,7 +104,20 @@ class EagerRunner:
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding
+        if self.program.drops:
+            self._note_exits(looped)
         return batch, looped
+
+    def _note_exits(self, looped: Looped) -> None:
+        stopped = np.flatnonzero(to_host(looped.codes))
+        if len(stopped):
+            which = to_device(stopped, looped.loops.device)
+            sequences, table = looped.sequences.index_select(0, which), looped.table.index_select(0, which)
+            own = self.settings.table.index_select(0, sequences)
+            leaves = (own[:, LEAVES] > 0) & (table[:, CACHE_POSITION] >= own[:, PROMPT])
+            planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
+            copies = self.ops.depth_attention is None
+            self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""

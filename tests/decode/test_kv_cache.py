@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from sigma0 import DepthCache, ExitConfig
 from sigma0.decode.batch import PendingTokens
-from sigma0.decode.catch_up import record_exits
-from sigma0.decode.ops import PlaneGroup, plane_attention
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -135,7 +133,7 @@ def test_reordering_waiting_tokens_is_refused():
 def test_reset_forgets_everything(tiny):
     cache = filled(tiny, config={"mode": "fixed", "depth": 2})
     cache.reset()
-    assert (cache.length, cache.depth, cache.planes[0].keys) == (0, None, None)
+    assert (cache.length, cache.depth, cache.planes) == (0, None, [])
     with torch.no_grad():
         tiny(IDS, past_key_values=cache, exit_config={"mode": "full"})
     assert cache.length == 4
@@ -228,56 +226,10 @@ def test_drop_after_finish_completes_what_waits():
         torch.testing.assert_close(ours.keys[:, :, :5], exact.keys, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    batch=st.integers(1, 4),
-    kv_heads=st.sampled_from([1, 3]),
-    repeats=st.sampled_from([1, 2]),
-    loops=st.integers(1, 4),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-)
-def test_plane_attention_against_one_row_at_a_time(seed, batch, kv_heads, repeats, loops, dtype):
-    """Any subset of sequences at any loops with ragged columns, against float64 softmax for each row."""
-    generator = torch.Generator().manual_seed(seed)
-    capacity, head_dim = 7, 5
-    shape = (loops, batch, kv_heads, capacity, head_dim)
-    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (2e-2, 2e-2)
-    rng = np.random.default_rng(seed)
-    groups, rows = [], []
-    for loop in reversed(range(loops)):
-        sequences = np.sort(rng.choice(batch, size=rng.integers(1, batch + 1), replace=False))
-        columns = rng.integers(0, capacity, size=len(sequences))
-        length = int(columns.max()) + 1
-        mask = torch.arange(length) <= torch.from_numpy(columns)[:, None]
-        everyone = len(sequences) == batch
-        groups.append(
-            PlaneGroup(
-                loop,
-                len(rows),
-                len(rows) + len(sequences),
-                None if everyone else torch.from_numpy(sequences),
-                length,
-                None if bool(mask.all()) else mask[:, None, None],
-            )
-        )
-        rows += [(loop, int(sequence), int(column)) for sequence, column in zip(sequences, columns, strict=True)]
-    query = torch.randn(len(rows), kv_heads * repeats, head_dim, generator=generator).to(dtype)
-    attended = plane_attention(query, keys, values, tuple(groups), 0.3)
-    for index, (loop, sequence, column) in enumerate(rows):
-        for head in range(kv_heads * repeats):
-            plane = slice(None, column + 1)
-            seen = keys[loop, sequence, head // repeats, plane].double()
-            weights = (seen @ query[index, head].double() * 0.3).softmax(0)
-            expected = weights @ values[loop, sequence, head // repeats, plane].double()
-            torch.testing.assert_close(attended[index, head].double(), expected, rtol=rtol, atol=atol)
-
-
 def test_caches_are_made_for_the_model(tiny):
     cache = tiny.new_cache(capacity=3)
     assert isinstance(cache, DepthCache)
-    assert (len(cache.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
+    assert (len(cache.store.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
 
 
 def test_trajectories_that_were_not_kept_begin_anew():
@@ -293,9 +245,7 @@ def test_trajectories_that_were_not_kept_begin_anew():
             model(torch.full((2, 1), 7 + step), past_key_values=cache, exit_config=config)
         rows = cache.in_flight.cache_positions < cache.length - 1
         assert before and rows.any()
-        return cache.exit_states.state.counts[
-            cache.in_flight.state_slots[rows], 0
-        ].tolist(), cache.counts.passes - passes
+        return cache.lanes.exit_state.counts[cache.in_flight.lanes[rows], 0].tolist(), cache.counts.passes - passes
 
     with torch.no_grad():
         model(torch.full((2, 1), 7), past_key_values=cache, exit_config=eager)
@@ -313,7 +263,7 @@ def test_crop_forgets_where_dropped_tokens_stopped():
         for token in (3, 4, 5):
             model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
     sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
-    record_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
+    cache.note_exits(sequences, columns, torch.tensor([1, 2, 0]), copy=False)
     cache.crop(-2)
     assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
     assert cache.exits[:, 5:].eq(4).all()
