@@ -16,6 +16,7 @@ from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, state_key, tensors_of
 from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
@@ -65,7 +66,8 @@ class CompiledRunner(EagerRunner):
         self._bound: dict[Hashable, BoundProgram] = {}
         self._choice: Choice | None = None
         self._stamp: tuple[object, ...] = ()
-        self._lines: Ints = np.zeros((0, _WIDTH), dtype=np.int64)
+        # of the last loop; None where it was eager
+        self._lines: Ints | None = None
         self._most = 0
         self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
 
@@ -74,10 +76,11 @@ class CompiledRunner(EagerRunner):
         super().use(program)
         self._stamp = ()
 
-    def loop(self, longest: int) -> tuple[Batch, Looped] | None:
-        """See `EagerRunner.loop`."""
-        if self.chosen.name == "eager":
-            return super().loop(longest)
+    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
+        """See `EagerRunner.loop`; a pass with prefill is eager, since it has its own shape every time."""
+        self._lines = None
+        if beside or self.chosen.name == "eager":
+            return super().loop(longest, beside)
         stages = self._stages
         live = int(np.count_nonzero(stages < self.lanes.idle))
         if not live:
@@ -102,9 +105,9 @@ class CompiledRunner(EagerRunner):
 
     def to_read(self, looped: Looped) -> Tensor:
         """See `EagerRunner.to_read`."""
-        if self.chosen.name == "eager":
-            return super().to_read(looped)
         lines = self._lines
+        if lines is None:
+            return super().to_read(looped)
         reads = lines[:, _CODE] != 0
         if self.program.verify:
             own = self.settings.table.numpy()[lines[:, _SEQUENCE]]
@@ -118,7 +121,9 @@ class CompiledRunner(EagerRunner):
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """See `EagerRunner.settle`."""
-        if self.chosen.name == "eager" or not choice.on_device:
+        # the first draft that is drawn makes room for the distributions of drafts
+        unready = self.program.verify and choice.draws and self.lanes.probs is None
+        if self._lines is None or not choice.on_device or unready:
             return super().settle(batch, looped, which, choice)
         if choice is not self._choice:
             self._choice = choice
@@ -212,12 +217,12 @@ class CompiledRunner(EagerRunner):
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [self.lanes, self.settings, self._starts_of(batch.placement), *([] if choice is None else [choice])]
+        parts = [self.lanes, self.settings, self._starts_of(batch.placement), None if choice is None else choice.tensors]
         state = planes + tensors_of(parts)
         key = (
             name,
             self.program,
-            type(choice),
+            None if choice is None else choice.fixed,
             self._most,
             self.settings.growth,
             self.settings.spiral,

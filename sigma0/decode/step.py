@@ -38,6 +38,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import PassPlace, Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
@@ -96,13 +97,16 @@ class Looped:
     fates: Tensor | None
 
 
-def run_loop(batch: Batch, count: int, decoding: int, padded: bool = False) -> Looped:
+def run_loop(
+    batch: Batch, count: int, decoding: int, beside: Prefill | None = None, padded: bool = False
+) -> Looped:
     """Rows, block and loop end.
 
     Args:
         batch: Lanes, settings and planes.
         count: R, live lanes, or a bound on them.
         decoding: L, those of them that decode, or a bound on them.
+        beside: Prefill that runs a loop in the same pass; None for none.
         padded: Whether the two are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
             and written nowhere.
     """
@@ -114,8 +118,12 @@ def run_loop(batch: Batch, count: int, decoding: int, padded: bool = False) -> L
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
-    view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
-    raw = batch.model.loop(previous, view)
+    if beside is None:
+        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
+        raw = batch.model.loop(previous, view)
+    else:
+        place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
+        raw = beside.loop(batch.model, place, indices, previous)
     loops = planes + 1
     if live is not None:
         # from here on lanes are only written to
@@ -193,9 +201,7 @@ def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) ->
     return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
 
 
-def _hold_prompts(
-    batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor
-) -> Tensor:
+def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
     """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
     decoding, depth = len(codes), batch.lanes.depth
     holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
