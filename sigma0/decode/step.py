@@ -109,7 +109,8 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
             and written nowhere.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    rows = lanes.table[:, STAGE].sort(stable=True).indices[:count]
+    # nobody's lane is left out: padding writes stages into it too
+    rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
     table = lanes.table.index_select(0, rows)  # [R, 6]
     stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
     sequences, planes = rows // depth, stage % depth
