@@ -174,8 +174,9 @@ class Lanes:
 
     def forget(self, lanes: Tensor) -> None:
         """Resets what exit rules keep of the tokens before."""
-        fresh = self.gate.new_tensor([1.0, 0.0]).expand(len(lanes), 2)
-        self.gate.index_copy_(0, lanes, fresh)
+        # numbers, not a tensor of them, which would have to come from the host
+        self.gate[:, SURVIVAL].index_fill_(0, lanes, 1.0)
+        self.gate[:, CUMULATIVE].index_fill_(0, lanes, 0.0)
         if self.exit_state is not None:
             self.exit_state.counts.index_fill_(0, lanes, 0)
 
@@ -199,6 +200,11 @@ class Lanes:
         for sequence in sequences:
             own = stages[sequence]
             own += torch.where(own < self.idle, _SUSPENDED * self.depth, 0)
+
+    def suspend_where(self, over: Tensor) -> None:
+        """As `suspend`, of the sequences that a tensor tells, bool `[S]`."""
+        stages = self.table[:-1, STAGE].view(self.sequences, self.depth)
+        stages += torch.where(over[:, None] & (stages < self.idle), _SUSPENDED * self.depth, 0)
 
     def resume(self) -> None:
         """Puts suspended tokens back."""
