@@ -156,6 +156,8 @@ def write_and_attend(
         held.view(-1, *held.shape[2:]).index_copy_(0, flat, new)
     rows = [row for row in table.tolist() if row[3]]
     live = len(rows)
+    if not live:
+        return torch.zeros_like(query)
     if live == 1:
         ((plane, first, _, length),) = rows
         spans: Sequence[Span] = (Span(0, 1, plane, first, 0, (length,)),)

@@ -107,7 +107,9 @@ class PassRows:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
         indices, flat = self._on(keys.device)
-        if self._ops.depth_attention is None and torch.compiler.is_compiling():
+        # where rows may be nobody's, nothing but the operator leaves them out
+        static = torch.compiler.is_compiling() or self._live is not None
+        if self._ops.depth_attention is None and static:
             return self._attend_compiled(planes, indices, flat, query, keys, values, scaling)
         planes.write(flat, keys, values)
         if self._ops.depth_attention is not None:
