@@ -2,8 +2,8 @@
 
 `tensor.to(device)` of ordinary host memory makes the host wait for the device's queue, and so do `.tolist()`, `bool()`
 and `.cpu()`. Here indices are copied from pinned memory, in the order of the queue, and results come back through
-`to_host`, the one place where a decoder waits. `torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole
-pass.
+`to_host`, or through a `Landing` once it has landed, which is where a decoder waits.
+`torch.cuda.set_sync_debug_mode("error")` therefore holds around a whole pass.
 """
 
 from typing import Any
@@ -24,14 +24,31 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+class Landing:
+    """A tensor on its way to the host.
+
+    Args:
+        tensor: May change once this is made: what is queued after the copy is not copied.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        self._done: torch.cuda.Event | None = None
+        if tensor.device.type != "cuda":
+            self._landed = tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
+            return
+        self._landed = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._landed.copy_(tensor, non_blocking=True)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(torch.cuda.current_stream(tensor.device))
+
+    def array(self) -> npt.NDArray[Any]:
+        """The tensor as an array, once the device has got that far; what was queued after it is not waited for."""
+        if self._done is not None:
+            self._done.synchronize()
+        return np.asarray(self._landed)
+
+
 def to_host(tensor: Tensor) -> npt.NDArray[Any]:
     """The tensor as an array, once the device has got that far."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cuda":
-        return np.asarray(tensor.cpu())
-    landed = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    landed.copy_(tensor, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(tensor.device))
-    done.synchronize()
-    return np.asarray(landed)
+    return np.asarray(tensor.detach()) if tensor.device.type == "cpu" else Landing(tensor).array()
