@@ -8,10 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Bools, PassCounts, PendingTokens
+from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.stats import RunRecord
+from sigma0.decode.transfer import to_device
 
 
 class PlaneStore:
@@ -334,6 +335,13 @@ class DepthCache(Cache):  # type: ignore[misc]
                 self.exits = torch.full(shape, self.depth - 1, dtype=torch.int32, device=sequences.device)
         self.reserve_exits(self.length)
         self.exits[sequences, cache_positions] = planes.int()
+
+    def forget_exits(self, sequences: Ints, cache_positions: Ints) -> None:
+        """Takes back what was noted of tokens, both `[N]`, that have been taken back."""
+        if self.exits is not None:
+            assert self.depth is not None
+            at = to_device(np.stack([sequences, cache_positions]), self.exits.device)
+            self.exits[at[0], at[1]] = self.depth - 1
 
     def materialize_exits(self) -> None:
         """Copies K/V to the planes behind the exits that were noted, for attention that reads whole planes."""

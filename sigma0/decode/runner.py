@@ -18,7 +18,6 @@ from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, Seq
 from sigma0.decode.step import LINE_WIDTH, Batch, Looped, run_loop, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
 
-
 # The bound on positions grows in steps of so many.
 _BOUND = 256
 
@@ -67,10 +66,12 @@ class RunnerChoice:
     Attributes:
         name: "eager" or "compile".
         reason: Why.
+        late: Whether the host reads what a step emits while the next one runs.
     """
 
     name: Literal["eager", "compile"]
     reason: str
+    late: bool = False
 
 
 class EagerRunner:
@@ -92,7 +93,7 @@ class EagerRunner:
         settings: SequenceSettings,
         storage: Storage,
         counts: PassCounts,
-        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
     ) -> None:
         self.model = model
         self.lanes = lanes

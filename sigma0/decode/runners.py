@@ -9,6 +9,7 @@ from torch import nn
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import Announce, CompiledRunner, silently
 from sigma0.decode.lanes import Lanes
+from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
@@ -18,22 +19,31 @@ RunnerName = Literal["auto", "eager", "compile"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 
 
-def choose_runner(wanted: str, model: LoopedModel) -> RunnerChoice:
+# Devices that would be waited for if the host looked at the decisions of a pass before it went on.
+LATE_DEVICES = frozenset({"cuda"})
+
+
+def choose_runner(wanted: str, model: LoopedModel, waits: str | None = None) -> RunnerChoice:
     """The runner for a model.
 
     Args:
         wanted: One of `RUNNERS`.
         model: On its device, with its hooks.
+        waits: Why the host has to see each step before the next one; None where it need not.
 
     Raises:
         ValueError: For an unknown name.
     """
     if wanted not in RUNNERS:
         raise ValueError(f"no such runner: {wanted!r}; there are {', '.join(RUNNERS)}")
-    if wanted != "compile":
-        return RunnerChoice("eager", "asked for" if wanted == "eager" else "what auto takes")
-    why_not = _why_not(model)
-    return RunnerChoice("compile", "asked for") if why_not is None else RunnerChoice("eager", why_not)
+    why = {"eager": "asked for", "auto": "what auto takes"}.get(wanted) or _why_not(model)
+    if why is None:
+        return RunnerChoice("compile", "asked for")
+    if model.device.type not in LATE_DEVICES:
+        return RunnerChoice("eager", why)
+    if waits is None and model.device.type == "cuda" and model.operations.depth_attention is None:
+        waits = "attention in plain torch reads positions on the host"
+    return RunnerChoice("eager", why, late=True) if waits is None else RunnerChoice("eager", f"{why}; {waits}")
 
 
 def _why_not(model: LoopedModel) -> str | None:
@@ -74,5 +84,9 @@ def open_runner(
     if choice.name == "compile" and storage.placement(0).seen is not None:
         choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
     if choice.name == "eager":
-        return EagerRunner(model, lanes, settings, storage, counts, choice)
+        spans = model.operations.depth_attention is None
+        if choice.late and spans and storage.placement(0).seen is not None:
+            choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
+        kind = LateRunner if choice.late else EagerRunner
+        return kind(model, lanes, settings, storage, counts, choice)
     return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)

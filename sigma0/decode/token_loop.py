@@ -23,19 +23,20 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Bools, Ints, PendingTokens
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.late import LAG, LateRunner
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
-from sigma0.decode.settings import SequenceExit, SequenceSettings
+from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import Batch, Looped
+from sigma0.decode.step import SEQUENCE, Batch, Looped
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -137,9 +138,10 @@ class TokenLoop:
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
+        self._over: set[int] = set()
+        self.choice: Choice = choice_for(self, logits_processor, generation_config)
         wanted = getattr(generation_config, "runner", "auto")
         self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
-        self.choice: Choice = choice_for(self, logits_processor, generation_config)
 
     def _runner(self, config: ExitConfig, wanted: str, announce: Announce) -> EagerRunner:
         cache, batch = self.cache, len(self.lengths)
@@ -151,7 +153,7 @@ class TokenLoop:
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
-            chosen = choose_runner(wanted, self.model)
+            chosen = choose_runner(wanted, self.model, self._waits())
             runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce)
             paths = self.record is not None and runner.ops.backend != "triton"
             watch = self.record is not None and not paths
@@ -159,6 +161,12 @@ class TokenLoop:
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)
         return runner
+
+    def _waits(self) -> str | None:
+        """Why a step has to be seen before the next one; None where it need not."""
+        if not self.choice.on_device:
+            return "ids are chosen by what only Python knows"
+        return None if self.record is None else "statistics are kept of every token"
 
     @property
     def sequences(self) -> Tensor:
@@ -233,6 +241,8 @@ class TokenLoop:
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...] | None:
         runner, cache = self.runner, self.cache
+        if isinstance(runner, LateRunner):
+            return self._step_late(runner)
         cache.reserve_positions(cache.length)
         _, decoding = runner.live()
         looped = runner.loop(cache.length)
@@ -243,6 +253,20 @@ class TokenLoop:
             self.record.after_pass(looped[1])
         return self._settle(*looped)
 
+    def _step_late(self, runner: LateRunner) -> tuple[Emission, ...] | None:
+        """As `_step`, of a step that was launched before; once all sequences have ended, what is left is not read."""
+        if len(self._over) == len(self.lengths):
+            return None
+        cache, longest = self.cache, self.cache.length + LAG
+        if self.max_length is not None:
+            longest = max(cache.length, min(longest, self.max_length - 1 - self.shift))
+        cache.reserve_positions(longest)
+        step = runner.advance(longest, self.choice)
+        if step is None:
+            return None
+        self.tail_passes = 0 if step.decoding else self.tail_passes + 1
+        return self._take([line for line in step.lines.tolist() if line[SEQUENCE] not in self._over])
+
     def _settle(self, batch: Batch, looped: Looped) -> tuple[Emission, ...]:
         """Reads, samples and feeds back."""
         which = self.runner.to_read(looped)
@@ -251,7 +275,7 @@ class TokenLoop:
         lines, logits = self.runner.settle(batch, looped, which, self.choice)
         return self._take(to_host(lines).tolist(), logits)
 
-    def _take(self, lines: list[list[int]], logits: Tensor) -> tuple[Emission, ...]:
+    def _take(self, lines: list[list[int]], logits: Tensor | None = None) -> tuple[Emission, ...]:
         """Notes what a step emitted; the tokens that are final."""
         emissions, final, over = [], [], []
         for row, (emitted, sequence, token_id, depth, fed_at, why, ends, stands, fresh) in enumerate(lines):
@@ -274,8 +298,10 @@ class TokenLoop:
             if last:
                 over.append(sequence)
         if over:
+            self._over.update(over)
             self.runner.lanes.suspend(over)
         if final and self.record is not None:
+            assert logits is not None
             self._record(emissions, logits if len(final) == len(lines) else logits[final])
         return tuple(emissions)
 
@@ -287,7 +313,11 @@ class TokenLoop:
         del self.new_ids[sequence][position + 1 - self.first_position :]
         self.lengths[sequence] = self.prompt_ids.shape[1] + len(self.new_ids[sequence])
         self.cache_positions[sequence] = position
-        self._drop_fed()
+        # others may have fed what was not read yet
+        keep: Ints = np.full(len(self.lengths), NO_LIMIT)
+        keep[sequence] = position
+        lanes = self.runner.lanes
+        lanes.drop(to_device(keep, lanes.device))
         return True
 
     def _drop_fed(self) -> None:
@@ -326,6 +356,7 @@ class TokenLoop:
         if missing.any():
             sequences = np.repeat(np.arange(len(missing)), missing)
             cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
+            cache.forget_exits(sequences, cache_positions)
             ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
             cache.add_pending(
                 PendingTokens(
