@@ -9,16 +9,17 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.decode.accept import accept_drawn, accept_greedy
-from sigma0.decode.draws_tmp import draw, uniform
 from sigma0.decode.finite import flag_broken
 from sigma0.decode.host_stepped import is_over, narrowed, process
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
+from sigma0.decode.logits_processors import sampling_of
+from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose, request_seeds
+from sigma0.decode.sampler import distribution, draw, draw_uniform
+from sigma0.decode.sampler import process as process_on_device
+from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.state_guard import StateGuard
 from sigma0.decode.step import Batch, Looped, read, sample_greedy
 from sigma0.decode.transfer import to_device, to_host
-
-# What a draw is for: a token's own, whether a draft stands at a loop, and what takes its place.
-OWN, ACCEPT, REST = range(3)
 
 
 @dataclass(frozen=True)
@@ -78,46 +79,53 @@ class Greedy:
         return *forced(batch, looped, which, token_ids, stands), None, logits
 
 
-class Drawn:
-    """Draws on the device.
+class Sampled:
+    """Processes and draws on the device.
 
     Args:
-        seeds: Of every sequence, int64 `[B]`.
+        rows: Of every sequence.
+        program: What they ask for, nothing that depends on the ids so far.
         broadcast: As `Operations` has it.
     """
 
-    def __init__(self, seeds: Tensor, broadcast: Any) -> None:
-        self._seeds = seeds
+    def __init__(self, rows: SamplingSettings, program: SamplingProgram, broadcast: Any) -> None:
+        self._rows = rows
+        self._program = program
         self._broadcast = broadcast
+
+    def _process(self, logits: Tensor, sequences: Tensor) -> Tensor:
+        return process_on_device(self._rows, self._program, logits, sequences, None, sequences)
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """See `Choice.first`."""
-        own = torch.full_like(rows.positions, OWN)
-        token_ids = draw(logits.float(), self._seeds, rows.positions, own)
+        scores = self._process(logits, rows.sequences)
+        token_ids = draw(self._rows, self._program, scores, rows.sequences, rows.positions, OWN_DRAW)
         return self._broadcast(flag_broken(token_ids, logits)), None
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
         """See `Choice.choose`."""
         logits = read(batch, looped, which)
-        token_ids, stands = self.draw(batch, looped, which, logits.float())
+        scores = self._process(logits, looped.sequences.index_select(0, which))
+        token_ids, stands = self.draw(batch, looped, which, scores)
         return *forced(batch, looped, which, flag_broken(token_ids, logits), stands), None, logits
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Ids `[K]` by scores `[K, V]`, and which drafts stand."""
         table, loops = looped.table.index_select(0, which), looped.loops.index_select(0, which)
-        seeds = self._seeds.index_select(0, looped.sequences.index_select(0, which))
-        positions = table[:, POSITION] + 1
+        sequences, positions = looped.sequences.index_select(0, which), table[:, POSITION] + 1
         if not batch.program.verify:
-            token_ids = draw(scores, seeds, positions, torch.full_like(loops, OWN))
+            token_ids = draw(self._rows, self._program, scores, sequences, positions, OWN_DRAW)
             return self._broadcast(token_ids), token_ids
-        rows = looped.lanes.index_select(0, which)
-        kept, p = batch.lanes.remember_probs(scores.shape[1]), torch.softmax(scores, dim=-1)
+        lanes = looped.lanes.index_select(0, which)
+        kept = batch.lanes.remember_probs(scores.shape[1])
+        p = distribution(self._rows, self._program, scores, sequences)
         drafts, decodes = table[:, DRAFT], table[:, STAGE] < batch.lanes.depth
-        known = drafts.clamp_min(0)
-        stands, rest = accept_drawn(known, p, kept.index_select(0, rows), uniform(seeds, positions, ACCEPT + 2 * loops))
-        purposes = torch.where(decodes, OWN, REST + 2 * loops)
-        drawn = draw(torch.where(decodes[:, None], scores, rest.log()), seeds, positions, purposes)
-        remember(kept, rows, p, decodes, stands)
+        test = draw_uniform(self._rows, sequences, positions, check_purpose(loops))
+        stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, lanes), test)
+        purposes = torch.where(decodes, OWN_DRAW, redraw_purpose(loops))
+        sources = torch.where(decodes[:, None], scores, rest.log())
+        drawn = draw(self._rows, self._program, sources, sequences, positions, purposes)
+        remember(kept, lanes, p, decodes, stands)
         stands = self._broadcast(stands)
         return self._broadcast(torch.where(stands & ~decodes, drafts, drawn)), stands
 
@@ -156,7 +164,7 @@ class Host:
         loop: Any,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
-        drawn: Drawn | None,
+        drawn: Sampled | None,
         keeps_scores: bool,
         keeps_logits: bool,
     ) -> None:
@@ -296,9 +304,7 @@ class _nothing:
     def __exit__(self, *error: object) -> None: ...
 
 
-def forced(
-    batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor
-) -> tuple[Tensor, Tensor]:
+def forced(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
     """Given judgements, where the settings hold some, in place of those of the model."""
     settled = batch.settings.settled
     if settled is None:
@@ -315,12 +321,17 @@ def choice_for(loop: Any, logits_processor: LogitsProcessorList, config: Generat
     """The choice that a generation config asks for; the step stops for Python only where it must."""
     keep = bool(config.return_dict_in_generate)
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
-    broadcast = loop.runner.ops.broadcast
-    drawn = None
-    if config.do_sample:
-        # one draw for the whole batch, the first sequence's first: what it draws does not depend on the others
-        seeds = torch.randint(0, 2**63 - 1, (len(loop.lengths),)).to(loop.device)
-        drawn = Drawn(seeds, broadcast)
-    if logits_processor or loop.criteria or scores or logits:
+    broadcast, batch, device = loop.runner.ops.broadcast, len(loop.lengths), loop.runner.lanes.device
+    seeds = request_seeds(batch) if config.do_sample else None
+    told = sampling_of(logits_processor, batch, seeds)
+    rows = SamplingSettings(batch, device)
+    if told is not None:
+        rows.set(0, *told)
+    program = rows.program()
+    if told is None or program.reads_ids or program.min_length or loop.criteria or scores or logits:
+        drawn = None
+        if seeds is not None:
+            rows.set(0, *(SequenceSampling(draws=True, seed=seed) for seed in seeds))
+            drawn = Sampled(rows, rows.program(), broadcast)
         return Host(loop, logits_processor, loop.criteria, drawn, scores, logits)
-    return Greedy(broadcast) if drawn is None else drawn
+    return Greedy(broadcast) if program.is_greedy else Sampled(rows, program, broadcast)
