@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention
+from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention, spans_of
 from sigma0.decode.planes import LayerPlanes
 
 
@@ -132,18 +132,15 @@ class PassRows:
         place, at = self._placement, self._indices
         if place.seen is not None:
             return None
-        sequences, loops, ends = at.sequences.tolist(), at.loops.tolist(), at.cache_positions.tolist()
+        sequences, ends = at.sequences.tolist(), at.cache_positions.tolist()
         starts = None if place.starts is None else place.starts.tolist()
-        spans: list[Span] = []
-        for row, (sequence, plane, end) in enumerate(zip(sequences, loops, ends, strict=True)):
+        firsts, rooms, lengths = [], [], []
+        for sequence, end in zip(sequences, ends, strict=True):
             base = sequence * place.size if place.first is None else place.first[sequence]
             if base < 0:
                 return None
             start = 0 if starts is None else min(starts[sequence], end)
-            room = (place.size if place.rooms is None else place.rooms[sequence]) - start
-            joined = spans[-1].joined(plane, base + start, room, end + 1 - start) if spans else None
-            if joined is None:
-                spans.append(Span(row, row + 1, plane, base + start, 0, room, (end + 1 - start,)))
-            else:
-                spans[-1] = joined
-        return tuple(spans)
+            firsts.append(base + start)
+            rooms.append((place.size if place.rooms is None else place.rooms[sequence]) - start)
+            lengths.append(end + 1 - start)
+        return spans_of(at.loops.tolist(), firsts, rooms, lengths)

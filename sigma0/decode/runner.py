@@ -9,9 +9,10 @@ from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Ints, PassCounts
-from sigma0.decode.lanes import CACHE_POSITION, Lanes
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop
 from sigma0.decode.transfer import to_device, to_host
@@ -55,10 +56,18 @@ class EagerRunner:
         self._stages = lanes.stages()
 
     def use(self, program: Program) -> None:
-        """Runs this program from now on; what differences were kept without it counts no more."""
-        if program.watch:
-            self.lanes.watch()
-        self.lanes.watched = program.watch
+        """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
+
+        What differences were kept without it counts no more.
+        """
+        lanes, keeps = self.lanes, program.watch or self.ops.backend != "torch"
+        if keeps and not lanes.watched:
+            state, stage = lanes.watch(), lanes.table[:, STAGE]
+            state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
+            state.gate.copy_(lanes.gate)
+        elif lanes.watched and not keeps:
+            lanes.gate.copy_(lanes.watch().gate)
+        lanes.watched = keeps
         self.program = program
 
     @property
@@ -79,16 +88,19 @@ class EagerRunner:
             self.ops,
         )
 
-    def loop(self, longest: int) -> tuple[Batch, Looped] | None:
-        """Runs a loop of every live lane; None where there is none."""
+    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
+        """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
         live = int(np.count_nonzero(stages < self.lanes.idle))
-        if not live:
+        if not beside:
+            beside = None
+        if not live and beside is None:
             return None
         decoding = int(np.count_nonzero(stages < self.lanes.depth))
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding)
+        looped = run_loop(batch, live, decoding, beside)
         self.counts.passes += 1
+        self.counts.prompt_rows += 0 if beside is None else len(beside)
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding

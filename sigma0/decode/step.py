@@ -38,6 +38,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import PassPlace, Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
@@ -96,13 +97,14 @@ class Looped:
     fates: Tensor | None
 
 
-def run_loop(batch: Batch, count: int, decoding: int) -> Looped:
+def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = None) -> Looped:
     """Rows, block and loop end.
 
     Args:
         batch: Lanes, settings and planes.
         count: R, live lanes.
         decoding: L, those of them that decode.
+        beside: Prefill that runs a loop in the same pass; None for none.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
@@ -111,7 +113,12 @@ def run_loop(batch: Batch, count: int, decoding: int) -> Looped:
     sequences, planes = rows // depth, stage % depth
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
-    raw = batch.model.loop(previous, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest))
+    if beside is None:
+        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest)
+        raw = batch.model.loop(previous, view)
+    else:
+        place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
+        raw = beside.loop(batch.model, place, indices, previous)
     loops = planes + 1
     hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
@@ -183,9 +190,7 @@ def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) ->
     return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
 
 
-def _hold_prompts(
-    batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor
-) -> Tensor:
+def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
     """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
     decoding, depth = len(codes), batch.lanes.depth
     holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])

@@ -120,7 +120,7 @@ class TokenLoop:
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
-        self.prompt_ids = input_ids
+        self.prompt_ids, self.prompt_length = input_ids, prompt
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
         # of the token that is fed next; from cache positions to ids, which lack a prompt given as embeddings; and to
         # positions, which count no pads
@@ -161,11 +161,22 @@ class TokenLoop:
         """Prompts and new tokens so far, right-padded, `[B, longest]`."""
         return self.ids_up_to(int(self.lengths.max()))
 
+    @property
+    def ids(self) -> Tensor:
+        """Ids of every sequence, drafts included, right-padded, int64 `[B, longest]`."""
+        return self.sequences
+
+    def broadcast(self, decision: Tensor) -> Tensor:
+        """As `Operations` has it."""
+        return self.runner.ops.broadcast(decision)
+
     def ids_up_to(self, length: int) -> Tensor:
         """The first `length` ids of every sequence, right-padded, `[B, length]`."""
         new = length - self.prompt_ids.shape[1]
         rows = [(ids + [self.pad] * new)[:new] for ids in self.new_ids]
-        return torch.cat([self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1)
+        return torch.cat(
+            [self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1
+        )
 
     @property
     def scores(self) -> list[list[Tensor]] | None:
@@ -195,7 +206,9 @@ class TokenLoop:
     @torch.no_grad()
     def _begin(self, first: Exits) -> tuple[Emission, ...]:
         batch, lanes = len(self.lengths), self.runner.lanes
-        rows = First(torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device))
+        rows = First(
+            torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device)
+        )
         token_ids, over = self.choice.first(first.logits, rows)
         limit = self.max_length is not None and self.prompt_ids.shape[1] + 1 >= self.max_length
         lines = []
@@ -312,9 +325,7 @@ class TokenLoop:
         missing = end - self.cache_positions  # [B]
         if missing.any():
             sequences = np.repeat(np.arange(len(missing)), missing)
-            cache_positions = np.concatenate(
-                [np.arange(start, end) for start in self.cache_positions.tolist()]
-            )
+            cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
             ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
             cache.add_pending(
                 PendingTokens(
