@@ -85,6 +85,7 @@ class CompiledRunner(EagerRunner):
         live = int(np.count_nonzero(stages < self.lanes.idle))
         if not live:
             return None
+        waiting = int(np.count_nonzero(stages < self.lanes.depth)) if self.program.margin else 0
         batch = self._current(longest)
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
@@ -98,7 +99,7 @@ class CompiledRunner(EagerRunner):
         self.counts.passes += 1
         self.counts.rows += live
         if self.program.margin:
-            self.counts.head_rows += int(np.count_nonzero(stages < self.lanes.depth))
+            self.counts.head_rows += waiting
         if self.program.drops:
             self._note_exits(looped)
         return batch, looped
@@ -217,7 +218,12 @@ class CompiledRunner(EagerRunner):
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [self.lanes, self.settings, self._starts_of(batch.placement), None if choice is None else choice.tensors]
+        parts = [
+            self.lanes,
+            self.settings,
+            self._starts_of(batch.placement),
+            None if choice is None else choice.tensors,
+        ]
         state = planes + tensors_of(parts)
         key = (
             name,
@@ -238,7 +244,7 @@ class CompiledRunner(EagerRunner):
                 with self._announce(what):
                     known, results = compile_program(function, given, state, planes)
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
-                self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(error)}")
+                self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)
                 return None
             self._programs.programs[key] = known
@@ -249,7 +255,9 @@ class CompiledRunner(EagerRunner):
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
         place = Placement(place.size, place.total, starts=self._starts_of(place))
-        return Batch(batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops)
+        return Batch(
+            batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
+        )
 
     def _starts_of(self, place: Placement) -> Tensor:
         return self._no_starts if place.starts is None else place.starts
@@ -275,3 +283,9 @@ def _programs_of(model: LoopedModel) -> ModelPrograms:
     if kept is None:
         kept = vars(model)["_compiled_programs"] = ModelPrograms()
     return kept
+
+
+def _cause(error: Exception) -> BaseException:
+    """What a backend raised, which dynamo wraps."""
+    cause: BaseException = getattr(error, "inner_exception", error)
+    return cause

@@ -88,7 +88,7 @@ class EagerRunner:
         settings: SequenceSettings,
         storage: Storage,
         counts: PassCounts,
-        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
     ) -> None:
         self.model = model
         self.lanes = lanes
@@ -178,9 +178,7 @@ class EagerRunner:
             self.counts.head_rows += len(which)
         return to_device(which, looped.loops.device)
 
-    def settle(
-        self, batch: Batch, looped: Looped, which: Tensor, choice: Choice
-    ) -> tuple[Tensor, Tensor]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """Reads rows, samples, judges and feeds back.
 
         Args:
