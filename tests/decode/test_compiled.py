@@ -191,3 +191,10 @@ def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
     written(model, "eager", 4, MODES[mode])
     assert counted.names["mm"]
     assert not {"_local_scalar_dense", "nonzero", "masked_select"} & set(counted.names)
+
+
+def test_nobodys_lane_stays_idle(model, traced):
+    """It is sorted among the others, and pads a bucket where lanes are suspended."""
+    output = written(model, "compile", 4, MODES["drop"], eos_token_id=list(range(1, 20)), pad_token_id=0)
+    lanes = output.past_key_values.lanes
+    assert int(lanes.table[-1, 0]) >= lanes.idle
