@@ -85,8 +85,11 @@ class CompiledRunner(EagerRunner):
         live = int(np.count_nonzero(stages < self.lanes.idle))
         if not live:
             return None
-        waiting = int(np.count_nonzero(stages < self.lanes.depth)) if self.program.margin else 0
         batch = self._current(longest)
+        if batch.placement.first is not None and min(batch.placement.first) < 0:
+            # K/V of some sequence are scattered
+            return super().loop(longest)
+        waiting = int(np.count_nonzero(stages < self.lanes.depth)) if self.program.margin else 0
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
         program = self._bound.get(count)
@@ -152,6 +155,7 @@ class CompiledRunner(EagerRunner):
         stamp = (
             batch.layers[0].flat_keys,
             place.starts,
+            place.blocks,
             settings.eos,
             settings.exits,
             settings.settled,
@@ -254,7 +258,9 @@ class CompiledRunner(EagerRunner):
     def _fixed(self, batch: Batch) -> Batch:
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
-        place = Placement(place.size, place.total, starts=self._starts_of(place))
+        place = Placement(
+            place.size, place.total, place.blocks, starts=self._starts_of(place), stretches=place.stretches
+        )
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )
@@ -267,7 +273,8 @@ def _over_planes(batch: Batch) -> Batch:
     """The batch with sizes that are read from the planes, which need not be those that a program was compiled with."""
     layer = batch.layers[0]
     total = layer.flat_keys.shape[1]
-    placement = Placement((total - 1) // layer.blocks, total, starts=batch.placement.starts)
+    place, size = batch.placement, (total - 1) // layer.blocks
+    placement = Placement(size, total, place.blocks, starts=place.starts, stretches=place.stretches)
     return Batch(
         batch.model, batch.lanes, batch.settings, batch.program, batch.layers, placement, batch.longest, batch.ops
     )
