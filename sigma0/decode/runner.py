@@ -92,7 +92,7 @@ class EagerRunner:
         settings: SequenceSettings,
         storage: Storage,
         counts: PassCounts,
-        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
     ) -> None:
         self.model = model
         self.lanes = lanes

@@ -113,6 +113,9 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
     table = lanes.table.index_select(0, rows)  # [R, 6]
     stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
     sequences, planes = rows // depth, stage % depth
+    if padded:
+        # the lane that nobody owns has no sequence, and may be among those that pad
+        sequences = sequences.clamp_max(lanes.sequences - 1)
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
@@ -271,7 +274,9 @@ def settle(
     rows = looped.lanes.index_select(0, which)
     ones = torch.ones_like(flags)
     emitted = ones if live is None else live.long()
-    _enter(batch, rows if live is None else torch.where(live, rows, batch.lanes.count), table, token_ids, ends)
+    if live is not None:
+        rows = torch.where(live, rows, batch.lanes.count)
+    _enter(batch, rows, table, token_ids, ends, live)
     loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
     return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
 
