@@ -113,7 +113,7 @@ def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[
         if span.shared:
             outputs.append(_attend_shared(grouped[span.start : span.stop], keys, values, span, scaling))
             continue
-        mask = None if span.mask is None else span.mask[:, None, None]
+        mask = None if span.stop == span.start + 1 or span.mask is None else span.mask[:, None, None]
         attended = F.scaled_dot_product_attention(
             single[span.start : span.stop],
             _stretch(keys, span),
