@@ -12,7 +12,9 @@ along the keys, and a second launch joins the parts: with m, l and a the maximum
     o = sum_i exp(m_i - M) a_i / sum_i exp(m_i - M) l_i,  M = max_i m_i
 
 K/V are paged: `[planes, blocks, H_kv, block_size, d]`, the block of a position given by a block table `[B, blocks of a
-sequence]`. A contiguous cache is the case of one block for each sequence.
+sequence]`. A contiguous cache is the case of one block for each sequence. Any strides will do as long as the d numbers
+of a head lie side by side: a cache that keeps `[planes, positions, H_kv, d]` gives a view. Where each row reads one
+stretch of one plane, a CPU takes `span_attention.py`.
 
 Bytes for each row and K/V head: 2 (c - start + 1) d b, the minimum; q, o and the parts are small beside it.
 """
@@ -21,7 +23,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 SMALLEST_TILE = 16
@@ -92,99 +93,6 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
     own_values = own_values.masked_fill(~seen[..., None, None], 0.0)
     attended = torch.einsum("rkgc,rckd->rkgd", scores.softmax(-1), own_values)
     return attended.reshape(count, heads, width).to(query.dtype)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Adjacent rows of a pass that read the same plane, each one stretch of positions.
-
-    Attributes:
-        start: First row.
-        stop: One past the last.
-        plane: The plane, counted from 0.
-        first: First flat position that the first row reads.
-        step: How much further the stretch of each next row begins.
-        room: Positions that follow the first of each row and belong to its sequence.
-        lengths: Positions that each row reads.
-    """
-
-    start: int
-    stop: int
-    plane: int
-    first: int
-    step: int
-    room: int
-    lengths: tuple[int, ...]
-
-    def joined(self, plane: int, first: int, room: int, length: int) -> "Span | None":
-        """With one row more; None where it does not continue the span."""
-        step = first - self.first - self.step * (self.stop - 1 - self.start)
-        lengths, room = (*self.lengths, length), min(room, self.room)
-        # all rows read as far as the longest: not into what another sequence wrote, and not much too far
-        fits = max(lengths) <= min(room, 2 * min(lengths) + SMALLEST_TILE)
-        if plane != self.plane or step <= 0 or self.step not in (0, step) or not fits:
-            return None
-        return Span(self.start, self.stop + 1, plane, self.first, step, room, lengths)
-
-
-def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: tuple[Span, ...], scaling: float) -> Tensor:
-    """The formula above where each row reads one stretch of one plane; the CPU path, which copies no K/V.
-
-    The query heads that share a K/V head take the place of a sequence of queries, so grouped K/V are never repeated.
-
-    Args:
-        query: One query for each row, `[R, H, d]`.
-        keys: Keys of one layer, `[planes, positions, H_kv, d]`.
-        values: As `keys`.
-        spans: Together they cover all R rows in order.
-        scaling: Factor on the scores.
-
-    Returns:
-        `[R, H, d]`.
-    """
-    rows, heads, head_dim = query.shape
-    kv_heads = keys.shape[2]
-    grouped = query.view(rows, kv_heads, heads // kv_heads, head_dim)  # [R, H_kv, H / H_kv, d]
-    repeated = _queries_at_once(query) if heads == kv_heads else 1
-    if repeated > 1:
-        grouped = grouped.repeat(1, 1, repeated, 1)
-    outputs = []
-    for span in spans:
-        longest, mask = max(span.lengths), None
-        if min(span.lengths) < longest:
-            lengths = torch.tensor(span.lengths, device=query.device)
-            mask = (torch.arange(longest, device=query.device) < lengths[:, None])[:, None, None]
-        outputs.append(
-            F.scaled_dot_product_attention(
-                grouped[span.start : span.stop],
-                _stretch(keys, span, longest),
-                _stretch(values, span, longest),
-                attn_mask=mask,
-                scale=scaling,
-            )
-        )
-    attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [R, H_kv, H / H_kv, d]
-    if repeated > 1:
-        attended = attended[:, :, :1]
-    return attended.reshape(rows, heads, head_dim)
-
-
-def _stretch(planes: Tensor, span: Span, length: int) -> Tensor:
-    """The positions that the rows of a span read, `[N, H_kv, length, d]`, in place."""
-    _, positions, heads, width = planes.shape
-    first = (span.plane * positions + span.first) * heads * width
-    return planes.as_strided(
-        (span.stop - span.start, heads, length, width), (span.step * heads * width, width, heads * width, 1), first
-    )
-
-
-def _queries_at_once(query: Tensor) -> int:
-    """How often a single query is worth repeating: torch's CPU kernel in half precision is 2.5 times faster for 4.
-
-    (16 heads of 128, 512 positions, bfloat16, one thread, torch 2.13: 2.8 ms for one, 1.1 ms for four; float32 gains
-    nothing.)
-    """
-    return 4 if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16) else 1
 
 
 def depth_attention(

@@ -95,6 +95,11 @@ class ExitParams:
         """The mode that can be met: `qexit` at q = 1 means every loop, though float32 may round a sum to 1."""
         return "none" if self.mode == "qexit" and self.threshold >= 1 else self.mode
 
+    @property
+    def modes(self) -> frozenset[str]:
+        """Which modes can be met: one, or none."""
+        return frozenset({self.decides_by}) - {"none"}
+
     def decides(self, mode: str) -> bool:
         """Whether rows decide by a mode."""
         return self.decides_by == mode
@@ -105,7 +110,7 @@ class RuleRows:
     """`ExitParams` of rows that need not share them.
 
     Attributes:
-        modes: Which of `MODES` occur, "none" left out.
+        modes: Which of `MODES` may occur, "none" left out; no row decides by another.
         mode: Index into `MODES`, int64 `[R]`; "none" where the rule can never be met.
         threshold: float32 `[R]`.
         last_loop: int64 `[R]`.
@@ -128,6 +133,14 @@ class RuleRows:
     growth: float
     spiral: float
 
+    def __post_init__(self) -> None:
+        unknown = sorted(self.modes - set(MODES[QEXIT:]))
+        if unknown:
+            raise ValueError(f"no such modes: {', '.join(unknown)}; there are {', '.join(MODES[QEXIT:])}")
+        blind = sorted(self.modes - {"qexit"})
+        if blind and not self.watch:
+            raise ValueError(f"{', '.join(blind)} cannot be decided where no differences are kept: watch is False")
+
     @property
     def watches(self) -> bool:
         """As `ExitParams` has it."""
@@ -145,7 +158,7 @@ class RuleRows:
             return torch.full((rows,), value, dtype=torch.int64, device=device)
 
         return cls(
-            frozenset({params.decides_by}) - {"none"},
+            params.modes,
             column(MODES.index(params.decides_by)),
             torch.full((rows,), params.threshold, dtype=torch.float32, device=device),
             column(params.last_loop),

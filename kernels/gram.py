@@ -220,11 +220,11 @@ if find_spec("triton") is not None:
         return tl.minimum(tl.maximum(x, -1.0), 1.0)
 
     @triton.jit
-    def steps_of_kernel(g00, g01, g11, g22, g33, before, OVER_STEPS: tl.constexpr):
+    def steps_of_kernel(g00, g01, g11, g22, g33, before, over_steps):
         """`steps_of` of one row."""
         size, older = tl.sqrt(g00), tl.sqrt(g11)
         bend = tl.sqrt(tl.maximum(g00 - 2 * g01 + g11, 0.0))
-        bend = over(bend, size + older) if OVER_STEPS else over(bend, before)
+        bend = over(bend, tl.where(over_steps, size + older, before))
         both = size * older
         turning = tl.where(both > 0, acos(clamp(g01 / (both + _TINY_DENOMINATOR))), 0.0)
         gain = tl.where(older > 0, over(size, older), 0.0)

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels import collapse, depth_attention, loop_end
-from sigma0.kernels.exit_state import MODES, NONE, QEXIT
+from sigma0.kernels import collapse_kernel, depth_attention, loop_end_kernel
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
@@ -41,7 +40,7 @@ class Variant:
     @property
     def blocks(self) -> str:
         """The constants that size it, as text."""
-        sizes = ("MODE", "BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
+        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
 
@@ -56,46 +55,51 @@ def variants() -> Iterator[Variant]:
 
 
 def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
-    function = loop_end._loop_end_kernel
+    function = loop_end_kernel._loop_end_kernel
     streamed = ("raw", "previous", "weight", "gate_weight", "gate_bias", "differences", "hidden")
     signature = _signature(
         function,
         dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
-        dict.fromkeys(_pointers("gram", "gate", "statistics"), "*fp32"),
+        dict.fromkeys(_pointers("gram", "gate", "statistics", "thresholds"), "*fp32"),
         dict.fromkeys(_pointers("counts", "fates", "decisions"), "*i32"),
-        dict.fromkeys(_pointers("slots"), "*i64"),
-        dict.fromkeys(("threshold", "growth", "spiral", "norm_eps", "noise"), "fp32"),
+        dict.fromkeys(_pointers("slots", "modes", "last_loops", "patience", "min_loops", "break_after"), "*i64"),
+        dict.fromkeys(("growth", "spiral", "norm_eps", "noise"), "fp32"),
     )
     for width in WIDTHS:
-        for mode, watch in [*((mode, True) for mode in range(len(MODES))), (NONE, False), (QEXIT, False)]:
+        for watch in (True, False):
             yield Variant(
                 LOOP_END,
                 function,
                 dtype,
                 signature,
-                {"MODE": mode, "WATCH": watch, "NORMALIZE": True, "BLOCK": width},
+                {"WATCH": watch, "NORMALIZE": True, "BLOCK": width},
                 frozenset({"width", "raw_row_stride", "previous_row_stride"}),
-                loop_end.warps_for(width),
+                loop_end_kernel.warps_for(width),
             )
 
 
 def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
-    function = collapse._collapse_kernel
+    function = collapse_kernel._collapse_kernel
     numbers = [name for name in function.arg_names if name.endswith(("_low", "_slope", "_weight"))]
     signature = _signature(
         function,
         dict.fromkeys(_pointers("logits"), DTYPES[dtype]),
         dict.fromkeys(_pointers("sampled", "slots", "lengths", "token_ids", "top"), "*i64"),
         dict.fromkeys(_pointers("ids", "observed"), "*i32"),
-        dict.fromkeys(_pointers("entropies", "statistics"), "*fp32"),
+        dict.fromkeys(_pointers("entropies", "thetas", "statistics"), "*fp32"),
         dict.fromkeys(_pointers("met"), "*i1"),
         dict.fromkeys((*numbers, "theta"), "fp32"),
     )
-    for greedy, state in ((True, False), (True, True), (False, True)):
+    for greedy, state, thetas in (
+        (True, False, True),
+        (True, False, False),
+        (True, True, False),
+        (False, True, False),
+    ):
         # a launch turns a stride of 1 into a constant
-        constants = {"id_stride": 1, "GREEDY": greedy, "STATE": state, "BLOCK": collapse.BLOCK}
+        constants = {"id_stride": 1, "GREEDY": greedy, "STATE": state, "THETAS": thetas, "BLOCK": collapse_kernel.BLOCK}
         aligned = frozenset({"vocabulary", "row_stride"})
-        yield Variant("collapse", function, dtype, signature, constants, aligned, collapse.WARPS)
+        yield Variant("collapse", function, dtype, signature, constants, aligned, collapse_kernel.WARPS)
 
 
 def _attentions(dtype: torch.dtype) -> Iterator[Variant]:

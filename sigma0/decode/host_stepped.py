@@ -59,7 +59,7 @@ def rows_are_independent(logits_processor: LogitsProcessorList, stopping_criteri
     )
 
 
-def process(
+def process_rows(
     logits_processor: LogitsProcessorList, ids: Tensor, sequences: Ints, lengths: Ints, logits: Tensor
 ) -> Tensor:
     """Processed scores of some rows; processors see rows of one length at a time, as rectangular ids.

@@ -29,18 +29,11 @@ from sigma0.kernels.collapse import (
     CollapseRule,
     CollapseState,
     certainty,
-    collapse,
     collapse_reference,
-    leads,
     leads_reference,
 )
-from sigma0.kernels.depth_attention import (
-    DepthRows,
-    Span,
-    depth_attention,
-    depth_attention_reference,
-    span_attention,
-)
+from sigma0.kernels.collapse_kernel import collapse, leads
+from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
     FATES,
@@ -57,7 +50,9 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
-from sigma0.kernels.loop_end import SHRINK, loop_end, observe, observe_paths
+from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
+from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
 __all__ = [
     "ALPHA",
@@ -66,8 +61,8 @@ __all__ = [
     "FLOOR",
     "FULL_ECHO",
     "KEPT",
-    "LAST_LOOP",
     "LAGS",
+    "LAST_LOOP",
     "LOGIT_STATS",
     "MET",
     "MODES",
@@ -101,8 +96,9 @@ __all__ = [
     "observe",
     "observe_paths",
     "operations",
-    "span_attention",
     "solve",
+    "span_attention",
+    "spans_of",
 ]
 
 Backend = Literal["auto", "torch", "triton"]
@@ -141,7 +137,7 @@ class Operations:
     """
 
     backend: Literal["torch", "triton"]
-    loop_end: Callable[[LoopEndModules, Tensor, Tensor, ExitState, Tensor, ExitParams], LoopEndOutput]
+    loop_end: Callable[[LoopEndModules, Tensor, Tensor, ExitState, Tensor, ExitParams | RuleRows], LoopEndOutput]
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
     leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
@@ -149,16 +145,16 @@ class Operations:
 
 
 def _loop_end_in_torch(
-    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams
+    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams | RuleRows
 ) -> LoopEndOutput:
     """The model's own norm and gate, so that its hooks (offloading, quantization) run; then the reference."""
     hidden = end.norm(raw)
-    gated = rule.watch or rule.decides_by == "qexit"
+    gated = rule.watch or "qexit" in rule.modes
     return observe(hidden, previous, end.gate(hidden) if gated else raw.new_zeros(len(raw)), state, slots, rule)
 
 
 def _loop_end_in_triton(
-    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams
+    end: LoopEndModules, raw: Tensor, previous: Tensor, state: ExitState, slots: Tensor, rule: ExitParams | RuleRows
 ) -> LoopEndOutput:
     return loop_end(raw, previous, end.loop_end_weights(), state, slots, rule)
 

@@ -1,5 +1,7 @@
 """How a step chooses ids: the argmax, draws on the device, or with what only Python knows."""
 
+from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,16 +11,18 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from sigma0.decode.accept import accept_drawn, accept_greedy
-from sigma0.decode.draws_tmp import draw, uniform
+from sigma0.decode.batch import Ints
 from sigma0.decode.finite import flag_broken
-from sigma0.decode.host_stepped import is_over, narrowed, process
+from sigma0.decode.host_stepped import is_over, narrowed, process_rows
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
+from sigma0.decode.logits_processors import sampling_of
+from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose, request_seeds
+from sigma0.decode.sampler import distribution, draw, draw_uniform, process
+from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
+from sigma0.decode.settings import PROMPT
 from sigma0.decode.state_guard import StateGuard
 from sigma0.decode.step import Batch, Looped, read, sample_greedy
 from sigma0.decode.transfer import to_device, to_host
-
-# What a draw is for: a token's own, whether a draft stands at a loop, and what takes its place.
-OWN, ACCEPT, REST = range(3)
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,65 @@ class First:
 Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
+class Ids(Protocol):
+    """The ids of a token loop, as a choice sees them.
+
+    Attributes:
+        device: Where they are.
+        lengths: Ids of each sequence, `[B]`, on the host.
+        prompt_length: Ids of the prompts.
+        shift: From cache positions to ids.
+        max_length: Ids of a sequence at most; None for no limit.
+        eos: Ids that end a sequence.
+        criteria: Stopping criteria that must be called.
+        verifies: Whether drafts are checked.
+    """
+
+    device: torch.device
+    lengths: Ints
+    prompt_length: int
+    shift: int
+    max_length: int | None
+    eos: frozenset[int]
+    criteria: StoppingCriteriaList
+    verifies: bool
+
+    @property
+    def ids(self) -> Tensor:
+        """Ids of every sequence, drafts included, int64 `[B, longest]`."""
+
+    def ids_up_to(self, length: int) -> Tensor:
+        """The first ids of every sequence, right-padded, `[B, length]`."""
+
+    def broadcast(self, decision: Tensor) -> Tensor:
+        """As `Operations` has it."""
+
+
 class Choice(Protocol):
-    """Chooses ids."""
+    """Chooses ids.
+
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+        draws: Whether ids are drawn.
+        fixed: What a compiled choice takes for constant.
+        tensors: What holds the tensors that it reads.
+    """
+
+    @property
+    def on_device(self) -> bool:
+        """See above."""
+
+    @property
+    def draws(self) -> bool:
+        """See above."""
+
+    @property
+    def fixed(self) -> Hashable:
+        """See above."""
+
+    @property
+    def tensors(self) -> object:
+        """See above."""
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """Ids `[B]` behind the prompts, given logits `[B, V]`, and what criteria say of them, bool `[B]` or None."""
@@ -57,69 +118,91 @@ class Choice(Protocol):
         """
 
 
-class Greedy:
-    """The argmax."""
-
-    def __init__(self, broadcast: Any) -> None:
-        self._broadcast = broadcast
-
-    def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
-        """See `Choice.first`."""
-        return self._broadcast(flag_broken(logits.argmax(-1), logits)), None
-
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """See `Choice.choose`."""
-        logits = read(batch, looped, which)
-        token_ids = sample_greedy(batch, logits)
-        if not batch.program.verify:
-            return token_ids, token_ids, None, logits
-        drafts = looped.table[:, DRAFT].index_select(0, which)
-        stands, token_ids = accept_greedy(drafts, token_ids)
-        return *forced(batch, looped, which, token_ids, stands), None, logits
-
-
-class Drawn:
-    """Draws on the device.
+class Device:
+    """Chooses on the device: the argmax, or a draw, of processed scores.
 
     Args:
-        seeds: Of every sequence, int64 `[B]`.
-        broadcast: As `Operations` has it.
+        loop: The token loop, for its ids.
+        settings: Of every sequence.
     """
 
-    def __init__(self, seeds: Tensor, broadcast: Any) -> None:
-        self._seeds = seeds
-        self._broadcast = broadcast
+    def __init__(self, loop: "Ids", settings: SamplingSettings) -> None:
+        self._loop = loop
+        self._settings = settings
+        self.program = settings.program()
+        self._broadcast = loop.broadcast
+
+    @property
+    def on_device(self) -> bool:
+        """Whether nothing but tensors takes part: ids so far are kept by Python."""
+        return not self.program.reads_ids
+
+    @property
+    def draws(self) -> bool:
+        """Whether ids are drawn."""
+        return self.program.draws
+
+    @property
+    def fixed(self) -> Hashable:
+        """What a compiled choice takes for constant."""
+        return self.program, self._loop.shift
+
+    @property
+    def tensors(self) -> SamplingSettings:
+        """What holds the tensors that it reads."""
+        return self._settings
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """See `Choice.first`."""
-        own = torch.full_like(rows.positions, OWN)
-        token_ids = draw(logits.float(), self._seeds, rows.positions, own)
-        return self._broadcast(flag_broken(token_ids, logits)), None
+        lengths = torch.full_like(rows.positions, self._loop.prompt_length)
+        scores = self._processed(logits, rows.sequences, lengths)
+        return self.draw_first(scores, rows, logits), None
+
+    def draw_first(self, scores: Tensor, rows: First, logits: Tensor) -> Tensor:
+        """Ids `[B]` behind the prompts, given processed scores `[B, V]`; `BROKEN` where logits are not finite."""
+        token_ids = draw(self._settings, self.program, scores, rows.sequences, rows.positions, OWN_DRAW)
+        return self._broadcast(flag_broken(token_ids, logits))
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
         """See `Choice.choose`."""
         logits = read(batch, looped, which)
-        token_ids, stands = self.draw(batch, looped, which, logits.float())
-        return *forced(batch, looped, which, flag_broken(token_ids, logits), stands), None, logits
+        if self.program.is_greedy:
+            token_ids = sample_greedy(batch, logits)
+            stands = token_ids
+            if batch.program.verify:
+                stands, token_ids = accept_greedy(looped.table[:, DRAFT].index_select(0, which), token_ids)
+        else:
+            sequences = looped.sequences.index_select(0, which)
+            lengths = looped.table[:, CACHE_POSITION].index_select(0, which) + (1 + self._loop.shift)
+            token_ids, stands = self.draw(batch, looped, which, self._processed(logits, sequences, lengths))
+            token_ids = self._broadcast(flag_broken(token_ids, logits))
+        if batch.program.forced:
+            token_ids, stands = judged(batch, looped, which, token_ids, stands)
+        return token_ids, stands, None, logits
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids `[K]` by scores `[K, V]`, and which drafts stand."""
+        """Ids `[K]` by processed scores `[K, V]`, and which drafts stand."""
         table, loops = looped.table.index_select(0, which), looped.loops.index_select(0, which)
-        seeds = self._seeds.index_select(0, looped.sequences.index_select(0, which))
-        positions = table[:, POSITION] + 1
-        if not batch.program.verify:
-            token_ids = draw(scores, seeds, positions, torch.full_like(loops, OWN))
-            return self._broadcast(token_ids), token_ids
-        rows = looped.lanes.index_select(0, which)
-        kept, p = batch.lanes.remember_probs(scores.shape[1]), torch.softmax(scores, dim=-1)
-        drafts, decodes = table[:, DRAFT], table[:, STAGE] < batch.lanes.depth
-        known = drafts.clamp_min(0)
-        stands, rest = accept_drawn(known, p, kept.index_select(0, rows), uniform(seeds, positions, ACCEPT + 2 * loops))
-        purposes = torch.where(decodes, OWN, REST + 2 * loops)
-        drawn = draw(torch.where(decodes[:, None], scores, rest.log()), seeds, positions, purposes)
+        sequences, positions = looped.sequences.index_select(0, which), table[:, POSITION] + 1
+        settings, program, drafts = self._settings, self.program, table[:, DRAFT]
+        if not batch.program.verify or not program.draws:
+            token_ids = self._broadcast(draw(settings, program, scores, sequences, positions, OWN_DRAW))
+            return token_ids, drafts == token_ids
+        rows, decodes = looped.lanes.index_select(0, which), table[:, STAGE] < batch.lanes.depth
+        kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(settings, program, scores, sequences)
+        uniform = draw_uniform(settings, sequences, positions, check_purpose(loops))
+        stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, rows), uniform)
+        purposes = torch.where(decodes, OWN_DRAW, redraw_purpose(loops))
+        drawn = draw(
+            settings, program, torch.where(decodes[:, None], scores, rest.log()), sequences, positions, purposes
+        )
         remember(kept, rows, p, decodes, stands)
         stands = self._broadcast(stands)
         return self._broadcast(torch.where(stands & ~decodes, drafts, drawn)), stands
+
+    def _processed(self, logits: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
+        ids = self._loop.ids if self.program.reads_ids else None
+        return process(self._settings, self.program, logits, sequences, ids, lengths)
 
 
 def remember(kept: Tensor, rows: Tensor, p: Tensor, decodes: Tensor, stands: Tensor) -> None:
@@ -142,7 +225,7 @@ class Host:
         loop: The token loop, for its ids.
         logits_processor: As transformers prepared them.
         stopping_criteria: Beside lengths and EOS ids.
-        drawn: Draws; None for greedy sampling.
+        device: Chooses by the processed scores.
         keeps_scores: Whether processed scores are kept.
         keeps_logits: Whether logits are kept.
 
@@ -151,19 +234,21 @@ class Host:
         raw_logits: As `scores`, before processing.
     """
 
+    on_device, draws, fixed, tensors = False, False, None, None
+
     def __init__(
         self,
-        loop: Any,
+        loop: "Ids",
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
-        drawn: Drawn | None,
+        device: Device,
         keeps_scores: bool,
         keeps_logits: bool,
     ) -> None:
         self._loop = loop
         self._processors = logits_processor
         self._criteria = stopping_criteria
-        self._drawn = drawn
+        self._device = device
         batch = len(loop.lengths)
         self.scores: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_scores else None
         self.raw_logits: list[list[Tensor]] | None = [[] for _ in range(batch)] if keeps_logits else None
@@ -172,22 +257,11 @@ class Host:
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """See `Choice.first`."""
-        sequences = np.arange(len(logits))
-        lengths = self._loop.lengths.copy()
+        sequences, lengths = np.arange(len(logits)), self._loop.lengths.copy()
         scores = self._process(sequences, lengths, logits)
         self._keep(sequences, logits, scores)
-        token_ids, _ = self._sample(scores, rows)
-        token_ids = self._flag(token_ids, logits)
+        token_ids = self._device.draw_first(scores, rows, logits)
         return token_ids, self._over(sequences, lengths, token_ids)
-
-    def _sample(self, scores: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
-        broadcast = self._loop.runner.ops.broadcast
-        return (broadcast(scores.argmax(-1)), None) if self._drawn is None else self._drawn.first(scores, rows)
-
-    def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
-        """The ids, flagged on every rank where logits are broken."""
-        flagged: Tensor = self._loop.runner.ops.broadcast(flag_broken(token_ids, logits))
-        return flagged
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
         """See `Choice.choose`."""
@@ -204,12 +278,13 @@ class Host:
         return token_ids, token_ids, self._ends(sequences, lengths, token_ids, over), logits
 
     def _chosen(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        if self._drawn is not None:
-            broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
-            return self._drawn.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
-        token_ids = batch.ops.broadcast(scores.argmax(-1))
-        stands, _ = accept_greedy(looped.table[:, DRAFT].index_select(0, which), token_ids)
-        return token_ids, stands
+        # nothing can be drawn from NaN: such rows are flagged
+        broken = ~scores.amax(dim=-1, keepdim=True).isfinite()
+        return self._device.draw(batch, looped, which, scores.masked_fill(broken, 0.0))
+
+    def _flag(self, token_ids: Tensor, logits: Tensor) -> Tensor:
+        """The ids, flagged on every rank where logits are broken."""
+        return self._loop.broadcast(flag_broken(token_ids, logits))
 
     def _choose_verified(
         self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor, sequences: Any, lengths: Any
@@ -230,7 +305,8 @@ class Host:
                 self._keep(sequences[here], logits[here], scores)
             index = to_device(np.array([row]), which.device)
             token_id, keeps = self._chosen(batch, looped, which.index_select(0, index), scores)
-            token_id, keeps = forced(batch, looped, which.index_select(0, index), token_id, keeps)
+            if batch.program.forced:
+                token_id, keeps = judged(batch, looped, which.index_select(0, index), token_id, keeps)
             token_id = self._flag(token_id, logits[here])
             over = self._over(sequences[here], lengths[here], token_id)
             ended = bool(self._ends(sequences[here], lengths[here], token_id, over)[0])
@@ -252,7 +328,7 @@ class Host:
             return wide
         ids = self._loop.ids_up_to(int(lengths.max()))
         if not self._loop.verifies:
-            return process(self._processors, ids, sequences, lengths, wide)
+            return process_rows(self._processors, ids, sequences, lengths, wide)
         scores = [wide[row : row + 1] for row in range(len(wide))]
         for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
             for item in narrowed(self._processors, np.array([sequence])):
@@ -275,11 +351,10 @@ class Host:
         ids[rows, torch.from_numpy(lengths)] = token_ids.to(ids.device)
         over = torch.zeros(len(sequences), dtype=torch.bool)
         for item in self._criteria:
-            with self._guard.watching(item) if self._loop.verifies else _nothing():
+            with self._guard.watching(item) if self._loop.verifies else nullcontext():
                 # in a list, since the list turns any return value into a tensor
                 over |= is_over(StoppingCriteriaList([item]), ids, sequences, lengths + 1, self.scores)
-        broadcast: Tensor = self._loop.runner.ops.broadcast(over)
-        return broadcast
+        return self._loop.broadcast(over)
 
     def _ends(self, sequences: Any, lengths: Any, token_ids: Tensor, over: Tensor | None) -> Tensor:
         """With lengths and EOS ids."""
@@ -290,37 +365,29 @@ class Host:
         return (ends if over is None else ends | over.cpu()).to(token_ids.device)
 
 
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def forced(
-    batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Given judgements, where the settings hold some, in place of those of the model."""
+def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor) -> tuple[Tensor, Tensor]:
+    """Judgements that are given beforehand, where the settings hold some, in place of the model's."""
     settled = batch.settings.settled
     if settled is None:
         return token_ids, stands
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    token = (table[:, CACHE_POSITION] - batch.settings.table[sequences, 6]) % settled.shape[1]
-    right, loops = settled[sequences, token], looped.loops.index_select(0, which)
+    first = batch.settings.table[:, PROMPT].index_select(0, sequences)
+    right = settled[sequences, (table[:, CACHE_POSITION] - first) % settled.shape[1]]
     decodes = table[:, STAGE] < batch.lanes.depth
-    stands = ~((table[:, DEPTH] < right) & (right <= loops))
+    stands = (table[:, DEPTH] >= right) | (looped.loops.index_select(0, which) < right)
     return torch.where(decodes, token_ids, table[:, DRAFT]), stands
 
 
-def choice_for(loop: Any, logits_processor: LogitsProcessorList, config: GenerationConfig) -> Choice:
+def choice_for(loop: "Ids", logits_processor: LogitsProcessorList, config: GenerationConfig) -> Choice:
     """The choice that a generation config asks for; the step stops for Python only where it must."""
-    keep = bool(config.return_dict_in_generate)
+    keep, batch = bool(config.return_dict_in_generate), len(loop.lengths)
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
-    broadcast = loop.runner.ops.broadcast
-    drawn = None
-    if config.do_sample:
-        # one draw for the whole batch, the first sequence's first: what it draws does not depend on the others
-        seeds = torch.randint(0, 2**63 - 1, (len(loop.lengths),)).to(loop.device)
-        drawn = Drawn(seeds, broadcast)
-    if logits_processor or loop.criteria or scores or logits:
-        return Host(loop, logits_processor, loop.criteria, drawn, scores, logits)
-    return Greedy(broadcast) if drawn is None else drawn
+    seeds = request_seeds(batch) if config.do_sample else None
+    settings = SamplingSettings(batch, loop.device)
+    wanted = sampling_of(logits_processor, batch, seeds)
+    if wanted is not None and not loop.criteria and not scores and not logits:
+        settings.set(0, *wanted)
+        return Device(loop, settings)
+    if seeds is not None:
+        settings.set(0, *[SequenceSampling(draws=True, seed=seed) for seed in seeds])
+    return Host(loop, logits_processor, loop.criteria, Device(loop, settings), scores, logits)

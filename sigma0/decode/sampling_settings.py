@@ -1,5 +1,6 @@
 """Sampling of every sequence as tensors, so that one pass serves any mixture of settings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sigma0.decode.random_numbers import key_of
 from sigma0.decode.sampling_params import SamplingParams
@@ -130,8 +132,8 @@ class SamplingProgram:
 
     @property
     def reads_ids(self) -> bool:
-        """Whether scores depend on the ids so far."""
-        return self.output_penalties or self.repetition or self.bad_words or self.min_length
+        """Whether scores depend on which ids there are so far."""
+        return self.output_penalties or self.repetition or self.bad_words
 
     @property
     def is_greedy(self) -> bool:
@@ -171,31 +173,41 @@ class SamplingSettings:
             self.word_lengths = torch.zeros((rows, 1), dtype=torch.int64, device=device)
         self._set: list[SequenceSampling | None] = [None] * sequences
 
-    def set(self, sequence: int, wanted: SequenceSampling) -> None:
-        """Sets how the ids of a sequence are sampled."""
-        self.clear(sequence)
-        line = [wanted.draws, wanted.top_k, wanted.prompt, wanted.padding, wanted.min_length]
-        self.numbers[sequence] = self._moved(np.array(_numbers(wanted), dtype=np.float32))
-        self.table[sequence] = self._moved(np.array(line, dtype=np.int64))
-        self.keys[sequence] = self._moved(np.array(key_of(wanted.seed)))
+    def set(self, first: int, *wanted: SequenceSampling) -> None:
+        """Sets how the ids of a sequence are sampled, or of several that follow each other.
+
+        Args:
+            first: The sequence, or the first of them.
+            *wanted: One for each.
+        """
+        rows = slice(first, first + len(wanted))
+        self._forget(rows)
+        lines = [[each.draws, each.top_k, each.prompt, each.padding, each.min_length] for each in wanted]
+        self.numbers[rows] = self._moved(np.array([_numbers(each) for each in wanted], dtype=np.float32))
+        self.table[rows] = self._moved(np.array(lines, dtype=np.int64))
+        self.keys[rows] = self._moved(np.array([key_of(each.seed) for each in wanted]))
         self._make_room(wanted)
-        if wanted.eos:
-            self.eos[sequence, : len(wanted.eos)] = self._moved(np.array(wanted.eos))
-        if wanted.bad_words:
-            words = np.full(self.words.shape[1:], NO_ID)  # [W, P + 1]
-            lengths = np.zeros(len(words), dtype=np.int64)
-            for row, word in enumerate(wanted.bad_words):
-                words[row, -len(word) :] = word
-                lengths[row] = len(word) - 1
-            self.words[sequence] = self._moved(words)
-            self.word_lengths[sequence] = self._moved(lengths)
-        self._set[sequence] = wanted
+        if any(each.eos for each in wanted):
+            width = self.eos.shape[1]
+            self.eos[rows] = self._moved(np.array([_padded(each.eos, width) for each in wanted]))
+        if any(each.bad_words for each in wanted):
+            words = np.full((len(wanted), *self.words.shape[1:]), NO_ID)  # [N, W, P + 1]
+            lengths = np.zeros(words.shape[:2], dtype=np.int64)
+            for row, each in enumerate(wanted):
+                for number, word in enumerate(each.bad_words):
+                    words[row, number, -len(word) :] = word
+                    lengths[row, number] = len(word) - 1
+            self.words[rows], self.word_lengths[rows] = self._moved(words), self._moved(lengths)
+        self._set[rows] = wanted
 
     def clear(self, sequence: int) -> None:
         """Forgets a sequence, which is greedy from now on."""
-        for values in (self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths):
-            values[sequence] = values[-1]
+        self._forget(slice(sequence, sequence + 1))
         self._set[sequence] = None
+
+    def _forget(self, rows: slice) -> None:
+        for values in (self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths):
+            values[rows] = values[-1]
 
     def program(self) -> SamplingProgram:
         """What sampling has to compute for the sequences that are set."""
@@ -216,18 +228,22 @@ class SamplingSettings:
     def _moved(self, values: npt.NDArray[Any]) -> Tensor:
         return to_device(values, self.table.device)
 
-    def _make_room(self, wanted: SequenceSampling) -> None:
+    def _make_room(self, wanted: Sequence[SequenceSampling]) -> None:
         """Widens the lists of ids where a sequence brings more than any before."""
-        pad = torch.nn.functional.pad
-        more_eos = max(0, len(wanted.eos) - self.eos.shape[1])
-        more_words = max(0, len(wanted.bad_words) - self.words.shape[1])
-        longer = max(0, max(map(len, wanted.bad_words), default=0) - self.words.shape[2])
+        words = [word for each in wanted for word in each.bad_words]
+        more_eos = max(0, max(len(each.eos) for each in wanted) - self.eos.shape[1])
+        more_words = max(0, max(len(each.bad_words) for each in wanted) - self.words.shape[1])
+        longer = max(0, max(map(len, words), default=0) - self.words.shape[2])
         with torch.inference_mode(False):
             if more_eos:
                 self.eos = pad(self.eos, (0, more_eos), value=NO_ID)
             if more_words or longer:
                 self.words = pad(self.words, (longer, 0, 0, more_words), value=NO_ID)
                 self.word_lengths = pad(self.word_lengths, (0, more_words))
+
+
+def _padded(ids: Sequence[int], width: int) -> list[int]:
+    return [*ids, *[NO_ID] * (width - len(ids))]
 
 
 def _numbers(wanted: SequenceSampling) -> list[float]:

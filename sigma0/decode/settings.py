@@ -175,9 +175,7 @@ class SequenceSettings:
             breaks=breaks,
             margin=any(each.rule.needs_logits for each in wanted),
             verify=any(each.verify for each in wanted),
-            leaves=any(
-                each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted
-            ),
+            leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
             drops=any(each.drop for each in wanted),
             prompts=any(each.prompt_in_lanes for each in wanted),
             forced=self.exits is not None,

@@ -29,11 +29,13 @@ from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import Batch, Looped, settle, settle_verified
+from sigma0.decode.step import Batch, Looped
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -120,7 +122,7 @@ class TokenLoop:
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
-        self.prompt_ids = input_ids
+        self.prompt_ids, self.prompt_length = input_ids, prompt
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
         # of the token that is fed next; from cache positions to ids, which lack a prompt given as embeddings; and to
         # positions, which count no pads
@@ -135,10 +137,11 @@ class TokenLoop:
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
-        self.runner = self._runner(config)
+        wanted = getattr(generation_config, "runner", "auto")
+        self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
         self.choice: Choice = choice_for(self, logits_processor, generation_config)
 
-    def _runner(self, config: ExitConfig) -> EagerRunner:
+    def _runner(self, config: ExitConfig, wanted: str, announce: Announce) -> EagerRunner:
         cache, batch = self.cache, len(self.lengths)
         assert cache.depth is not None
         with torch.no_grad():
@@ -148,7 +151,8 @@ class TokenLoop:
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
-            runner = EagerRunner(self.model, lanes, settings, cache, cache.counts)
+            chosen = choose_runner(wanted, self.model)
+            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce)
             paths = self.record is not None and runner.ops.backend != "triton"
             watch = self.record is not None and not paths
             runner.use(settings.program(watch=watch, paths=paths))
@@ -161,11 +165,22 @@ class TokenLoop:
         """Prompts and new tokens so far, right-padded, `[B, longest]`."""
         return self.ids_up_to(int(self.lengths.max()))
 
+    @property
+    def ids(self) -> Tensor:
+        """Ids of every sequence, drafts included, right-padded, int64 `[B, longest]`."""
+        return self.sequences
+
+    def broadcast(self, decision: Tensor) -> Tensor:
+        """As `Operations` has it."""
+        return self.runner.ops.broadcast(decision)
+
     def ids_up_to(self, length: int) -> Tensor:
         """The first `length` ids of every sequence, right-padded, `[B, length]`."""
         new = length - self.prompt_ids.shape[1]
         rows = [(ids + [self.pad] * new)[:new] for ids in self.new_ids]
-        return torch.cat([self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1)
+        return torch.cat(
+            [self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1
+        )
 
     @property
     def scores(self) -> list[list[Tensor]] | None:
@@ -195,7 +210,9 @@ class TokenLoop:
     @torch.no_grad()
     def _begin(self, first: Exits) -> tuple[Emission, ...]:
         batch, lanes = len(self.lengths), self.runner.lanes
-        rows = First(torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device))
+        rows = First(
+            torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device)
+        )
         token_ids, over = self.choice.first(first.logits, rows)
         limit = self.max_length is not None and self.prompt_ids.shape[1] + 1 >= self.max_length
         lines = []
@@ -231,11 +248,7 @@ class TokenLoop:
         which = self.runner.to_read(looped)
         if not len(which):
             return ()
-        token_ids, stands, ends, logits = self.choice.choose(batch, looped, which)
-        if batch.program.verify:
-            lines = settle_verified(batch, looped, which, token_ids, stands, ends)
-        else:
-            lines = settle(batch, looped, which, token_ids, ends)
+        lines, logits = self.runner.settle(batch, looped, which, self.choice)
         return self._take(to_host(lines).tolist(), logits)
 
     def _take(self, lines: list[list[int]], logits: Tensor) -> tuple[Emission, ...]:
@@ -312,9 +325,7 @@ class TokenLoop:
         missing = end - self.cache_positions  # [B]
         if missing.any():
             sequences = np.repeat(np.arange(len(missing)), missing)
-            cache_positions = np.concatenate(
-                [np.arange(start, end) for start in self.cache_positions.tolist()]
-            )
+            cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
             ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
             cache.add_pending(
                 PendingTokens(

@@ -6,8 +6,6 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sigma0 import DepthCache, ExitConfig
 from sigma0.decode.batch import PendingTokens

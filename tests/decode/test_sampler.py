@@ -16,6 +16,7 @@ from sigma0.decode.sampling_params import SamplingParams
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
 
 CPU = torch.device("cpu")
+TENSORS = ("numbers", "table", "keys", "eos", "words", "word_lengths")
 
 
 def prepared(wanted):
@@ -90,9 +91,14 @@ def cases(draw_from):
 
 
 def tables(wanted):
-    rows = SamplingSettings(len(wanted), CPU)
+    """One after the other, or at once: the same."""
+    rows, at_once = SamplingSettings(len(wanted), CPU), SamplingSettings(len(wanted), CPU)
     for sequence, each in enumerate(wanted):
         rows.set(sequence, each)
+    at_once.set(0, *wanted)
+    for name in TENSORS:
+        assert torch.equal(getattr(rows, name), getattr(at_once, name)), name
+    assert rows.program() == at_once.program()
     return rows
 
 
@@ -216,8 +222,9 @@ def test_what_nobody_asks_for_is_not_computed():
     rows.clear(2)
     rows.clear(3)
     assert rows.program().is_greedy
-    for values in (rows.numbers, rows.table, rows.keys, rows.eos, rows.words, rows.word_lengths):
-        assert (values == values[-1]).all()
+    for name in TENSORS:
+        values = getattr(rows, name)
+        assert (values == values[-1]).all(), name
 
 
 def test_a_row_that_belongs_to_nobody_is_greedy():
@@ -290,9 +297,8 @@ def test_the_whole_of_it_compiles_without_a_break_and_reads_nothing():
         for found, expected in zip(compiled(*arguments), step(*arguments), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
     on_meta = SamplingSettings(4, CPU)
-    for name, values in vars(rows).items():
-        if isinstance(values, torch.Tensor):
-            setattr(on_meta, name, values.to("meta"))
+    for name in TENSORS:
+        setattr(on_meta, name, getattr(rows, name).to("meta"))
     # a tensor without values cannot be read
     rows = on_meta
     assert step(*(each.to("meta") for each in given[0]))[1].shape == (6,)

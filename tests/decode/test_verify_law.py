@@ -137,12 +137,14 @@ def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config
 
 @pytest.mark.slow
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
-    redrawn = []
+    redrawn, first = [], {}
 
     def remember(kept, rows, p, decodes, stands):
+        drawn = first.setdefault(id(kept), torch.zeros_like(kept))
+        drawn[rows] = torch.where(decodes[:, None], p, drawn[rows])
         redraws = ~decodes & ~stands
         redrawn.append(int(redraws.sum()))
-        kept[rows] = torch.where(redraws[:, None], kept[rows], p)
+        kept[rows] = torch.where(redraws[:, None], drawn[rows], p)
 
     monkeypatch.setattr(sampling, "remember", remember)
     assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8

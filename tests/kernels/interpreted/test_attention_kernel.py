@@ -120,3 +120,24 @@ def test_tables_that_are_too_short_or_strided_are_refused(name):
         depth_attention(query, keys, values, replace(at, **{name: table[:, :3]}), 0.3)
     with pytest.raises(ValueError, match="side by side"):
         depth_attention(query, keys, values, replace(at, **{name: table.t().contiguous().t()}), 0.3)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_cache_by_position_is_read_as_it_lies(dtype, paged, drop):
+    """Views of `[planes, positions + 1, H_kv, d]`, block by block, tell what contiguous blocks do; the last is NaN."""
+    query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, drop, True, dtype, rows=6)
+    expected = depth_attention(query, keys, values, at, 0.3, 2)
+    planes, blocks, heads, size, width = keys.shape
+    views = []
+    for part in (keys, values):
+        flat = torch.full((planes, blocks * size + 1, heads, width), torch.nan, dtype=dtype)
+        view = flat[:, :-1].unflatten(1, (blocks, size)).transpose(2, 3)
+        view.copy_(part)
+        assert view.data_ptr() == flat.data_ptr() and not view.is_contiguous()
+        views.append(view)
+    assert torch.equal(depth_attention(query, *views, at, 0.3, 2), expected)
+    assert torch.equal(
+        depth_attention_reference(query, *views, at, 0.3), depth_attention_reference(query, keys, values, at, 0.3)
+    )

@@ -5,7 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse, collapse_reference
+from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference, leads_reference
+from sigma0.kernels.collapse_kernel import collapse, leads
 from tests.kernels import definitions
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -142,3 +143,29 @@ def test_strided_ids_and_slots_are_read_as_they_are():
     state = CollapseState(states[0].ids.t().contiguous().t(), *list(vars(states[0]).values())[1:])
     with pytest.raises(ValueError, match="side by side"):
         collapse(logits, chosen, state, slots, CollapseRule())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_row_leads_by_its_own_theta(dtype):
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    logits = (3 * torch.randn(9, 300, generator=generator)).to(dtype)
+    logits[6], logits[7, 4], logits[8] = 0.0, torch.nan, -torch.inf
+    logits[8, 2] = 1.0
+    best = torch.softmax(logits.double(), -1).topk(2, dim=-1).values
+    margins = best[:, 0] - best[:, 1]
+    thetas = margins.float() * torch.tensor([0.99, 1.01, 0.0, 5.0, 0.5, torch.inf, 1.0, 0.1, 1.0])
+    expected = [True, False, True, False, True, False, True, False, True]
+    thetas[7] = 0.0
+    assert leads(logits, thetas).tolist() == leads_reference(logits, thetas).tolist() == expected
+    strided = torch.stack([thetas, thetas], dim=1)[:, 1]
+    assert leads(logits, strided).tolist() == expected
+    for theta in (0.0, 0.05, 0.3, torch.inf):
+        alone = leads(logits, theta)
+        assert torch.equal(alone, leads_reference(logits, theta))
+        assert torch.equal(alone, leads(logits, torch.full((9,), theta)))
+
+
+def test_thetas_of_other_rows_are_refused():
+    for thetas in (torch.ones(2), torch.ones(3).double(), torch.ones(3, 1)):
+        with pytest.raises(ValueError, match=r"theta must be float32 \[3\]"):
+            leads(torch.zeros(3, 5), thetas)

@@ -1,12 +1,15 @@
 """The loop-boundary kernel against its reference, loop by loop."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights
-from sigma0.kernels.loop_end import loop_end, norm_reference, observe
+from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights, RuleRows
+from sigma0.kernels.loop_end import norm_reference, observe
+from sigma0.kernels.loop_end_kernel import loop_end
 from tests.kernels import definitions
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -112,6 +115,118 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             loop_end(*bad)
+
+
+RULES = tuple(
+    ExitParams(mode, threshold, last, patience, min_loops, break_after=break_after)
+    for mode, threshold, last, patience, min_loops, break_after in (
+        ("none", 0.5, 6, 1, 1, 0),
+        ("none", 0.5, 7, 1, 1, 2),
+        ("none", 0.5, 3, 1, 1, 0),
+        ("qexit", 0.4, 7, 2, 1, 0),
+        ("qexit", 0.9, 7, 2, 3, 1),
+        ("qexit", 1.0, 5, 2, 1, 0),
+        ("converge", 0.6, 7, 2, 1, 0),
+        ("converge", 0.2, 7, 2, 5, 0),
+        ("converge", 0.9, 2, 2, 4, 0),
+        ("accel", 0.8, 7, 1, 1, 0),
+        ("accel", 0.6, 7, 2, 5, 3),
+        ("accel-steps", 0.5, 7, 2, 1, 0),
+        ("accel-steps", 0.9, 6, 3, 1, 1),
+    )
+)
+
+
+def mixed(rules, table=False):
+    """Rows of the parameters of each; `table` as the settings of sequences are gathered: columns of one tensor."""
+    device = torch.get_default_device()
+    alone = [RuleRows.of(rule, 1, device) for rule in rules]
+    rows = {
+        field.name: torch.cat([getattr(each, field.name) for each in alone])
+        for field in fields(RuleRows)
+        if isinstance(getattr(alone[0], field.name), torch.Tensor)
+    }
+    if table:
+        names = [name for name in rows if name != "threshold"]
+        columns = torch.stack([rows[name] for name in names], dim=1)
+        rows |= {name: columns[:, place] for place, name in enumerate(names)}
+    modes = frozenset().union(*(each.modes for each in alone))
+    return RuleRows(modes=modes, watch=alone[0].watch, growth=0.1, spiral=alone[0].spiral, **rows)
+
+
+def walk(rows, width, loops, seed):
+    """States that shrink and grow, `[t, R, D]`, so that each rule is met by some row and missed by others."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    shrink = torch.empty(rows).uniform_(0.3, 1.3, generator=generator)[:, None]
+    steps = torch.randn(loops, rows, width, generator=generator) * shrink ** torch.arange(loops)[:, None, None]
+    return steps.cumsum(0)
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
+    """All modes in one batch: each row decides as the definitions say, and as when every row had its rule."""
+    rows, loops, width = len(RULES), 7, 33
+    path = walk(rows, width, loops, seed)
+    gate = 0.2 * torch.randn(width, generator=torch.Generator(DEVICE).manual_seed(seed))
+    weights = LoopEndWeights(torch.ones(width), 1e-6, gate, torch.zeros(1))
+    slots = torch.randperm(rows + 2, generator=torch.Generator(DEVICE).manual_seed(seed))[:rows]
+    together, reference = states(rows + 2, width, torch.float32)
+    alone = [states(rows + 2, width, torch.float32)[0] for _ in RULES]
+    exact, logits = path.double().cpu().numpy(), (path.double() @ gate.double()).cpu().numpy()
+    previous, rules, seen = torch.full_like(path[0], torch.nan), mixed(RULES, table), set()
+    diverging = [0] * rows
+    for loop, hidden in enumerate(path, start=1):
+        found = loop_end(hidden, previous, weights, together, slots, rules, normalize=False)
+        plain = observe(hidden, previous, hidden @ gate, reference, slots, rules)
+        assert torch.equal(found.decisions, plain.decisions) and torch.equal(found.fates, plain.fates)
+        for row, rule in enumerate(RULES):
+            one = loop_end(hidden, previous, weights, alone[row], slots, rule, normalize=False)
+            for name in ("statistics", "fates", "decisions"):
+                assert torch.equal(getattr(one, name)[row], getattr(found, name)[row])
+            _, fate, decision = definitions.loop_end(
+                exact[:loop, row],
+                logits[:loop, row],
+                rule.mode,
+                rule.threshold,
+                rule.last_loop,
+                rule.patience,
+                rule.min_loops,
+                eps=torch.finfo(torch.float32).eps,
+            )
+            diverging[row] = diverging[row] + 1 if fate == "diverge" else 0
+            if decision != 1 and rule.break_after and diverging[row] >= rule.break_after:
+                decision = 3
+            assert (FATES[int(found.fates[row])], int(found.decisions[row])) == (fate, decision), (loop, rule)
+            seen.add((rule.mode, decision))
+        previous = hidden
+    assert {(mode, 1) for mode in MODES if mode != "none"} <= seen and {("none", 2), ("qexit", 0)} <= seen
+
+
+def test_rows_that_only_follow_the_gate_decide_each_by_its_own():
+    rules = tuple(ExitParams("qexit", threshold, 4, watch=False) for threshold in (0.2, 0.7, 0.95, 1.0))
+    path = walk(4, 20, 4, 5)
+    gate, slots = torch.full((20,), 0.05), torch.arange(4)
+    weights = LoopEndWeights(torch.ones(20), 1e-6, gate, torch.zeros(1))
+    ours, theirs = states(4, 20, torch.float32)
+    for hidden in path:
+        found = loop_end(hidden, hidden, weights, ours, slots, mixed(rules), normalize=False)
+        plain = observe(hidden, hidden, hidden @ gate, theirs, slots, mixed(rules))
+        assert torch.equal(found.decisions, plain.decisions)
+        torch.testing.assert_close(found.statistics, plain.statistics)
+    assert found.decisions.tolist()[3] == 2 and ours.counts[:, 0].tolist() == [4] * 4
+
+
+def test_parameters_of_other_rows_are_refused():
+    state, slots, row, vector = ExitState.empty(2, 8, torch.float32, DEVICE), torch.tensor([0]), *torch.zeros(2, 8)
+    weights = LoopEndWeights(vector, 1e-6, vector, torch.zeros(1))
+    two = RuleRows.of(ExitParams("qexit", 0.5, 3), 2, DEVICE)
+    with pytest.raises(ValueError, match="1 rows need one threshold"):
+        loop_end(row[None], row[None], weights, state, slots, two)
+    one = vars(RuleRows.of(ExitParams("qexit", 0.5, 3), 1, DEVICE))
+    for name, kind in (("threshold", torch.float64), ("mode", torch.int32)):
+        with pytest.raises(ValueError, match="thresholds are float32"):
+            loop_end(row[None], row[None], weights, state, slots, RuleRows(**one | {name: one[name].to(kind)}))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
