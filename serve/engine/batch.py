@@ -145,6 +145,9 @@ class RunningBatch:
         self.states[slot] = None
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
+        if self.lanes.probs is not None:
+            # not a NaN for the next request's drafts
+            self.lanes.probs[slot * self.lanes.depth : (slot + 1) * self.lanes.depth] = 0.0
         self.prefill.remove(slot)
         self._settings.clear(slot)
         self._sampler.clear(slot)
