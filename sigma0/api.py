@@ -15,8 +15,7 @@ from sigma0.config import ExitConfig, Messages, OnCollapse, parse_on_collapse, s
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule, exit_reason
 from sigma0.decode.repetition import CollapseStop
-from sigma0.decode.step import Exits
-from sigma0.decode.token_loop import TokenLoop
+from sigma0.decode.token_loop import Exits, TokenLoop
 from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
@@ -132,7 +131,7 @@ class TextStream(Iterator[Token]):
     @property
     def patience(self) -> int:
         """Loops of which the mildest fate is a token's."""
-        return patience_for(self._policy, self._loop.wave.rule.total_loops)
+        return patience_for(self._policy, self._loop.rule.total_loops)
 
     @property
     def generation(self) -> Generation:
@@ -143,9 +142,9 @@ class TextStream(Iterator[Token]):
         """
         if not self._done:
             raise ValueError("the stream is not finished: read its tokens first")
-        counts = self._loop.wave.cache.counts
+        counts = self._loop.cache.counts
         depths = [token.depth for token in self._tokens]
-        total_loops = self._loop.wave.rule.total_loops
+        total_loops = self._loop.rule.total_loops
         saved = savings([depths], counts.passes, counts.rows, total_loops)
         text = "".join(token.text for token in self._tokens)
         tokens, verdict, grounding, policy = tuple(self._tokens), None, None, None

@@ -6,22 +6,21 @@ cost of deciding is there. Where a trace also says from which loop on a token's 
 behind it that is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Bools, Ints
-from sigma0.decode.exits import ExitRule
-from sigma0.decode.token_loop import DirectLoop, Emission, TokenLoop
-from sigma0.decode.verify import DraftToken, Row, VerifiedLoop
+from sigma0.decode.exits import Course, ExitRule
+
+# How much further in its trace each next sequence of a batch begins.
+STRIDE = 7
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -51,7 +50,7 @@ class Trace:
 
     def of(self, sequence: int, token: int) -> int:
         """Where a token's course stands in the trace: each sequence of a batch starts at another place."""
-        return (token + 7 * sequence) % len(self.exits)
+        return (token + STRIDE * sequence) % len(self.exits)
 
     def scaled(self, total_loops: int) -> "Trace":
         """The same course for another number of loops, rounded up; a draft that was wrong stays wrong."""
@@ -74,58 +73,17 @@ class ReplayRule(ExitRule):
     Args:
         trace: For this model's number of loops.
         config: What becomes of the tokens behind their exits; its rule is not used.
-
-    Attributes:
-        first_positions: Cache position of the first new token that is fed, of each sequence; told by the loop.
     """
 
     def __init__(self, trace: Trace, config: ExitConfig) -> None:
         gate = ExitConfig(mode="qexit", after_exit=config.after_exit, redraft=config.redraft)
         super().__init__(gate, trace.total_loops)
         self.trace = trace
-        self.first_positions: Ints | None = None
-
-    def met(self, met: Bools, sequences: Ints, cache_positions: Ints, loops: Ints) -> Bools:
-        """Met at the token's own exit; of a prompt's tokens where no loop told of any."""
-        if self.first_positions is None:
-            return loops >= (self.trace.prompt or self.total_loops)
-        tokens = zip(sequences.tolist(), (cache_positions - self.first_positions[sequences]).tolist(), strict=True)
-        exits: Ints = np.array([self.trace.exits[self.trace.of(*token)] for token in tokens], dtype=np.int64)
-        return loops >= exits
+        self.course = Course(trace.exits, trace.settled, STRIDE)
 
     def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
         """Met at the loop that the trace says for prompts."""
         return torch.full_like(met, loop >= (self.trace.prompt or self.total_loops))
-
-
-class _Told(TokenLoop):
-    """Tells a `ReplayRule` where the new tokens begin."""
-
-    def enter(self, emissions: Sequence[Emission]) -> None:
-        """As it was, once the rule knows."""
-        rule = self.wave.rule
-        if isinstance(rule, ReplayRule) and rule.first_positions is None:
-            rule.first_positions = self.cache_positions.copy()
-        super().enter(emissions)
-
-
-class ReplayedLoop(_Told, DirectLoop):
-    """A token loop whose tokens stop where a trace says."""
-
-
-class ReplayedVerifiedLoop(_Told, VerifiedLoop):
-    """`verify` whose drafts are accepted as a trace says; the model's own judgement is passed and ignored."""
-
-    def _judge(
-        self, sequence: int, index: int, depth: int, draft: DraftToken, row: Row, scores: Tensor | None
-    ) -> tuple[int, bool]:
-        verdict = super()._judge(sequence, index, depth, draft, row, scores)
-        rule = self.wave.rule
-        if not isinstance(rule, ReplayRule) or not rule.trace.settled:
-            return verdict
-        # The token at `index` is read from the one before it, which was fed as new token number index - prompt - 1.
-        settled = rule.trace.settled[rule.trace.of(sequence, index - self._prompt - 1)]
-        return draft.token_id, not draft.depth < settled <= depth
 
 
 @contextmanager
@@ -138,8 +96,7 @@ def replaying(model: Any, trace: Trace) -> Iterator[None]:
     if trace.total_loops != model.num_loops:
         raise ValueError(f"the trace is for {trace.total_loops} loops, the model has {model.num_loops}")
     model.exit_rule = partial(ReplayRule, trace)
-    model.direct_loop, model.verified_loop = ReplayedLoop, ReplayedVerifiedLoop
     try:
         yield
     finally:
-        del model.exit_rule, model.direct_loop, model.verified_loop
+        del model.exit_rule

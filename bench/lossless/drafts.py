@@ -125,6 +125,6 @@ def record(
         output = model.model(input_ids=text, use_cache=False)
         states = output.loop_states[:, :, len(prompt) : -1]  # [T, 1, new - 1, D]
         gates = output.gate_logits[:, :, len(prompt) : -1]
-        traces.append(model.head(states[:, 0]).argmax(-1).cpu().numpy())
-        exits.append(select_exits(rule, states, gates, model.head).depths[0].cpu().numpy())
+        traces.append(model.read(states[:, 0]).argmax(-1).cpu().numpy())
+        exits.append(select_exits(rule, states, gates, model.read).depths[0].cpu().numpy())
     return traces, exits

@@ -17,7 +17,7 @@ from sigma0.bench.simulation.inputs import Check, Inputs, Kind, MeasuredAnswer, 
 from sigma0.bench.simulation.replica import Replica, Request
 from sigma0.bench.simulation.traffic import LONG, SHORT
 from sigma0.config import ExitConfig
-from sigma0.decode.paged_kv import BlockShape
+from sigma0.decode.planes import BlockShape
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput, TokenOutput
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
-from sigma0.decode.sampler import SamplingParams
+from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound

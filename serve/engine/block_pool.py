@@ -4,6 +4,8 @@ A block holds `size` consecutive cache positions in all planes. A block whose ev
 as a run of all loops would write it, is registered under its hash: that of its ids chained to the hash of the block
 before it. A salt is hashed ahead of the first block, so that prompts with different salts, or one with and one without,
 share no block. Registered blocks stay cached when no request holds them, and are evicted oldest first.
+
+Blocks of one sequence follow each other where that can be had, since such a sequence is read in place on a CPU.
 """
 
 from collections import OrderedDict
@@ -27,7 +29,9 @@ class BlockPool:
             raise ValueError(f"a pool needs at least one block of one position, got {total} of {size}")
         self.total = total
         self.size = size
-        self._free = list(range(total - 1, -1, -1))
+        # one byte for each block, 1 where it is free
+        self._free = bytearray(b"\1" * total)
+        self._free_count = total
         self._references = [0] * total
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -37,7 +41,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that can be allocated: free ones, and cached ones that no request holds."""
-        return len(self._free) + len(self._unreferenced)
+        return self._free_count + len(self._unreferenced)
 
     @property
     def used(self) -> int:
@@ -53,18 +57,53 @@ class BlockPool:
         """Number of blocks for so many cache positions."""
         return -(-positions // self.size)
 
-    def allocate(self) -> int | None:
-        """A block whose content is void, evicting the oldest cached one if needed; None where all are held."""
-        if not self._free and self._unreferenced:
-            block, _ = self._unreferenced.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
-            self._free.append(block)
-        if not self._free:
-            return None
-        block = self._free.pop()
-        self._references[block] = 1
-        self._allocated.append(block)
-        return block
+    def allocate(self, after: int | None = None) -> int | None:
+        """A block whose content is void, evicting the oldest cached one if needed; None where all are held.
+
+        Args:
+            after: The block before it in its sequence; the one behind that is taken if it is free.
+        """
+        blocks = self.allocate_run(1, after=after)
+        return blocks[0] if blocks else None
+
+    def allocate_run(self, count: int, near: int = 0, after: int | None = None) -> list[int]:
+        """Blocks whose content is void, behind each other where there is such a run.
+
+        Args:
+            count: How many.
+            near: Where a run is looked for first.
+            after: The block before them in their sequence.
+
+        Returns:
+            The blocks in their order; empty where there are not so many.
+        """
+        if count > self.available:
+            return []
+        while self._free_count < count:
+            oldest, _ = self._unreferenced.popitem(last=False)
+            del self._block_of[self._hash_of.pop(oldest)]
+            self._free[oldest] = 1
+            self._free_count += 1
+        blocks: list[int] = []
+        run = b"\1" * count
+        start = -1 if after is None or self._free[after + 1 : after + 1 + count] != run else after + 1
+        if start < 0:
+            start = self._free.find(run, near)
+        if start < 0:
+            start = self._free.find(run)
+        while len(blocks) < count:
+            if start < 0:
+                start = self._free.find(1)
+            while start < self.total and self._free[start] and len(blocks) < count:
+                self._free[start] = 0
+                blocks.append(start)
+                start += 1
+            start = -1
+        self._free_count -= count
+        for block in blocks:
+            self._references[block] = 1
+        self._allocated += blocks
+        return blocks
 
     def pop_allocated(self) -> list[int]:
         """Blocks that were allocated since the last call; their content is stale and must be wiped."""
@@ -81,7 +120,8 @@ class BlockPool:
             if block in self._hash_of:
                 self._unreferenced[block] = None
             else:
-                self._free.append(block)
+                self._free[block] = 1
+                self._free_count += 1
 
     def match_prefix(self, token_ids: Sequence[int], limit: int, root: bytes = b"") -> tuple[list[int], bytes]:
         """Takes a reference of each registered block that a sequence begins with.

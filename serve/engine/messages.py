@@ -11,7 +11,7 @@ from sigma0.config import ExitConfig, OnCollapse
 from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Fate
-from sigma0.decode.sampler import Alternative, SamplingParams
+from sigma0.decode.sampling_params import Alternative, SamplingParams
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
 

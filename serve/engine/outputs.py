@@ -1,162 +1,158 @@
-"""Output processor: per-token exit statistics and repetition scores of running requests."""
+"""Output processor: token outputs and request outputs, with the statistics of all requests of a pass together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigma0.decode.batch import DECODING, Bools, Ints, Rows
+from sigma0.decode.batch import Ints
 from sigma0.decode.exits import exit_reason
-from sigma0.decode.ops import FATES, LOGIT_STATS, CollapseRule, CollapseState, Fate, Operations
-from sigma0.decode.sampler import logprobs_of
-from sigma0.decode.stats import compute_logit_stats
+from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, MET_FLAG, STAGE, Lanes
+from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, Fate
+from sigma0.decode.sampling_params import logprobs_of
+from sigma0.decode.stats import PathReader, compute_logit_stats
+from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, mildest, of_token, patience_for
+from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, of_token, patience_for
 
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """A token that became final in a pass.
-
-    Attributes:
-        state: Its request.
-        token_id: Its id.
-        depth: Loop that it was sampled at.
-        met: Whether its exit rule was met.
-        diverged: Whether its loop diverged.
-        logits: That it was sampled from, `[V]`.
-        is_last: Whether the text ends with it.
-    """
-
-    state: RequestState
-    token_id: int
-    depth: int
-    met: bool
-    diverged: bool
-    logits: Tensor
-    is_last: bool
+Floats = npt.NDArray[np.float32]
 
 
 class OutputProcessor:
-    """Statistics of running requests, by batch slot, and the outputs made of them.
+    """Makes outputs of what passes emit.
 
     Args:
         model: The looped model.
         name: Of the model.
-        slots: Number of batch slots.
-        positions: Cache positions of the longest sequence.
+        lanes: Tokens in flight, with their states after every loop if statistics are wanted.
         watch: Whether statistics and verdicts are wanted.
     """
 
-    def __init__(self, model: ServedModel, name: str, slots: int, positions: int, watch: bool) -> None:
+    def __init__(self, model: ServedModel, name: str, lanes: Lanes, watch: bool) -> None:
+        self._model, self._lanes, self._name = model, lanes, name
         self._total_loops = model.num_loops
-        self._fates = np.zeros((slots, positions, self._total_loops), dtype=np.int8)
-        self._met = np.zeros((slots, positions), dtype=np.bool_)
-        self._collapse = CollapseState.empty(slots, model.device)
         self._policy: DoorPolicy = model.door_policy
         self._patience = patience_for(self._policy, self._total_loops)
-        self._name = name
-        self._ops: Operations = model.operations
+        self._readers: dict[float, PathReader] = {}
         self.watch = watch
 
-    def begin(self, state: RequestState) -> None:
-        """Initialises the batch slot of a request, with the statistics saved at its preemption if there are any."""
-        slot = state.entry.slot
-        self._fates[slot] = 0 if state.fates is None else state.fates
-        self._met[slot] = False if state.met is None else state.met
-        for index, tensor in enumerate(vars(self._collapse).values()):
-            tensor[slot] = 0 if state.collapse_state is None else state.collapse_state[index]
-
-    def save(self, state: RequestState, slot: int) -> None:
-        """Saves the statistics of a request that is preempted; it may resume in another slot."""
-        # positions that are found in the prefix cache are not run again
-        state.fates, state.met = self._fates[slot].copy(), self._met[slot].copy()
-        state.collapse_state = tuple(tensor[slot].clone() for tensor in vars(self._collapse).values())
-
-    def enter(self, state: RequestState, positions: Ints) -> None:
-        """Clears the statistics of positions that enter for the first time, or with another token.
-
-        Positions that are recomputed run the same loops again, or are cached and run none: theirs are kept.
-        """
-        sampled = [position for position in positions.tolist() if state.role(position) == DECODING]
-        self._fates[state.entry.slot, sampled] = 0
-        self._met[state.entry.slot, sampled] = False
-
-    def record(self, rows: Rows, fates: Ints, met: Bools) -> None:
-        """Records what was seen at the end of the loop that rows have just finished.
+    @torch.no_grad()
+    def outputs(
+        self, states: Sequence[RequestState], lines: Ints, logits: Tensor, left: Ints, owners: Sequence[RequestState]
+    ) -> list[TokenOutput]:
+        """Token outputs of one pass, at most one of each request; their texts are added by the engine.
 
         Args:
-            rows: After it.
-            fates: Index into `FATES`, 0 where there is none, `[R]`.
-            met: Whether the loop-end rule was met, `[R]`.
+            states: Request of each token, `[N]`.
+            lines: Emitted lines, `[N, 8]`.
+            logits: That each was sampled from, `[N, V]`.
+            left: Slots and cache positions of tokens that have left their lanes, `[M, 2]`.
+            owners: Requests of those.
         """
-        self._met[rows.batch_slots[met], rows.cache_positions[met]] = True
-        known = np.flatnonzero(fates)
-        self._fates[rows.batch_slots[known], rows.cache_positions[known], rows.loops[known] - 1] = fates[known]
+        repeated = [state.repetition for state in states]
+        for repetition, token_id in zip(repeated, lines[:, TOKEN].tolist(), strict=True):
+            repetition.append(token_id)
+        count = len(states)
+        numbers: list[list[float]] = [[np.nan] * len(LOGIT_STATS)] * count
+        fates: list[Fate | None] = [None] * count
+        statistics: Floats | None = None
+        if self.watch:
+            tokens = np.stack([lines[:, SEQUENCE], lines[:, FED_AT] - 1], axis=1)
+            loops = np.concatenate([lines[:, READ_AT], np.full(len(left), self._total_loops)])
+            found = self._observe([*states, *owners], np.concatenate([tokens, left]), loops)
+            if count:
+                statistics, seen = found[0][:count], found[1][:count]
+                fates = [FATES[fate] for fate in self._fates_of(seen, lines[:, READ_AT]).tolist()]
+                drops = [state.entropy_drop for state in states]
+                numbers = compute_logit_stats(logits, [each.at(-1) for each in repeated], drops).tolist()
+        return [
+            self._output(state, line, fate, values, logits[row], None if statistics is None else statistics[row])
+            for row, (state, line, fate, values) in enumerate(zip(states, lines.tolist(), fates, numbers, strict=True))
+        ]
 
-    def outputs(self, sampled: Sequence[SampledToken]) -> list[TokenOutput]:
-        """Token outputs of one pass, at most one of each request; their texts are added by the engine."""
-        numbers: list[list[float]] = [[np.nan] * len(LOGIT_STATS)] * len(sampled)
-        for token in sampled:
-            token.state.repetition.append(token.token_id)
-        if self.watch and sampled and self._ops.backend != "triton":
-            repeated = [token.state.repetition.at(-1) for token in sampled]
-            drops = [token.state.entropy_drop for token in sampled]
-            numbers = compute_logit_stats(torch.stack([token.logits for token in sampled]), repeated, drops).tolist()
-        elif self.watch and sampled:
-            logits = torch.stack([token.logits for token in sampled])
-            token_ids = to_device(np.array([token.token_id for token in sampled]), logits.device)
-            slots = to_device(np.array([token.state.entry.slot for token in sampled]), logits.device)
-            collapse = self._ops.collapse(logits, token_ids, self._collapse, slots, CollapseRule())
-            numbers = to_host(collapse.statistics).tolist()
-        return [self._output(token, values) for token, values in zip(sampled, numbers, strict=True)]
-
-    def _output(self, token: SampledToken, values: list[float]) -> TokenOutput:
-        state = token.state
-        count = state.request.logprobs
-        logprob, alternatives = (None, ()) if count is None else logprobs_of(token.logits, token.token_id, count)
+    def _output(
+        self,
+        state: RequestState,
+        line: list[int],
+        fate: Fate | None,
+        values: list[float],
+        logits: Tensor,
+        statistics: Floats | None,
+    ) -> TokenOutput:
+        wanted, depth, token_id, why = state.request.logprobs, line[READ_AT], line[TOKEN], line[WHY]
+        logprob, alternatives = (None, ()) if wanted is None else logprobs_of(logits, token_id, wanted)
+        would_have_met = None
+        if state.shadow_rule is not None and statistics is not None:
+            would_have_met = state.shadow_rule.would_have_been_met(statistics[:depth], values[_MARGIN])
         return TokenOutput(
-            id=token.token_id,
+            id=token_id,
             text="",
-            depth=token.depth,
-            reason=exit_reason(state.rule.config.mode, token.met, token.diverged),
-            fate=self._fate(state, len(state.outputs)),
+            depth=depth,
+            reason=exit_reason(state.rule.config.mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG)),
+            fate=fate,
             proximity=_finite(values[_PROXIMITY]),
             margin=_finite(values[_MARGIN]),
             entropy=_finite(values[_ENTROPY]),
             logprob=logprob,
             alternatives=alternatives,
             rung=self._name,
-            would_have_met=self._would_have_met(state, len(state.outputs), values[_MARGIN]),
+            would_have_met=would_have_met,
         )
 
-    def _fate(self, state: RequestState, number: int) -> Fate | None:
-        """Fate of a token: the mildest of the last loops of the cache position whose state it was sampled from."""
-        known = self._fates[state.entry.slot, state.prompt_length - 1 + number]
-        return mildest([FATES[fate] for fate in known.tolist()], self._patience)
+    def _observe(self, states: Sequence[RequestState], tokens: Ints, loops: Ints) -> tuple[Floats, Ints]:
+        """Statistics of the loops of tokens in or just out of their lanes; the fates are noted with their requests.
 
-    def _would_have_met(self, state: RequestState, number: int, margin: float) -> bool | None:
-        """Of a token that `full` or `fixed` stopped; see `sigma0.decode.exits.ExitRule.would_have_been_met`."""
-        rule = state.shadow_rule
-        if rule is None:
-            return None
-        if rule.needs_logits:
-            return True if margin >= rule.threshold and state.rule.last_loop >= rule.min_loops else None
-        return bool(self._met[state.entry.slot, state.prompt_length - 1 + number])
+        Args:
+            states: Request of each token, `[N]`.
+            tokens: Slot and cache position of each, `[N, 2]`.
+            loops: Loops that each has finished, `[N]`.
 
-    def finish(self, state: RequestState) -> RequestOutput:
-        """The output of a finished request that still has its batch slot."""
-        tokens = [replace(token, fate=self._fate(state, number)) for number, token in enumerate(state.outputs)]
-        verdict = opened = text = None
+        Returns:
+            `STATISTICS` of every loop, `[N, T, 8]`, and fates `[N, T]`; undefined past the finished loops.
+        """
+        if not len(states):
+            return np.zeros((0, self._total_loops, len(STATISTICS)), np.float32), np.zeros((0, self._total_loops), int)
+        lanes, rule = self._lanes, states[0].rule
+        assert lanes.paths is not None
+        at = to_device(tokens.T.copy(), lanes.device)
+        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
+        statistics, fates = PathReader(self._model.gate, rule.params(watch=True)).read(paths)
+        seen = np.where(np.arange(self._total_loops) < loops[:, None], to_host(fates), 0)
+        for state, position, own in zip(states, tokens[:, 1].tolist(), seen.astype(np.int8), strict=True):
+            state.fates[position - state.prompt_length + 1] = own
+        return to_host(statistics), seen
+
+    def _fates_of(self, fates: Ints, loops: Ints) -> Ints:
+        """Fate of tokens: the mildest of their last loops, as `sigma0.signals.verdict.mildest` has it.
+
+        Args:
+            fates: Of every loop, 0 where there is none, `[N, T]`.
+            loops: Loops that each has finished, `[N]`.
+        """
+        last = loops[:, None] - 1 - np.arange(self._patience)  # [N, patience]
+        # FATES goes from the mildest on, and 0, none, ends it
+        found: Ints = np.take_along_axis(fates, np.maximum(last, 0), axis=1).min(axis=1)
+        return np.where(last[:, -1] >= 0, found, 0)
+
+    @torch.no_grad()
+    def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
+        """The output of a finished request that still has its slot.
+
+        Args:
+            state: The request.
+            work: Passes with a row of a new token, and its rows in them.
+        """
+        tokens, verdict, opened, text = state.outputs, None, None, None
         if self.watch:
+            tokens = self._with_final_fates(state)
             score = check(state.detokenizer.text, state.request.context).score
             parts = [of_token(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
             verdict = aggregate(parts, self._policy, score)
@@ -164,7 +160,8 @@ class OutputProcessor:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        stopped = state.is_eos(tokens[-1].id) or state.detokenizer.stopped or state.collapsed
+        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or state.collapsed
+        passes, rows = work
         return RequestOutput(
             text=state.detokenizer.text,
             tokens=tuple(tokens),
@@ -172,15 +169,30 @@ class OutputProcessor:
             prompt_tokens=state.prompt_length,
             cached_tokens=state.cached,
             total_loops=self._total_loops,
-            passes=state.passes,
-            rows=state.rows,
-            savings=savings([depths], state.passes, state.rows, self._total_loops),
+            passes=passes,
+            rows=rows,
+            savings=savings([depths], passes, rows, self._total_loops),
             verdict=verdict,
             door=opened,
             door_text=text,
             preemptions=state.entry.preemptions,
             collapsed=state.collapsed,
         )
+
+    def _with_final_fates(self, state: RequestState) -> list[TokenOutput]:
+        """The tokens, with what their loops after their exits have added."""
+        slot, lanes = state.entry.slot, self._lanes
+        table = to_host(lanes.table[slot * lanes.depth : (slot + 1) * lanes.depth])
+        newest = state.prompt_length - 2 + len(state.outputs)
+        rows = table[(table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)]
+        if len(rows):
+            tokens = np.stack([np.full(len(rows), slot), rows[:, CACHE_POSITION]], axis=1)
+            self._observe([state] * len(rows), tokens, rows[:, STAGE] % lanes.depth)
+        fates = state.fates[: len(state.outputs)]
+        known = fates > 0
+        loops = np.where(known.any(axis=1), self._total_loops - known[:, ::-1].argmax(axis=1), 0)
+        found = self._fates_of(fates, loops).tolist()
+        return [replace(token, fate=FATES[fate]) for token, fate in zip(state.outputs, found, strict=True)]
 
 
 def _finite(value: float) -> float | None:

@@ -1,5 +1,8 @@
 """Scheduler: admission, prefill chunks beside decoding rows, and preemption when blocks run out.
 
+`schedule` says what the next pass runs, and `update` takes in what came out of it; between the two the engine runs the
+model. A pass feeds a token back by itself, so its block is reserved before.
+
 First come, first admitted. Prompts are prefilled in chunks: the rows of a pass that decoding leaves are shared evenly
 by all sequences with tokens still to prefill, so that a long prompt delays neither decoding nor a short prompt. When
 blocks run out, the sequence admitted last is preempted: it frees its blocks and returns to the head of the queue. The
@@ -7,6 +10,7 @@ one admitted first is never preempted, so that work always ends.
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sigma0.serve.engine.block_pool import BlockPool, block_hash
@@ -18,9 +22,11 @@ class SequenceEntry:
 
     Attributes:
         key: Number of its request.
-        token_ids: All of its ids; the engine appends the generated ones.
+        token_ids: All of its ids, drafts included.
         prefill_end: Cache positions that must have entered before it can decode.
         cacheable: Leading cache positions that blocks of the prefix cache may stand for.
+        exact: Leading cache positions that are ever written in every plane as a run of all loops does; None for all.
+        window: Cache positions that decode at the same time, at most.
         entered: Cache positions that have entered so far.
         slot: Batch slot while it runs; -1 in the queue.
         blocks: Block table, in the order of its cache positions.
@@ -35,6 +41,8 @@ class SequenceEntry:
     token_ids: list[int]
     prefill_end: int
     cacheable: int
+    exact: int | None = None
+    window: int = 1
     entered: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -68,6 +76,40 @@ class PrefillChunk:
     stop: int
 
 
+@dataclass(frozen=True)
+class ScheduledStep:
+    """What the next pass needs, to be applied in this order.
+
+    Attributes:
+        preempted: Sequences that run no more, each with the slot that it had.
+        admitted: Sequences that have a slot now; one that was preempted may be among them.
+        tables: Block tables that are new or longer, by slot.
+        wiped: Blocks whose content is void.
+        prefill: Cache positions that enter.
+    """
+
+    preempted: tuple[tuple[SequenceEntry, int], ...] = ()
+    admitted: tuple[SequenceEntry, ...] = ()
+    tables: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    wiped: tuple[int, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What came out of a pass, by the key of a sequence.
+
+    Attributes:
+        fed: Ids that were fed back, each with its cache position; whatever stood there or behind it is dropped.
+        complete: Leading cache positions that are exact in every plane now.
+        ended: Sequences that are finished.
+    """
+
+    fed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    complete: Mapping[int, int] = field(default_factory=dict)
+    ended: Sequence[int] = ()
+
+
 class Scheduler:
     """Queues sequences and hands out batch slots, blocks and rows.
 
@@ -90,7 +132,9 @@ class Scheduler:
         self.pass_rows = pass_rows
         self.waiting: deque[SequenceEntry] = deque()
         self.running: dict[int, SequenceEntry] = {}
+        self._slots = max_running
         self._free_slots = list(range(max_running - 1, -1, -1))
+        self._changed: set[int] = set()
 
     @property
     def is_full(self) -> bool:
@@ -108,8 +152,39 @@ class Scheduler:
         else:
             self.waiting.remove(entry)
 
+    def schedule(self, rows: int) -> ScheduledStep:
+        """What the next pass runs.
+
+        Args:
+            rows: Rows that the pass has already: tokens that decode, and prefill under way.
+        """
+        preempted: list[tuple[SequenceEntry, int]] = []
+        for entry in list(self.running.values()):
+            if entry.key in self.running and entry.remaining == 0:
+                preempted += self.reserve(entry, entry.entered + 1)
+        admitted = self.admit()
+        prefill = self.prefill_chunks(rows)
+        tables = {
+            entry.slot: tuple(entry.blocks) for key in self._changed if (entry := self.running.get(key)) is not None
+        }
+        self._changed.clear()
+        return ScheduledStep(
+            tuple(preempted), tuple(admitted), tables, tuple(self.pool.pop_allocated()), tuple(prefill)
+        )
+
+    def update(self, output: StepOutput) -> None:
+        """Takes in what came out of a pass."""
+        for key, (position, token_id) in output.fed.items():
+            entry = self.running[key]
+            entry.token_ids[position:] = [token_id]
+            entry.entered = entry.prefill_end = position + 1
+        for key, positions in output.complete.items():
+            self.register(self.running[key], positions)
+        for key in output.ended:
+            self.remove(self.running[key])
+
     def admit(self) -> list[SequenceEntry]:
-        """Starts queued sequences as long as there are slots, and blocks to prefill them and to write one token."""
+        """Starts queued sequences as long as there are slots, and blocks to prefill them and to feed one token."""
         admitted = []
         while self.waiting and self._free_slots:
             entry = self.waiting[0]
@@ -124,10 +199,9 @@ class Scheduler:
             entry.entered = entry.cached = len(blocks) * self.pool.size
             entry.slot = self._free_slots.pop()
             self.running[entry.key] = entry
-            while len(entry.blocks) < self.pool.blocks_for(entry.prefill_end):
-                block = self.pool.allocate()
-                assert block is not None
-                entry.blocks.append(block)
+            near = entry.slot * self.pool.total // self._slots
+            entry.blocks += self.pool.allocate_run(missing, near, blocks[-1] if blocks else None)
+            self._changed.add(entry.key)
             admitted.append(entry)
         return admitted
 
@@ -150,27 +224,32 @@ class Scheduler:
                 room -= count
         return chunks
 
-    def allocate(self, entry: SequenceEntry, positions: int) -> list[SequenceEntry]:
+    def reserve(self, entry: SequenceEntry, positions: int) -> list[tuple[SequenceEntry, int]]:
         """Extends the block table of a running sequence to so many cache positions, preempting others if needed.
 
         Returns:
-            The preempted sequences; `entry` itself may be among them, and is then in the queue.
+            The preempted sequences, each with the slot that it had; `entry` itself may be among them.
         """
-        preempted: list[SequenceEntry] = []
+        preempted: list[tuple[SequenceEntry, int]] = []
         while len(entry.blocks) < self.pool.blocks_for(positions):
-            block = self.pool.allocate()
+            block = self.pool.allocate(after=entry.blocks[-1])
             if block is not None:
                 entry.blocks.append(block)
+                self._changed.add(entry.key)
                 continue
             last = next(reversed(self.running.values()))
+            preempted.append((last, last.slot))
             self.preempt(last)
-            preempted.append(last)
             if last is entry:
                 break
         return preempted
 
     def preempt(self, entry: SequenceEntry) -> None:
-        """Moves a running sequence to the head of the queue; the caller sets what is to be recomputed."""
+        """Moves a running sequence to the head of the queue; what had entered is to be recomputed."""
+        if entry.remaining == 0:
+            # blocks of others may not stand for what is still in flight, as far as can be known here
+            exact = entry.entered if entry.exact is None else entry.exact
+            entry.cacheable = max(0, min(entry.entered - entry.window, exact))
         self._release(entry)
         entry.preemptions += 1
         self.waiting.appendleft(entry)

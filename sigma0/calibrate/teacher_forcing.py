@@ -175,7 +175,7 @@ def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Seq
 
 
 def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
-    logits = [check_finite(model.head(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
+    logits = [check_finite(model.read(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
     top = torch.stack([loop_logits.argmax(-1) for loop_logits in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
     kl = [divergence(full, torch.log_softmax(loop_logits.float(), -1)) for loop_logits in logits]
@@ -289,7 +289,7 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
     step = max(1, _LOGITS // model.config.vocab_size)
     top = [
-        torch.cat([check_finite(model.head(part), loop).argmax(-1) for part in state.split(step)])
+        torch.cat([check_finite(model.read(part), loop).argmax(-1) for part in state.split(step)])
         for loop, state in enumerate(states, start=1)
     ]
     same: Bools = (torch.stack(top) == top[-1]).cpu().numpy()
@@ -305,7 +305,7 @@ def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: 
         for part in np.array_split(tokens, -(-len(tokens) // step)):
             index = torch.from_numpy(part).to(states.device)
             some, of_gate = states.index_select(1, index), gates.index_select(1, index)
-            depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.head).depths[0]
+            depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.read).depths[0]
             exits[place, part] = depths.cpu().numpy()
 
     everything = np.arange(states.shape[1])

@@ -1,4 +1,4 @@
-"""Catch-up: the missing K/V of deeper loops, filled before a prefill or copied from the exit (`drop`)."""
+"""Catch-up: the missing K/V of deeper loops, filled before a prefill."""
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         model: The looped model.
         cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
     """
-    materialize_exits(cache)
+    cache.materialize_exits()
     if cache.lanes is not None:
         cache.lanes.resume()
     in_flight, pending = cache.in_flight, cache.pending
@@ -93,49 +93,3 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
         columns = [column.index_select(0, left) for column in vars(rows).values()]
         columns[-1] += 1
         hidden, rows = hidden.index_select(0, left), RowIndices(*columns)
-
-
-def record_exits(cache: DepthCache, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
-    """Records the last plane of tokens that exit under `drop`: a reader at loop t takes plane min(t, exit).
-
-    For attention that picks a plane for each cache position, nothing is copied.
-
-    Args:
-        cache: Planes and exits.
-        sequences: Batch index, int64 `[N]`.
-        cache_positions: `[N]`.
-        planes: Plane of the loop at which each exited, counted from 0, int64 `[N]`.
-    """
-    assert cache.depth is not None
-    if cache.exits is None:
-        # never an inference tensor: a cache may be continued outside of torch.inference_mode
-        with torch.inference_mode(False):
-            room = max(cache.store.capacity, cache.length)
-            cache.exits = torch.full((cache.batch, room), cache.depth - 1, dtype=torch.int32, device=sequences.device)
-    cache.reserve_exits(cache.length)
-    cache.exits[sequences, cache_positions] = planes.int()
-
-
-def materialize_exits(cache: DepthCache) -> None:
-    """Materialises the exits that `record_exits` has recorded, for attention that reads whole planes."""
-    exits, depth = cache.exits, cache.depth
-    if exits is None or depth is None:
-        return
-    cache.exits = None
-    sequences, cache_positions = (exits[:, : cache.length] < depth - 1).nonzero(as_tuple=True)
-    if len(sequences):
-        propagate_past_exit(cache, sequences, cache_positions, exits[sequences, cache_positions].long())
-
-
-def propagate_past_exit(cache: DepthCache, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
-    """Copies the K/V of tokens from the plane of their exit to all deeper planes.
-
-    Args:
-        cache: The planes.
-        sequences: Batch index, int64 `[N]`.
-        cache_positions: `[N]`.
-        planes: The last plane that was written, counted from 0, int64 `[N]`.
-    """
-    positions = cache.placement(cache.length).flat(sequences, cache_positions)
-    for layer in cache.planes:
-        layer.propagate_past_exit(positions, planes)

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from sigma0.config import BREAK_AFTER, RULE_DEFAULTS, ExitConfig, ExitMode, FateConfig
-from sigma0.decode.batch import Bools, Ints
 from sigma0.decode.ops import (
     DIVERGED,
     MET,
@@ -68,6 +67,27 @@ def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> Reason:
     return REASON_WHEN_MET[mode] if met else "max_depth"
 
 
+@dataclass(frozen=True)
+class Course:
+    """Exits and judgements that are given beforehand in place of a rule's and a model's; behind its end it is repeated.
+
+    Attributes:
+        exits: Loop at which each token that is fed back stops.
+        settled: Loop from which on a draft of `verify` is accepted, for each of them; empty where the model judges.
+        stride: How much further each next sequence of a batch begins.
+    """
+
+    exits: tuple[int, ...]
+    settled: tuple[int, ...] = ()
+    stride: int = 0
+
+    def tensors(self, sequences: int) -> tuple[Tensor, Tensor | None]:
+        """`exits` and `settled` of every sequence, int64 `[S, n]`."""
+        first = self.stride * torch.arange(sequences)[:, None]
+        index = (torch.arange(len(self.exits)) + first) % len(self.exits)
+        return torch.tensor(self.exits)[index], torch.tensor(self.settled)[index] if self.settled else None
+
+
 class ExitRule:
     """An `ExitConfig` for a model of T loops.
 
@@ -85,6 +105,7 @@ class ExitRule:
         threshold: Its q, theta or eps; 1.0 for `full` and `fixed`, which read none.
         patience: Loops running on which `accel` must hold.
         break_after: Loops running that diverge and stop a token; 0 never.
+        course: Given exits; None for none.
 
     Raises:
         ValueError: If `config` names a depth above T.
@@ -95,6 +116,7 @@ class ExitRule:
     ) -> None:
         config = config.filled()
         self.config = config
+        self.course: Course | None = None
         self.threshold = 1.0 if config.threshold is None else config.threshold
         self.fates = fates or FateConfig()
         self.break_after = BREAK_AFTER if inner_break else 0
@@ -173,17 +195,6 @@ class ExitRule:
             streak = streak + 1 if here else 0
             streaks.append(streak >= self.patience)
         return any(streaks[late])
-
-    def met(self, met: Bools, sequences: Ints, cache_positions: Ints, loops: Ints) -> Bools:
-        """Whether tokens stop by the rule; a replayed run answers otherwise.
-
-        Args:
-            met: What the model's states said, `[N]`.
-            sequences: Batch index of each, `[N]`.
-            cache_positions: Cache position of each, `[N]`.
-            loops: The loop that each has just finished, `[N]`.
-        """
-        return met & (loops >= self.min_loops)
 
     def met_in_prompt(self, met: Tensor, loop: int) -> Tensor:
         """Whether tokens of a prompt stop by the rule, bool `[N]`, all after the same loop."""

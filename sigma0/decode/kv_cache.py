@@ -313,6 +313,43 @@ class DepthCache(Cache):  # type: ignore[misc]
             self._starts = first
             self._has_holes = bool(((cache_positions >= first[:, None]) != self._seen).any())
 
+    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
+        """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).
+
+        Args:
+            sequences: Batch index, int64 `[N]`.
+            cache_positions: `[N]`.
+            planes: Plane of the loop at which each exited, counted from 0, int64 `[N]`.
+            copy: Copy their K/V to all deeper planes; else only note the exits, for attention that picks a plane for
+                each cache position.
+        """
+        if copy:
+            self._propagate_past_exit(sequences, cache_positions, planes)
+            return
+        assert self.depth is not None
+        if self.exits is None:
+            # never an inference tensor: a cache may be continued outside of torch.inference_mode
+            with torch.inference_mode(False):
+                shape = (self.batch, max(self.store.capacity, self.length))
+                self.exits = torch.full(shape, self.depth - 1, dtype=torch.int32, device=sequences.device)
+        self.reserve_exits(self.length)
+        self.exits[sequences, cache_positions] = planes.int()
+
+    def materialize_exits(self) -> None:
+        """Copies K/V to the planes behind the exits that were noted, for attention that reads whole planes."""
+        exits, depth = self.exits, self.depth
+        if exits is None or depth is None:
+            return
+        self.exits = None
+        sequences, cache_positions = (exits[:, : self.length] < depth - 1).nonzero(as_tuple=True)
+        if len(sequences):
+            self._propagate_past_exit(sequences, cache_positions, exits[sequences, cache_positions].long())
+
+    def _propagate_past_exit(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
+        positions = self.placement(self.length).flat(sequences, cache_positions)
+        for layer in self.planes:
+            layer.propagate_past_exit(positions, planes)
+
     def reserve_exits(self, cache_positions: int) -> None:
         """Makes room in `exits`, if there are any, for `cache_positions`; new ones have every plane."""
         if self.exits is not None and self.exits.shape[1] < cache_positions:

@@ -77,6 +77,7 @@ class Lanes:
         paths: States after every loop of the tokens at the last `window` cache positions, position c at c mod window,
             `[S window + 1, T, D]`; None until `remember_paths`.
         window: Cache positions whose paths are kept.
+        watched: Whether the last program kept differences.
     """
 
     def __init__(self, sequences: int, depth: int, like: Tensor) -> None:
@@ -98,6 +99,7 @@ class Lanes:
             self.gate[:, SURVIVAL] = 1.0
         self.exit_state: ExitState | None = None
         self.probs: Tensor | None = None
+        self.watched = False
         self.paths: Tensor | None = None
         self.window = 0
 
@@ -113,6 +115,8 @@ class Lanes:
 
     def watch(self) -> ExitState:
         """The state of rules over differences; tokens in flight begin anew where it was not kept."""
+        if self.exit_state is not None and not self.watched:
+            self.exit_state.counts.zero_()
         if self.exit_state is None:
             with torch.inference_mode(False):
                 width, dtype = self.hidden.shape[1], self.hidden.dtype

@@ -136,7 +136,6 @@ class LayerPlanes:
         self.values.index_fill_(1, index, 0)
 
     def _by_block(self, flat: Tensor) -> Tensor:
-        planes, _, heads, width = flat.shape
         return flat[:, :-1].unflatten(1, (self.blocks, self.size)).transpose(2, 3)
 
 

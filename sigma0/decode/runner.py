@@ -12,7 +12,8 @@ from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.settings import LAST, LEAVES, REDRAFT, VERIFY, Program, SequenceSettings
+from sigma0.decode.prefill import Prefill
+from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop
 from sigma0.decode.transfer import to_device, to_host
 
@@ -26,6 +27,9 @@ class Storage(Protocol):
 
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie, for rows that read `longest` of them at most."""
+
+    def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
+        """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
 
 
 class EagerRunner:
@@ -52,12 +56,18 @@ class EagerRunner:
         self._stages = lanes.stages()
 
     def use(self, program: Program) -> None:
-        """Runs this program from now on; what differences were kept without it counts no more."""
-        state = self.lanes.exit_state
-        if state is not None and not self.program.watch:
-            state.counts[:, 0] = 0
-        if program.watch:
-            self.lanes.watch()
+        """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
+
+        What differences were kept without it counts no more.
+        """
+        lanes, keeps = self.lanes, program.watch or self.ops.backend != "torch"
+        if keeps and not lanes.watched:
+            state, stage = lanes.watch(), lanes.table[:, STAGE]
+            state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
+            state.gate.copy_(lanes.gate)
+        elif lanes.watched and not keeps:
+            lanes.gate.copy_(lanes.watch().gate)
+        lanes.watched = keeps
         self.program = program
 
     @property
@@ -78,20 +88,36 @@ class EagerRunner:
             self.ops,
         )
 
-    def loop(self, longest: int) -> tuple[Batch, Looped] | None:
-        """Runs a loop of every live lane; None where there is none."""
+    def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
+        """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
         live = int(np.count_nonzero(stages < self.lanes.idle))
-        if not live:
+        if not beside:
+            beside = None
+        if not live and beside is None:
             return None
         decoding = int(np.count_nonzero(stages < self.lanes.depth))
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding)
+        looped = run_loop(batch, live, decoding, beside)
         self.counts.passes += 1
+        self.counts.prompt_rows += 0 if beside is None else len(beside)
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding
+        if self.program.drops:
+            self._note_exits(looped)
         return batch, looped
+
+    def _note_exits(self, looped: Looped) -> None:
+        stopped = np.flatnonzero(to_host(looped.codes))
+        if len(stopped):
+            which = to_device(stopped, looped.loops.device)
+            sequences, table = looped.sequences.index_select(0, which), looped.table.index_select(0, which)
+            own = self.settings.table.index_select(0, sequences)
+            leaves = (own[:, LEAVES] > 0) & (table[:, CACHE_POSITION] >= own[:, PROMPT])
+            planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
+            copies = self.ops.depth_attention is None
+            self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""

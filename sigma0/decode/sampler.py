@@ -1,239 +1,200 @@
-"""From logits to token ids: logits processors, greedy or random sampling, and log-probabilities."""
+"""From logits to ids, on the device, each row by its own sequence's settings.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+The scores are those of transformers' own processors, in transformers' order, and a random draw is Gumbel-max: the id
+with the largest sum of score and noise. No function here reads a value of a tensor on the host, and every shape is
+known from those of the arguments and from the `SamplingProgram`.
+"""
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
+
+from sigma0.decode.random_numbers import gumbel, uniform
+from sigma0.decode.sampling_settings import (
+    DRAWS,
+    FREQUENCY,
+    MIN_LENGTH,
+    MIN_P,
+    NO_ID,
+    PADDING,
+    PRESENCE,
+    PROMPT,
+    REPETITION,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P_CUT,
+    SamplingProgram,
+    SamplingSettings,
 )
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """Sampling of one request; as in transformers, and the two penalties as in OpenAI's protocol.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: In (0, 1].
-        top_k: 0 for none.
-        min_p: In [0, 1].
-        repetition_penalty: Above 0; 1 for none.
-        presence_penalty: Subtracted from the logits of ids that occur in the output.
-        frequency_penalty: Subtracted from the logits of ids for each occurrence in the output.
-        seed: Seed of the random draws; None draws one.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """An id and its log-probability.
-
-    Attributes:
-        id: The id.
-        logprob: Natural logarithm of its probability, before temperature, penalties and cuts.
-    """
-
-    id: int
-    logprob: float
-
-
-class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
-    """OpenAI's penalties: logits of an id that occurs c times in the output lose `frequency * c`, `presence` if c > 0.
+def process(
+    settings: SamplingSettings,
+    program: SamplingProgram,
+    logits: Tensor,
+    sequences: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+) -> Tensor:
+    """Scores that ids are sampled from.
 
     Args:
-        prompt: Number of prompt ids, which do not count.
-        presence: Subtracted once.
-        frequency: Subtracted for each occurrence.
+        settings: Of every sequence.
+        program: What has to be computed, of `settings.program()`.
+        logits: `[K, V]`, unchanged.
+        sequences: Sequence of each row, int64 `[K]`.
+        ids: Ids of every sequence, prompt, left padding and drafts included, int64 `[>= S, C]`; may be None where the
+            program does not read them.
+        lengths: How many of them come before the id that is sampled from the row, int64 `[K]`.
+
+    Returns:
+        float32 `[K, V]`; the logits themselves where nothing changes them.
     """
+    scores = logits.float()
+    numbers = settings.numbers.index_select(0, sequences)  # [K, 6]
+    table = settings.table.index_select(0, sequences)  # [K, 5]
+    if program.output_penalties or program.repetition:
+        assert ids is not None
+        scores = _penalised(program, scores, numbers, table, ids.index_select(0, sequences), lengths)
+    if program.bad_words:
+        assert ids is not None
+        scores = scores + _bad_words(settings, scores, sequences, ids, lengths)
+    if program.min_length:
+        ends = settings.eos.index_select(0, sequences)  # [K, E]
+        ends = ends.masked_fill((lengths >= table[:, MIN_LENGTH])[:, None], NO_ID)
+        scores = scores.masked_fill(_among(ends, scores), -torch.inf)
+    if program.temperature:
+        scores = scores / _column(numbers, TEMPERATURE)
+    if program.top_k:
+        scores = _top_k(scores, table[:, TOP_K], min(program.top_k, scores.shape[1]))
+    if program.top_p:
+        scores = _top_p(scores, _column(numbers, TOP_P_CUT))
+    if program.min_p:
+        probs = torch.softmax(scores, dim=-1)
+        least = _column(numbers, MIN_P) * probs.amax(dim=-1, keepdim=True)
+        scores = scores.masked_fill(probs < least, -torch.inf)
+    return scores
 
-    def __init__(self, prompt: int, presence: float, frequency: float) -> None:
-        self._prompt = prompt
-        self._presence = presence
-        self._frequency = frequency
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `[B, V]` of the token after ids `[B, S]`."""
-        counts = torch.zeros_like(scores)
-        output_ids = input_ids[:, self._prompt :]
-        counts.scatter_add_(1, output_ids, torch.ones_like(output_ids, dtype=scores.dtype))
-        return scores - self._frequency * counts - self._presence * (counts > 0)
+def draw(
+    settings: SamplingSettings,
+    program: SamplingProgram,
+    scores: Tensor,
+    sequences: Tensor,
+    positions: Tensor,
+    purpose: Tensor | int,
+) -> Tensor:
+    """Ids `[K]`: drawn from the softmax of the scores, or the likeliest where the sequence is greedy.
 
-
-def processors_for(params: SamplingParams, prompt: int = 0, draws: bool | None = None) -> LogitsProcessorList:
-    """Logits processors in the order of transformers; those that would change nothing are left out.
+    Rows whose scores are not finite get some id.
 
     Args:
-        params: Sampling of the request.
-        prompt: Number of prompt ids, for the presence and frequency penalties.
-        draws: Whether ids are drawn; by default unless the temperature is 0.
-
-    Raises:
-        ValueError: For a value that transformers refuses.
+        settings: Of every sequence.
+        program: What has to be computed.
+        scores: Processed, float32 `[K, V]`.
+        sequences: Sequence of each row, int64 `[K]`.
+        positions: Position of the id that is drawn, left padding not counted, int64 `[K]`.
+        purpose: What each draw is for (`decode.random_numbers`): int64 `[K]`, or one for all.
     """
-    processors = LogitsProcessorList()
-    if params.presence_penalty or params.frequency_penalty:
-        processors.append(OutputPenalty(prompt, params.presence_penalty, params.frequency_penalty))
-    if params.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if not (params.temperature != 0.0 if draws is None else draws):
-        return processors
-    if params.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(params.temperature))
-    if params.top_k:
-        processors.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        processors.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0.0:
-        processors.append(MinPLogitsWarper(params.min_p))
-    return processors
+    if not program.draws:
+        return scores.argmax(dim=-1)
+    noise = gumbel(settings.keys.index_select(0, sequences), positions, purpose, scores.shape[1])
+    return (scores + noise * _draws(settings, sequences)).argmax(dim=-1)
 
 
-def generator_for(params: SamplingParams, device: torch.device) -> torch.Generator | None:
-    """Random generator of a request, seeded as in `sigma0.generate`; None where sampling is greedy."""
-    if params.temperature == 0.0:
-        return None
-    source = torch.Generator()
-    if params.seed is None:
-        source.seed()
-    else:
-        source.manual_seed(params.seed)
-    return torch.Generator(device=device).manual_seed(int(torch.randint(0, 2**63 - 1, (1,), generator=source)))
+def draw_uniform(settings: SamplingSettings, sequences: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
+    """Uniform draws in [0, 1), float32 `[K]`; arguments as `draw` takes them."""
+    return uniform(settings.keys.index_select(0, sequences), positions, purpose)
 
 
-def logprobs_of(logits: Tensor, token_id: int, count: int) -> tuple[float, tuple[Alternative, ...]]:
-    """Log-probability of a token, and the ids of highest probability.
+def distribution(settings: SamplingSettings, program: SamplingProgram, scores: Tensor, sequences: Tensor) -> Tensor:
+    """What ids are sampled from, float32 `[K, V]`; of greedy sequences all of it lies on the likeliest id.
+
+    So the rule of `verify` for distributions is the greedy rule too.
 
     Args:
-        logits: `[V]`, unprocessed.
-        token_id: The sampled token.
-        count: Number of alternatives.
+        settings: Of every sequence.
+        program: What has to be computed.
+        scores: Processed, float32 `[K, V]`.
+        sequences: Sequence of each row, int64 `[K]`.
     """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    best = logprobs.topk(min(count, len(logprobs)))
-    alternatives = (
-        Alternative(index, value) for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    )
-    return float(logprobs[token_id]), tuple(alternatives)
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    likeliest = (ids == scores.argmax(dim=-1, keepdim=True)).float()
+    if not program.draws:
+        return likeliest
+    return torch.where(_draws(settings, sequences), torch.softmax(scores, dim=-1), likeliest)
 
 
-class Sampler:
-    """Samples one token at a time for the sequences of a batch.
-
-    Args:
-        generators: One for each sequence, which several samplers may share; None samples greedily.
-        temperature: As in transformers.
-        top_k: As in transformers; 0 for none.
-        top_p: As in transformers.
-        min_p: As in transformers.
-        repetition_penalty: As in transformers, also for greedy sampling.
-
-    Raises:
-        ValueError: For a value that transformers refuses.
-    """
-
-    def __init__(
-        self,
-        generators: list[torch.Generator] | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-    ) -> None:
-        params = SamplingParams(temperature, top_p, top_k, min_p, repetition_penalty)
-        self._processors = processors_for(params, draws=generators is not None)
-        self._generators = generators
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the token is the argmax of the unprocessed logits."""
-        return self._generators is None and not self._processors
-
-    def sample(self, ids: Tensor, logits: Tensor, sequence: int) -> int:
-        """The next token of one sequence.
-
-        Args:
-            ids: Its ids so far, pads left out, `[S]`, on the CPU.
-            logits: `[V]`.
-            sequence: Batch index.
-        """
-        scores = logits.detach().float().cpu()[None]  # [1, V]
-        scores = self._processors(ids[None], scores.clone()) if self._processors else scores
-        if self._generators is None or scores.isnan().any():
-            return int(scores.argmax(-1))
-        return int(torch.multinomial(scores.softmax(-1)[0], 1, generator=self._generators[sequence]))
+def _penalised(
+    program: SamplingProgram, scores: Tensor, numbers: Tensor, table: Tensor, ids: Tensor, lengths: Tensor
+) -> Tensor:
+    """Presence and frequency penalties over the output, then the repetition penalty over all ids `[K, C]`."""
+    indices = torch.arange(ids.shape[1], device=ids.device)  # [C]
+    written = indices < lengths[:, None]  # [K, C]
+    if program.output_penalties:
+        counted = written & (indices >= _column(table, PROMPT))
+        counts = _with_spare(scores, torch.float32)
+        counts.scatter_add_(1, _in_range(ids, counted, scores), torch.ones_like(ids, dtype=torch.float32))
+        counts = counts[:, :-1]
+        scores = scores - _column(numbers, FREQUENCY) * counts - _column(numbers, PRESENCE) * (counts > 0)
+    if program.repetition:
+        occurs = _among(ids.masked_fill(~(written & (indices >= _column(table, PADDING))), NO_ID), scores)
+        penalty = _column(numbers, REPETITION)
+        scores = torch.where(occurs, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    return scores
 
 
-# Settings of a generation config that a sampler has, those of them that matter for draws alone, and those it has not.
-_SUPPORTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_FOR_DRAWS = ("temperature", "top_k", "top_p", "min_p")
-_UNSUPPORTED = {
-    "no_repeat_ngram_size": 0,
-    "bad_words_ids": None,
-    "sequence_bias": None,
-    "min_length": 0,
-    "min_new_tokens": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "exponential_decay_length_penalty": None,
-    "guidance_scale": None,
-    "num_beams": 1,
-}
+def _bad_words(settings: SamplingSettings, scores: Tensor, sequences: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    """-inf for each id that would complete a bad word, else 0, `[K, V]`."""
+    words = settings.words.index_select(0, sequences)  # [K, W, P + 1]
+    needed = settings.word_lengths.index_select(0, sequences)  # [K, W]
+    before = words.shape[2] - 1
+    at = lengths[:, None] + torch.arange(-before, 0, device=ids.device)  # [K, P]
+    last_ids = ids[sequences[:, None], at.clamp_min(0)]  # [K, P]
+    wanted = words[:, :, :before]
+    follows = ((wanted == last_ids[:, None]) | (wanted == NO_ID)).all(dim=-1) & (needed <= lengths[:, None])  # [K, W]
+    banned = _among(words[:, :, -1].masked_fill(~follows, NO_ID), scores)
+    return torch.zeros_like(scores).masked_fill(banned, -torch.inf)
 
 
-def samplers_for(
-    models: Sequence[PreTrainedModel], batch: int, do_sample: bool = False, seed: int | None = None, **settings: Any
-) -> list[Sampler]:
-    """A sampler for each model: the given settings, and for the others those of its generation config.
+def _top_k(scores: Tensor, top_k: Tensor, most: int) -> Tensor:
+    best = scores.topk(most, dim=-1).values  # [K, most]
+    least = best.gather(1, (top_k - 1).clamp(0, most - 1)[:, None])
+    least = least.masked_fill((top_k == 0)[:, None], -torch.inf)
+    return scores.masked_fill(scores < least, -torch.inf)
 
-    Args:
-        models: One for each rung.
-        batch: B.
-        do_sample: Draw tokens; else sampling is greedy.
-        seed: Seed of the draws; None draws one.
-        **settings: As `Sampler` takes them.
 
-    Raises:
-        ValueError: Where a generation config asks for something that single tokens on a ladder cannot have.
-        TypeError: For an unknown argument.
-    """
-    generators = None
-    if do_sample:
-        first = int(torch.randint(0, 2**31, (1,))) if seed is None else seed
-        generators = [torch.Generator().manual_seed(first + row) for row in range(batch)]
-    samplers = []
-    for model in models:
-        config = model.generation_config
-        for name, none in _UNSUPPORTED.items():
-            value = getattr(config, name, none)
-            if value not in (none, None):
-                raise ValueError(
-                    f"{type(model).__name__}'s generation config sets {name}={value!r}, which tokens on a ladder "
-                    "do not have: unset it, or use unit='answer'"
-                )
-        names = [name for name in _SUPPORTED if do_sample or name not in _FOR_DRAWS]
-        defaults = {name: getattr(config, name, None) for name in names}
-        defaults = {name: value for name, value in defaults.items() if value is not None}
-        samplers.append(Sampler(generators, **{**defaults, **settings}))
-    return samplers
+def _top_p(scores: Tensor, cut: Tensor) -> Tensor:
+    # the sort that transformers calls, which decides which of several equal scores goes; it takes each row by itself
+    ascending, order = scores.sort(dim=-1)
+    goes = ascending.softmax(dim=-1).cumsum(dim=-1) <= cut
+    # the likeliest id stays
+    goes = torch.cat([goes[:, :-1], torch.zeros_like(goes[:, -1:])], dim=1)
+    return scores.masked_fill(torch.zeros_like(goes).scatter(1, order, goes), -torch.inf)
+
+
+def _among(ids: Tensor, scores: Tensor) -> Tensor:
+    """Which ids of the vocabulary occur in each row of ids `[K, N]`, bool `[K, V]`."""
+    occurs = _with_spare(scores, torch.bool)
+    occurs.scatter_(1, _in_range(ids, ids >= 0, scores), True)
+    return occurs[:, :-1]
+
+
+def _with_spare(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros `[K, V + 1]`: what must not count is written to the last column."""
+    return torch.zeros((scores.shape[0], scores.shape[1] + 1), dtype=dtype, device=scores.device)
+
+
+def _in_range(ids: Tensor, counts: Tensor, scores: Tensor) -> Tensor:
+    """The ids that count, and V for the others and for those that the head lacks."""
+    vocabulary = scores.shape[1]
+    return ids.masked_fill(~counts, vocabulary).clamp(0, vocabulary)
+
+
+def _draws(settings: SamplingSettings, sequences: Tensor) -> Tensor:
+    """Whether each row's sequence draws, bool `[K, 1]`."""
+    return settings.table.index_select(0, sequences)[:, DRAWS : DRAWS + 1] > 0
+
+
+def _column(values: Tensor, column: int) -> Tensor:
+    """A column of a table, `[K, 1]`."""
+    return values[:, column : column + 1]

@@ -31,6 +31,7 @@ class Program:
         margin: Some sequence stops by `margin`, so the head reads every token that decodes.
         verify: Some sequence checks its drafts.
         leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
+        drops: Some token runs no loop after its exit.
         prompts: Some sequence's last prompt token runs in a lane.
         forced: Exits are given beforehand.
         paths: The states after every loop are kept, for statistics.
@@ -44,6 +45,7 @@ class Program:
     margin: bool = False
     verify: bool = False
     leaves: bool = False
+    drops: bool = False
     prompts: bool = False
     forced: bool = False
     paths: bool = False
@@ -64,12 +66,14 @@ class SequenceExit:
         drop: Tokens leave at their exits.
         verify: Drafts are checked at loop T.
         prompt: Cache positions below it are a prompt's: they run every loop, and under `verify` are read at T.
+        prompt_in_lanes: Whether the last of them runs in a lane.
     """
 
     rule: ExitRule
     drop: bool = False
     verify: bool = False
     prompt: int = 0
+    prompt_in_lanes: bool = False
 
 
 class SequenceSettings:
@@ -105,40 +109,48 @@ class SequenceSettings:
         self.settled: Tensor | None = None
         self._exits: list[SequenceExit | None] = [None] * sequences
 
-    def set_exit(self, sequence: int, wanted: SequenceExit) -> None:
-        """Sets when the tokens of a sequence stop."""
+    def set_exit(self, sequences: Sequence[int], wanted: SequenceExit) -> None:
+        """Sets when the tokens of some sequences stop."""
         rule = wanted.rule
         params = rule.params(watch=False)
-        leaves = wanted.drop or (not wanted.verify and rule.last_loop < self.depth)
         mode = params.decides_by
-        self.table[sequence, :] = torch.tensor(
-            [
-                rule.last_loop,
-                rule.min_loops,
-                leaves,
-                wanted.verify,
-                rule.config.redraft,
-                int(self.table[sequence, LIMIT]),
-                wanted.prompt,
-                MODES.index(mode),
-                params.patience,
-                params.break_after,
-            ]
-        )
+        leaves = wanted.drop or (not wanted.verify and rule.last_loop < self.depth)
+        values = [
+            rule.last_loop,
+            rule.min_loops,
+            leaves,
+            wanted.verify,
+            rule.config.redraft,
+            NO_LIMIT,
+            wanted.prompt,
+            MODES.index(mode),
+            params.patience,
+            params.break_after,
+        ]
+        which = slice(sequences[0], sequences[-1] + 1)
+        limits = self.table[which, LIMIT].clone()
+        self.table[which] = torch.tensor(values, device=self.table.device)
+        self.table[which, LIMIT] = limits
         q = rule.threshold if mode == "qexit" else math.inf
         theta = rule.threshold if rule.needs_logits else math.inf
-        self.thresholds[sequence] = torch.tensor([rule.threshold, q, theta])
+        self.thresholds[which] = torch.tensor([rule.threshold, q, theta], device=self.table.device)
         self.growth, self.spiral = params.growth, params.spiral
-        self._exits[sequence] = wanted
+        if rule.course is not None:
+            self.exits, self.settled = (
+                None if part is None else part.to(self.table.device) for part in rule.course.tensors(len(self._exits))
+            )
+        for sequence in sequences:
+            self._exits[sequence] = wanted
 
-    def set_ends(self, sequence: int, eos: Sequence[int], limit: int | None) -> None:
-        """Sets the ids that end a sequence, and the cache position of its last token."""
+    def set_ends(self, sequences: Sequence[int], eos: Sequence[int], limit: int | None) -> None:
+        """Sets the ids that end some sequences, and the cache position of their last token."""
         missing = len(eos) - self.eos.shape[1]
         if missing > 0:
             self.eos = torch.nn.functional.pad(self.eos, (0, missing), value=_NO_EOS)
-        self.eos[sequence] = _NO_EOS
-        self.eos[sequence, : len(eos)] = torch.tensor(list(eos), dtype=torch.int64)
-        self.table[sequence, LIMIT] = NO_LIMIT if limit is None else limit
+        which = slice(sequences[0], sequences[-1] + 1)
+        self.eos[which] = _NO_EOS
+        self.eos[which, : len(eos)] = torch.tensor(list(eos), dtype=torch.int64, device=self.eos.device)
+        self.table[which, LIMIT] = NO_LIMIT if limit is None else limit
 
     def clear(self, sequence: int) -> None:
         """Forgets a sequence."""
@@ -163,10 +175,9 @@ class SequenceSettings:
             breaks=breaks,
             margin=any(each.rule.needs_logits for each in wanted),
             verify=any(each.verify for each in wanted),
-            leaves=any(
-                each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted
-            ),
-            prompts=any(each.prompt > 0 for each in wanted),
+            leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
+            drops=any(each.drop for each in wanted),
+            prompts=any(each.prompt_in_lanes for each in wanted),
             forced=self.exits is not None,
             paths=paths,
             draws=draws,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sigma0.decode.token_loop import ROW_WISE_CRITERIA, ROW_WISE_PROCESSORS
+from sigma0.decode.host_stepped import ROW_WISE_CRITERIA, ROW_WISE_PROCESSORS
 
 _DEPTH = 6
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), np.generic)

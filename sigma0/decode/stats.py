@@ -1,40 +1,37 @@
 """Statistics of new tokens: of every loop, and of the logits and ids.
 
-No token depends on them, so a pass only notes its states, or the statistics if a kernel or the exit rule has computed
-them, and the logits of its tokens. They are computed at once, on access or when enough has accumulated; the memory
-until then is bounded.
+No token depends on them. In plain torch a pass only keeps the states of its tokens (`Lanes.paths`) and the logits of
+those that are final; all are worked out at once, on access or when enough has accumulated. A kernel that computes them
+with the end of a loop writes them right away.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
+from sigma0.decode.exits import ExitRule
+from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import (
     LOGIT_STATS,
     STATISTICS,
-    Collapse,
     CollapseRule,
     CollapseState,
     ExitParams,
-    LoopEndOutput,
+    Operations,
     certainty,
     observe_paths,
 )
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
-from sigma0.decode.transfer import to_device
+from sigma0.decode.step import Looped
+from sigma0.decode.transfer import to_device, to_host
 
-# Rows of states and rows of logits that are kept before they are worked out; more in a batch, for which it holds at
-# least as many passes.
-_STATES, _LOGITS, _PASSES = 512, 64, 4
-# A token that has not entered, or was dropped.
-_CLOSED = -1
+# Rows of logits, and tokens of a sequence, that are kept before they are worked out.
+_LOGITS, _WINDOW = 64, 64
 
 
 @dataclass(frozen=True)
@@ -76,17 +73,15 @@ class RunRecord:
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
             self._loops, self._fates, self._logit_stats = _blank(batch, new, total_loops, device)
-        # for each token, the first pass whose notes count
-        self._opened: Ints = np.full((batch, new), _CLOSED, dtype=np.int64)
-        self._number = 0
-        # notes: number of the pass; sequences, cache positions and loops of its rows; their statistics or states
-        self._noted: list[tuple[int, Ints, Ints, Ints, tuple[Tensor, Tensor] | Tensor]] = []
-        # states of tokens whose loops are not over, as they were noted, with a number for each row
-        self._unfinished: tuple[Ints, Ints, Ints, Ints, Tensor] | None = None
-        # number of the pass from which notes of these positions count, or the first token that is dropped
-        self._opens: list[tuple[int, Any, Any]] = []
-        self._rows, self._most_rows = 0, max(_STATES, _PASSES * batch * total_loops)
+        self._lanes: Lanes | None = None
         self._reader: PathReader | None = None
+        self._last_loop = total_loops
+        # loops that each token will have run at the end, and the first one that is not over yet
+        self._ran: Ints = np.full((batch, new), total_loops, dtype=np.int64)
+        self._open: Ints = np.ones(batch, dtype=np.int64)
+        self._known = np.zeros(batch, dtype=np.int64)
+        self._is_stale = self.drops_rows = False
+        self._prompt: Tensor | None = None
         self._noted_logits: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
         self._logit_rows = 0
         self._drops = [EntropyDrop() for _ in range(batch)]
@@ -131,6 +126,37 @@ class RunRecord:
         self._flush_logits()
         return self._logit_stats
 
+    def follow(self, lanes: Lanes, gate: Callable[[Tensor], Tensor], rule: ExitRule, drop: bool) -> None:
+        """Takes the statistics of the tokens in these lanes from now on.
+
+        Args:
+            lanes: Of all sequences.
+            gate: Gate logits `[N]` of normed states `[N, D]`.
+            rule: The exit rule, for the limits of the fates.
+            drop: Whether tokens run no loop after their exits.
+        """
+        self.drops_rows = drop
+        self._lanes, self._reader, self._last_loop = lanes, PathReader(gate, rule.params(watch=True)), lanes.depth
+        self._ran[:] = lanes.depth
+        lanes.remember_paths(max(_WINDOW, 4 * lanes.depth))
+
+    def follows(self, lanes: Lanes) -> bool:
+        """Whether it takes the statistics of these lanes already."""
+        return self._lanes is lanes
+
+    def note_read(self, sequences: Ints, cache_position: int, depths: Ints) -> None:
+        """Notes that the tokens behind a cache position have been read.
+
+        Args:
+            sequences: Batch indices, `[N]`.
+            cache_position: The position that they were read from.
+            depths: Loop at which, `[N]`; under `drop` the last that is run.
+        """
+        index = cache_position - self.first_position
+        self._known[sequences] = index + 1
+        if self.drops_rows:
+            self.note_depths(sequences, np.full(len(sequences), index), depths)
+
     def put_prompt(self, statistics: Tensor, fates: Tensor, cache_position: int) -> None:
         """Records the loops of the last prompt position.
 
@@ -139,178 +165,142 @@ class RunRecord:
             fates: `[T', B]`.
             cache_position: Its cache position.
         """
-        self._begin(cache_position)
+        self.first_position, self._prompt = cache_position, None
         self._loops[:, 0, : len(statistics)] = statistics.transpose(0, 1)
         self._fates[:, 0, : len(fates)] = fates.transpose(0, 1).to(torch.int8)
 
     def note_prompt(self, states: Tensor, cache_position: int, reader: PathReader) -> None:
         """Notes the states `[T', B, D]` of the last prompt position."""
-        self._begin(cache_position)
-        loops, batch, _ = states.shape
-        self._opened[:, 0], self._reader = self._number, reader
-        cache_positions, sequences = np.full(loops * batch, cache_position), np.tile(np.arange(batch), loops)
-        self._note(states.detach().flatten(0, 1), sequences, cache_positions, np.repeat(np.arange(loops), batch))
+        self.first_position, self._prompt, self._reader = cache_position, states.detach(), reader
 
-    def _begin(self, cache_position: int) -> None:
-        self._flush_loops()
-        self.first_position = cache_position
-        # rows of earlier tokens are run to full depth before another prefill
-        self._noted, self._rows, self._unfinished = [], 0, None
+    def after_pass(self, looped: Looped) -> None:
+        """Notes the loop that rows have just run; works it out before its place is taken by a newer token."""
+        self._is_stale = True
+        if looped.statistics is not None and looped.fates is not None:
+            self._put(looped)
+            return
+        assert self._lanes is not None
+        # drafts may be as many tokens ahead of what is final as there are lanes
+        if int((self._known - self._open).max()) + self._lanes.depth + 2 >= self._lanes.window:
+            self._flush_loops()
 
-    def open(self, sequences: Ints, cache_positions: Ints) -> None:
-        """Discards the notes of positions that are run again.
+    def _put(self, looped: Looped) -> None:
+        """Statistics that a kernel has computed."""
+        assert looped.statistics is not None and looped.fates is not None and self._lanes is not None
+        indices = looped.table[:, CACHE_POSITION] - self.first_position
+        self._reserve(int(to_host(indices).max()) + 1)
+        # earlier tokens of a cache that is continued have no index
+        where = indices >= 0
+        at = (looped.sequences[where], indices[where], looped.loops[where] - 1)
+        self._loops[at] = looped.statistics[where].to(self.device)
+        self._fates[at] = looped.fates[where].to(self.device, torch.int8)
+        fresh = at[2] == 0
+        # what an earlier token at this position has left behind
+        self._loops[at[0][fresh], at[1][fresh], 1:] = torch.nan
+        self._fates[at[0][fresh], at[1][fresh], 1:] = 0
+
+    def note_depths(self, sequences: Ints, indices: Ints, depths: Ints) -> None:
+        """Notes the loop at which tokens were read: under `drop` the last that is run.
 
         Args:
             sequences: Batch index, int64 `[N]`.
-            cache_positions: `[N]`.
-        """
-        self._opens.append((self._number, sequences, cache_positions))
-
-    def forget(self, sequence: int, first: int) -> None:
-        """Discards the notes of a sequence's tokens from index `first` on, which were dropped."""
-        self._opens.append((_CLOSED, sequence, first))
-
-    def put(self, loop_end: LoopEndOutput, sequences: Ints, cache_positions: Ints, loops: Ints) -> None:
-        """Notes one loop of some rows, with statistics.
-
-        Args:
-            loop_end: Result of the loop end.
-            sequences: Batch index of each, int64 `[R]`.
-            cache_positions: `[R]`.
-            loops: The finished loop, counted from 0, `[R]`.
-        """
-        self._note((loop_end.statistics, loop_end.fates), sequences, cache_positions, loops)
-
-    def note(self, states: Tensor, sequences: Ints, cache_positions: Ints, loops: Ints, reader: PathReader) -> None:
-        """Notes one loop of some rows by their states `[R, D]`, for the reader."""
-        self._reader = reader
-        self._note(states, sequences, cache_positions, loops)
-
-    def _note(
-        self, noted_values: tuple[Tensor, Tensor] | Tensor, sequences: Ints, cache_positions: Ints, loops: Ints
-    ) -> None:
-        self._noted.append((self._number, sequences, cache_positions, loops, noted_values))
-        self._number += 1
-        self._rows += len(sequences)
-        if self._rows >= self._most_rows:
-            self._flush_loops()
-
-    def put_logit_stats(self, collapse: Collapse, sequences: Tensor, indices: Tensor, last: int) -> None:
-        """Records the statistics of the logits of some tokens.
-
-        Args:
-            collapse: The statistics.
-            sequences: Batch index of each, int64 `[N]`.
             indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
-            last: The largest index.
+            depths: From 1, `[N]`.
         """
-        self._reserve(last + 1)
-        self._logit_stats[sequences, indices] = collapse.statistics.to(self.device)
+        self._reserve(int(indices.max()) + 1)
+        self._ran[sequences, indices] = depths
 
-    def note_logits(self, logits: Tensor, sequences: Ints, indices: Ints, repetitions: Sequence[Repetition]) -> None:
-        """Notes the logits `[N, V]` of some tokens, those of a sequence in order.
+    def note_tokens(
+        self,
+        logits: Tensor,
+        sequences: Ints,
+        indices: Ints,
+        token_ids: Ints,
+        repetitions: Sequence[Repetition],
+        ops: Operations,
+    ) -> None:
+        """Notes the logits of final tokens, at most one of a sequence.
 
         Args:
             logits: `[N, V]`.
             sequences: Batch index of each, int64 `[N]`.
             indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
+            token_ids: `[N]`.
             repetitions: Repetition among the new ids of every sequence of the batch, these included.
+            ops: Operations of a pass.
         """
+        self._known[sequences] = indices + 1
+        self._is_stale = True
+        if ops.backend == "triton":
+            at = to_device(np.stack([sequences, indices, token_ids]), self.device)
+            stats = ops.collapse(logits.detach().to(self.device), at[2], self.collapse, at[0], CollapseRule())
+            self.put_logit_stats(stats.statistics, at[0], at[1], int(indices.max()))
+            return
         self._noted_logits.append((logits, sequences, indices, repetitions))
         self._logit_rows += len(sequences)
         if self._logit_rows >= max(_LOGITS, len(self._drops)):
             self._flush_logits()
 
+    def put_logit_stats(self, statistics: Tensor, sequences: Tensor, indices: Tensor, last: int) -> None:
+        """Records the statistics of the logits of some tokens.
+
+        Args:
+            statistics: float32 `[N, 8]`.
+            sequences: Batch index of each, int64 `[N]`.
+            indices: Index of each among the new tokens of its sequence, from 0, int64 `[N]`.
+            last: The largest index.
+        """
+        self._reserve(last + 1)
+        self._logit_stats[sequences, indices] = statistics.to(self.device)
+        self._known[to_host(sequences)] = to_host(indices) + 1
+
+    @torch.no_grad()
     def _flush_loops(self) -> None:
-        """Computes the statistics of all noted loops."""
-        self._apply_opens()
-        noted, self._noted, self._rows = self._noted, [], 0
-        if not noted:
+        """Works out the loops of all tokens that have run one since they were last looked at."""
+        if self._prompt is not None:
+            assert self._reader is not None
+            statistics, fates = self._reader.read(self._prompt.transpose(0, 1))  # [B, T', 8]
+            self.put_prompt(statistics.transpose(0, 1), fates.transpose(0, 1), self.first_position)
+        lanes = self._lanes
+        if lanes is None or not self._is_stale:
             return
-        numbers = np.repeat([note[0] for note in noted], [len(note[1]) for note in noted])
-        sequences, cache_positions, loops = (np.concatenate([note[part] for note in noted]) for part in (1, 2, 3))
-        parts = [note[4] for note in noted]
-        if self._unfinished is not None:
-            (*before, states), rows = self._unfinished, (numbers, sequences, cache_positions, loops)
-            numbers, sequences, cache_positions, loops = map(np.concatenate, zip(before, rows, strict=True))
-            parts, self._unfinished = [states, *parts], None
-        indices = cache_positions - self.first_position
-        opened = np.where(indices < 0, _CLOSED, self._opened[sequences, indices])
-        valid = np.flatnonzero((opened != _CLOSED) & (numbers >= opened))
-        self._write_statistics(parts, valid, sequences, indices, loops)
+        self._is_stale = False
+        if self._reader is not None and lanes.paths is not None:
+            self._flush_paths(lanes)
+        # behind the end of a sequence nothing is told, though drafts have run there
+        for sequence, known in enumerate(self._known.tolist()):
+            self._loops[sequence, known:] = torch.nan
+            self._fates[sequence, known:] = 0
 
-    def _apply_opens(self) -> None:
-        """Applies `open` and `forget` in their order, and discards statistics computed before them."""
-        opens, self._opens = self._opens, []
-        if not opens:
-            return
-        before = self._opened.copy()
-        for closes, group in groupby(opens, key=lambda note: note[0] == _CLOSED):
-            numbers, sequences, first = zip(*group, strict=True)
-            if closes:
-                for sequence, index in zip(sequences, first, strict=True):
-                    self._opened[sequence, index:] = _CLOSED
-                continue
-            indices = np.concatenate(first) - self.first_position
-            if len(indices) and indices.max() >= self._opened.shape[1]:
-                self._reserve(int(indices.max()) + 1)
-            # of a token that is opened twice the last number stays
-            self._opened[np.concatenate(sequences), indices] = np.repeat(numbers, [len(part) for part in first])
-        changed = np.argwhere((before != _CLOSED) & (before != self._opened[:, : before.shape[1]]))
-        if len(changed):
-            at = to_device(changed.T.copy(), self.device)
-            self._loops[at[0], at[1]] = torch.nan
-            self._fates[at[0], at[1]] = 0
+    def _flush_paths(self, lanes: Lanes) -> None:
+        """Works out the states that the lanes have kept, token by token from the first that is not over."""
+        rows = lanes.rows()
+        ran = self._ran.copy()
+        newest = self._known - 1  # index of the newest token
+        oldest_open = newest + 1
+        if rows is not None:
+            indices = rows.cache_positions - self.first_position
+            own = (indices >= 1) & (indices <= newest[rows.sequences])
+            sequences, indices, loops = rows.sequences[own], indices[own], rows.loops[own]
+            ran[sequences, indices] = loops
+            np.minimum.at(oldest_open, sequences, indices)
+        counts = np.maximum(newest + 1 - self._open, 0)
+        if counts.sum():
+            sequences = np.repeat(np.arange(len(counts)), counts)
+            indices = np.concatenate([np.arange(first, first + n) for first, n in zip(self._open, counts, strict=True)])
+            self._work_out(lanes, sequences, indices, ran[sequences, indices])
+        self._open = np.maximum(self._open, oldest_open)
 
-    def _write_statistics(
-        self,
-        noted_values: list[tuple[Tensor, Tensor] | Tensor],
-        valid: Ints,
-        sequences: Ints,
-        indices: Ints,
-        loops: Ints,
-    ) -> None:
-        if not len(valid):
-            return
-        everything = len(valid) == len(loops)
-        sequences, indices, loops = (index[valid] for index in (sequences, indices, loops))
-        at = to_device(np.stack([sequences, indices, loops]), self.device)
-        states = [value for value in noted_values if isinstance(value, Tensor)]
-        if not states:
-            rows = to_device(valid, self.device)
-            statistics, fates = (
-                torch.cat([value[part] for value in noted_values]).to(self.device)[rows] for part in (0, 1)
-            )
-        else:
-            assert len(states) == len(noted_values) and self._reader is not None
-            hidden = torch.cat(states)  # [R, D]
-            hidden = hidden if everything else hidden.index_select(0, to_device(valid, hidden.device))
-            keys = sequences * self._fates.shape[1] + indices
-            known = np.zeros(keys.max() + 1, dtype=np.bool_)
-            known[keys] = True
-            numbers = known.cumsum() - 1
-            row_tokens = numbers[keys]  # [R]
-            paths = hidden.new_zeros((int(numbers[-1]) + 1, self._fates.shape[2], hidden.shape[1]))
-            where = to_device(np.stack([row_tokens, loops]), hidden.device)
-            paths[where[0], where[1]] = hidden
-            statistics, fates = (part[where[0], where[1]].to(self.device) for part in self._reader.read(paths))
-            self._keep_open(hidden, sequences, indices, loops, row_tokens)
-        self._loops[at[0], at[1], at[2]] = statistics
-        self._fates[at[0], at[1], at[2]] = fates.to(torch.int8)
-
-    def _keep_open(self, hidden: Tensor, sequences: Ints, indices: Ints, loops: Ints, row_tokens: Ints) -> None:
-        """Keeps the states of tokens whose loops are not over; later loops are compared with them."""
-        total = self._fates.shape[2]
-        # a token is at most T passes old while it loops, and one enters in a pass at most
-        newest = self._opened.shape[1] - 1 - (self._opened != _CLOSED)[:, ::-1].argmax(axis=1)
-        ran = np.zeros(row_tokens.max() + 1, dtype=np.int64)
-        np.maximum.at(ran, row_tokens, loops + 1)
-        rows = np.flatnonzero((ran[row_tokens] < total) & (indices > newest[sequences] - total))
-        if len(rows):
-            sequences, indices, loops = sequences[rows], indices[rows], loops[rows]
-            kept = hidden.index_select(0, to_device(rows, hidden.device))
-            numbers, cache_positions = self._opened[sequences, indices], indices + self.first_position
-            self._unfinished = (numbers, sequences, cache_positions, loops, kept)
+    def _work_out(self, lanes: Lanes, sequences: Ints, indices: Ints, ran: Ints) -> None:
+        assert self._reader is not None and lanes.paths is not None
+        at = to_device(np.stack([sequences, indices, ran]), lanes.device)
+        states = lanes.paths.index_select(0, lanes.path_index(at[0], at[1] + self.first_position))  # [N, T', D]
+        statistics, fates = (part.to(self.device) for part in self._reader.read(states))
+        loops = states.shape[1]
+        unrun = (torch.arange(loops, device=lanes.device) >= at[2][:, None]).to(self.device)
+        at = at.to(self.device)
+        self._loops[at[0], at[1], :loops] = statistics.masked_fill(unrun[..., None], torch.nan)
+        self._fates[at[0], at[1], :loops] = fates.masked_fill(unrun, 0).to(torch.int8)
 
     @torch.no_grad()
     def _flush_logits(self) -> None:
@@ -323,8 +313,7 @@ class RunRecord:
         repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
         drops = [self._drops[sequence] for sequence in sequences]
         statistics = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
-        if int(indices.max()) >= self._logit_stats.shape[1]:
-            self._reserve(int(indices.max()) + 1)
+        self._reserve(int(indices.max()) + 1)
         at = to_device(np.stack([sequences, indices]), self.device)
         self._logit_stats[at[0], at[1]] = statistics.to(self.device)
 
@@ -338,7 +327,7 @@ class RunRecord:
                 self._loops, self._fates, self._logit_stats = (
                     torch.cat(pair, dim=1) for pair in zip(old, fresh, strict=True)
                 )
-            self._opened = np.pad(self._opened, ((0, 0), (0, more)), constant_values=_CLOSED)
+            self._ran = np.pad(self._ran, ((0, 0), (0, more)), constant_values=self._last_loop)
 
 
 def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:

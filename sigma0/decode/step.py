@@ -26,20 +26,23 @@ from sigma0.decode.lanes import (
     CACHE_POSITION,
     CUMULATIVE,
     DIVERGED_FLAG,
+    DRAFT,
     FLAGS,
     MET_FLAG,
     NO_DRAFT,
+    POSITION,
     STAGE,
     SURVIVAL,
     Lanes,
 )
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, Operations
+from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import PassPlace, Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
-EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS = range(8)
+EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH = range(9)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Looped:
         hidden: `[R, D]`.
         codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`), `[L]`.
         logits: Of the decoding rows, `[L, V]`; None where the head has not read them.
+        statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
+        fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
     """
 
     lanes: Tensor
@@ -88,91 +93,104 @@ class Looped:
     hidden: Tensor
     codes: Tensor
     logits: Tensor | None
+    statistics: Tensor | None
+    fates: Tensor | None
 
 
-def run_loop(batch: Batch, count: int, decoding: int) -> Looped:
+def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = None) -> Looped:
     """Rows, block and loop end.
 
     Args:
         batch: Lanes, settings and planes.
         count: R, live lanes.
         decoding: L, those of them that decode.
+        beside: Prefill that runs a loop in the same pass; None for none.
     """
-    lanes, depth = batch.lanes, batch.lanes.depth
+    lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
     table = lanes.table.index_select(0, rows)  # [R, 6]
-    stage, cache_positions, positions = table[:, STAGE], table[:, CACHE_POSITION], table[:, 2]
+    stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
     sequences, planes = rows // depth, stage % depth
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
-    indices = RowIndices(sequences, cache_positions, positions, planes)
-    raw = batch.model.loop(
-        previous, PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest)
-    )
+    indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
+    if beside is None:
+        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest)
+        raw = batch.model.loop(previous, view)
+    else:
+        place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
+        raw = beside.loop(batch.model, place, indices, previous)
     loops = planes + 1
-    hidden, codes, logits = _loop_end(batch, raw, previous, rows, sequences, loops, decoding)
+    hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
-    if batch.program.paths:
+    if program.paths:
         assert lanes.paths is not None
         lanes.paths[lanes.path_index(sequences, cache_positions), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
-    last = loops[:decoding] >= own[:, columns.LAST]
-    if batch.program.forced:
-        codes = _forced(batch, table[:decoding], sequences[:decoding], loops[:decoding], own, last)
-    elif not batch.program.known:
-        codes = batch.ops.broadcast(torch.where((codes == DIVERGED) & last, LAST_LOOP, codes))
-    else:
-        codes = last * LAST_LOOP
-    if batch.program.verify and batch.program.prompts:
+    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end)
+    if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
     _advance_stages(batch, rows, table, loops, own, codes)
-    return Looped(rows, table, sequences, loops, hidden, codes, logits)
+    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
+    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates)
 
 
 def _loop_end(
-    batch: Batch, raw: Tensor, previous: Tensor, rows: Tensor, sequences: Tensor, loops: Tensor, decoding: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Normed states `[R, D]`, decisions of the decoding rows `[L]`, and their logits where the rule reads them."""
-    model, lanes, settings, program = batch.model, batch.lanes, batch.settings, batch.program
-    ops = batch.ops
-    if program.watch or ops.backend == "triton":
-        end = ops.loop_end(model, raw, previous, lanes.watch(), rows, settings.rows(program, sequences))
-        hidden, codes = end.hidden, end.decisions[:decoding].long()
-    else:
-        hidden = model.norm(raw)
-        codes = (loops[:decoding] >= settings.table[:, columns.LAST].index_select(0, sequences[:decoding])) * LAST_LOOP
-        if program.gate and decoding:
-            met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding], loops[:decoding])
-            codes = codes.masked_fill(met, MET)
-    if not program.margin or not decoding:
-        return hidden, codes, None
-    logits = model.read(hidden[:decoding])  # [L, V]
-    theta = settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
-    late = loops[:decoding] >= settings.table[:, columns.MIN_LOOPS].index_select(0, sequences[:decoding])
-    return hidden, codes.masked_fill(ops.leads(logits, theta) & late, MET), logits
+    batch: Batch, raw: Tensor, previous: Tensor, rows: Tensor, sequences: Tensor
+) -> tuple[Tensor, LoopEndOutput | None]:
+    """Normed states `[R, D]`, and what the loop end says of them, where differences are kept or a kernel runs."""
+    if not batch.program.watch and batch.ops.backend == "torch":
+        return batch.model.norm(raw), None
+    rules = batch.settings.rows(batch.program, sequences)
+    end = batch.ops.loop_end(batch.model, raw, previous, batch.lanes.watch(), rows, rules)
+    return end.hidden, end
 
 
-def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor, loops: Tensor) -> Tensor:
+def _decide(
+    batch: Batch,
+    hidden: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    sequences: Tensor,
+    loops: Tensor,
+    own: Tensor,
+    end: LoopEndOutput | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Why each decoding row stops, 0 where it goes on, `[L]`; and the logits `[L, V]` where the rule reads them."""
+    program, decoding, logits = batch.program, len(own), None
+    last = loops[:decoding] >= own[:, columns.LAST]
+    codes = last * LAST_LOOP
+    if program.known or not decoding:
+        return codes, None
+    if program.gate or program.watch or program.margin:
+        late = loops[:decoding] >= own[:, columns.MIN_LOOPS]
+    if end is not None:
+        decisions = end.decisions[:decoding]
+        codes = codes.masked_fill((decisions == DIVERGED) & ~last, DIVERGED).masked_fill(decisions == MET, MET)
+    elif program.gate:
+        met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding])
+        codes = codes.masked_fill(met & late, MET)
+    if program.margin:
+        logits = batch.model.read(hidden[:decoding])  # [L, V]
+        theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
+        codes = codes.masked_fill(batch.ops.leads(logits, theta) & late, MET)
+    if program.forced:
+        exits = batch.settings.exits
+        assert exits is not None
+        token = (table[:decoding, CACHE_POSITION] - own[:, columns.PROMPT]) % exits.shape[1]
+        codes = (last * LAST_LOOP).masked_fill(loops[:decoding] >= exits[sequences[:decoding], token], MET)
+    return batch.ops.broadcast(codes), logits
+
+
+def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) -> Tensor:
     """Whether `qexit` is met, bool `[L]`: `kernels.loop_end` where nothing else is kept of a token."""
-    settings = batch.settings
     hazard = torch.sigmoid(batch.model.gate(hidden).float())
     kept = batch.lanes.gate.index_select(0, lanes)
     survival, cumulative = kept[:, SURVIVAL], kept[:, CUMULATIVE] + hazard * kept[:, SURVIVAL]
     batch.lanes.gate.index_copy_(0, lanes, torch.stack([survival * (1.0 - hazard), cumulative], dim=-1))
-    met = cumulative >= settings.thresholds[:, columns.Q].index_select(0, sequences)
-    return met & (loops >= settings.table[:, columns.MIN_LOOPS].index_select(0, sequences))
+    return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
 
 
-def _forced(batch: Batch, table: Tensor, sequences: Tensor, loops: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Decisions that are given beforehand, `[L]`."""
-    exits = batch.settings.exits
-    assert exits is not None
-    token = (table[:, CACHE_POSITION] - own[:, columns.PROMPT]) % exits.shape[1]
-    return (last * LAST_LOOP).masked_fill(loops >= exits[sequences, token], MET)
-
-
-def _hold_prompts(
-    batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor
-) -> Tensor:
+def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
     """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
     decoding, depth = len(codes), batch.lanes.depth
     holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
@@ -224,7 +242,7 @@ def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends:
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
 
     Returns:
-        int64 `[K, 8]`.
+        int64 `[K, 9]`.
     """
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
     if ends is None:
@@ -234,7 +252,7 @@ def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends:
     _enter(batch, looped.lanes.index_select(0, which), table, token_ids, ends)
     loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
     ones = torch.ones_like(flags)
-    return torch.stack([ones, sequences, token_ids, loops, fed_at, flags, ends.long(), ones], dim=1)
+    return torch.stack([ones, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, ones], dim=1)
 
 
 def settle_verified(
@@ -256,7 +274,7 @@ def settle_verified(
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
 
     Returns:
-        int64 `[K, 8]`.
+        int64 `[K, 9]`.
     """
     lanes, depth = batch.lanes, batch.lanes.depth
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
@@ -283,7 +301,7 @@ def settle_verified(
     checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
     emitted = survives & (final | (decodes & ~checked))
     why = torch.where(falls, 0, flags)
-    columns_out = [emitted, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls]
+    columns_out = [emitted, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls, fed]
     return torch.stack([column.long() for column in columns_out], dim=1)
 
 
@@ -291,7 +309,7 @@ def _remember(batch: Batch, rows: Tensor, drafts: Tensor, depths: Tensor, flags:
     """Notes a new draft with the token that it was read from."""
     lanes = batch.lanes
     at = torch.where(where, rows, lanes.count)
-    lanes.table[:, FLAGS - 2 : FLAGS + 1].index_copy_(0, at, torch.stack([drafts, depths, flags], dim=1))
+    lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, at, torch.stack([drafts, depths, flags], dim=1))
 
 
 def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: Tensor) -> Tensor:
@@ -311,7 +329,7 @@ def _enter(
     entries = table.clone()
     entries[:, CACHE_POSITION : CACHE_POSITION + 2] += 1
     entries[:, STAGE] = stays_out * own.idle
-    entries[:, FLAGS - 2] = NO_DRAFT
+    entries[:, DRAFT] = NO_DRAFT
     entries[:, FLAGS] = 0
     own.table.index_copy_(0, following, entries)
     own.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, CACHE_POSITION + 1]))

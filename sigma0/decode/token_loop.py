@@ -1,64 +1,57 @@
-"""The token loop over a wave: sample, emit, enter, advance. No sequence waits for another one's depth."""
+"""The token loop of a batch: steps until every sequence has ended. No sequence waits for another one's depth.
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+A token's reason follows from what became of it. Under `finish` and `drop` it is emitted at its exit. Under `verify`:
+
+    confirmed      a draft whose rule was met, or a re-draft of a deeper loop, that loop T accepts: the rule's own
+                   reason (`threshold_met`, `confident`, ...) at the loop of the draft
+    overruled      sampled at T, where nothing is left to verify it, after its rule was met too soon: `max_depth`
+    never drafted  sampled at T: the rule's reason if it was met there by itself, else `max_depth`
+    the first      sampled at T from the prompt's states, unconditionally; the rule's reason if it would have been met
+                   at any loop of that position, else `max_depth`, also where the inner break would have stopped it
+
+Tokens reach loop T in order, since each is at least one loop behind the one before it. Only verified tokens are
+emitted. After a draft that would end the sequence no token is fed.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import logits_process as processors
-from transformers.generation import stopping_criteria as criteria
 
-from sigma0.decode.batch import Ints, PendingTokens
-from sigma0.decode.finite import check_sampled, flag_broken
-from sigma0.decode.ops import CollapseRule
+from sigma0.config import ExitConfig
+from sigma0.decode.batch import Bools, Ints, PendingTokens
+from sigma0.decode.exits import ExitRule
+from sigma0.decode.finite import BROKEN, NOT_FINITE
+from sigma0.decode.host_stepped import split_criteria
+from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.step import Exits, Wave
+from sigma0.decode.runner import EagerRunner
+from sigma0.decode.sampling import Choice, First, Host, choice_for
+from sigma0.decode.settings import SequenceExit, SequenceSettings
+from sigma0.decode.stats import RunRecord
+from sigma0.decode.step import Batch, Looped, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
 
-# What these return for a row depends on that row alone, so they may be called on any part of the batch.
-ROW_WISE_PROCESSORS: tuple[type, ...] = (
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.MinPLogitsWarper,
-    processors.TypicalLogitsWarper,
-    processors.EpsilonLogitsWarper,
-    processors.EtaLogitsWarper,
-    processors.RepetitionPenaltyLogitsProcessor,
-    processors.NoRepeatNGramLogitsProcessor,
-    processors.NoBadWordsLogitsProcessor,
-    processors.SequenceBiasLogitsProcessor,
-    processors.MinLengthLogitsProcessor,
-    processors.MinNewTokensLengthLogitsProcessor,
-    processors.ForcedBOSTokenLogitsProcessor,
-    processors.ForcedEOSTokenLogitsProcessor,
-    processors.SuppressTokensLogitsProcessor,
-    processors.SuppressTokensAtBeginLogitsProcessor,
-    processors.ExponentialDecayLengthPenalty,
-    processors.LogitNormalization,
-    processors.InfNanRemoveLogitsProcessor,
-)
-ROW_WISE_CRITERIA: tuple[type, ...] = (
-    criteria.MaxLengthCriteria,
-    criteria.EosTokenCriteria,
-    criteria.StopStringCriteria,
-    criteria.MaxTimeCriteria,
-)
 
+@dataclass(frozen=True)
+class Exits:
+    """Where the last prompt token of every sequence was read.
 
-def rows_are_independent(logits_processor: LogitsProcessorList, stopping_criteria: StoppingCriteriaList) -> bool:
-    """Whether every processor and criterion is known to treat each row by itself.
-
-    A subclass counts as unknown, since it may do anything.
+    Attributes:
+        depths: Exit depths, from 1, `[B]`.
+        met: Whether the rule was met, `[B]`.
+        logits: Head of the state that was read, `[B, V]`.
+        diverged: Whether it was read there because its loop diverged, `[B]`.
     """
-    return all(type(item) in ROW_WISE_PROCESSORS for item in logits_processor) and all(
-        type(item) in ROW_WISE_CRITERIA for item in stopping_criteria
-    )
+
+    depths: Ints
+    met: Bools
+    logits: Tensor
+    diverged: Bools
 
 
 @dataclass(frozen=True)
@@ -82,323 +75,263 @@ class Emission:
     diverged: bool = False
 
 
-class TokenLoop(ABC):
-    """Base of the token loops over a wave: the ids so far, and lengths and positions of every sequence.
+class TokenLoop:
+    """Generates the new tokens of a batch whose prompts are in a cache.
 
     Args:
-        wave: The decoder; no row of its cache is decoding.
+        model: The looped model.
+        cache: Its prompts; no token is in flight.
+        rule: When a token may stop.
+        config: What becomes of its deeper loops.
         input_ids: Prompt ids `[B, P]`, left-padded; P may be 0 where the prompt came as embeddings.
         positions: Position of the first new token of each sequence, `[B]`.
         logits_processor: As transformers prepared them.
         stopping_criteria: As transformers prepared them.
         generation_config: `do_sample`, `max_length`, pad token, and which scores to keep.
+        record: Statistics of the new tokens; None for none.
 
     Attributes:
-        ids: Prompt and new tokens, the pad token where nothing was written, `[B, >= length]`.
         lengths: Ids of each sequence, `[B]`.
-        record: Statistics of the new tokens; None for none.
         repetition: Repetition among the final new tokens of each sequence.
         collapse: When a sequence that repeats itself is ended; None never.
         collapsed: Sequences that were ended for it.
-        scores: Processed scores of each sequence's new tokens, each `[V]`; empty unless asked for.
-        raw_logits: As `scores`, before processing.
+        accepted: Under `verify`, for each emitted token of each sequence, whether its draft was accepted; True for a
+            token that was sampled at loop T without a draft.
+        tail_passes: Under `verify`, passes after the last exit, which only check.
     """
 
     def __init__(
         self,
-        wave: Wave,
+        model: LoopedModel,
+        cache: DepthCache,
+        rule: ExitRule,
+        config: ExitConfig,
         input_ids: Tensor,
         positions: Ints,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        record: RunRecord | None = None,
     ) -> None:
         batch, prompt = input_ids.shape
-        self.wave = wave
+        self.model, self.cache, self.rule, self.record = model, cache, rule, record
+        self.verifies = config.after_exit == "verify"
         self.device = input_ids.device
-        self.processors = logits_processor
-        self.criteria, self.max_length, self.eos = _split_criteria(stopping_criteria)
+        self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
-        room = generation_config.max_length if self.max_length is None else self.max_length
-        # never an inference tensor: what was begun under torch.inference_mode may go on outside of it
-        with torch.inference_mode(False):
-            self.ids = torch.full((batch, max(room, prompt + 1)), self.pad, dtype=input_ids.dtype, device=self.device)
-        self.ids[:, :prompt] = input_ids
+        self.prompt_ids, self.prompt_length = input_ids, prompt
         self.lengths: Ints = np.full(batch, prompt, dtype=np.int64)
-        self.cache_positions: Ints = np.full(batch, wave.cache.length, dtype=np.int64)
-        self._shift = prompt - wave.cache.length  # from cache positions to ids, which lack a prompt given as embeddings
-        self.positions = positions.copy()
-        self._prompt = prompt
-        keep = bool(generation_config.return_dict_in_generate)
-        self.scores: list[list[Tensor]] | None = _per_sequence(batch, keep and generation_config.output_scores)
-        self.raw_logits: list[list[Tensor]] | None = _per_sequence(batch, keep and generation_config.output_logits)
-        self.record = wave.record
+        # of the token that is fed next; from cache positions to ids, which lack a prompt given as embeddings; and to
+        # positions, which count no pads
+        self.cache_positions: Ints = np.full(batch, cache.length, dtype=np.int64)
+        self.first_position = cache.length
+        self.shift = prompt - cache.length
+        self.offsets: Ints = positions - cache.length
+        self.new_ids: list[list[int]] = [[] for _ in range(batch)]
         self.repetition = [Repetition() for _ in range(batch)]
         self.collapse: CollapseStop | None = None
         self.collapsed: set[int] = set()
-        self.generators = _generators(batch, self.device) if generation_config.do_sample else None
+        self.accepted: list[list[bool]] = [[] for _ in range(batch)]
+        self.tail_passes = 0
+        self._emitted: Ints = np.zeros(batch, dtype=np.int64)
+        self.runner = self._runner(config)
+        self.choice: Choice = choice_for(self, logits_processor, generation_config)
+
+    def _runner(self, config: ExitConfig) -> EagerRunner:
+        cache, batch = self.cache, len(self.lengths)
+        assert cache.depth is not None
+        with torch.no_grad():
+            lanes = cache.reserve_lanes(self.model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device)))
+            settings = SequenceSettings(batch, cache.depth, lanes.device)
+            drop = config.after_exit == "drop"
+            settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
+            limit = None if self.max_length is None else self.max_length - 1 - self.shift
+            settings.set_ends(range(batch), sorted(self.eos), limit)
+            runner = EagerRunner(self.model, lanes, settings, cache, cache.counts)
+            paths = self.record is not None and runner.ops.backend != "triton"
+            watch = self.record is not None and not paths
+            runner.use(settings.program(watch=watch, paths=paths))
+            if self.record is not None:
+                self.record.follow(lanes, self.model.gate, self.rule, drop)
+        return runner
 
     @property
     def sequences(self) -> Tensor:
         """Prompts and new tokens so far, right-padded, `[B, longest]`."""
-        return self.ids[:, : int(self.lengths.max())]
+        return self.ids_up_to(int(self.lengths.max()))
 
-    @abstractmethod
+    @property
+    def ids(self) -> Tensor:
+        """Ids of every sequence, drafts included, right-padded, int64 `[B, longest]`."""
+        return self.sequences
+
+    def broadcast(self, decision: Tensor) -> Tensor:
+        """As `Operations` has it."""
+        return self.runner.ops.broadcast(decision)
+
+    def ids_up_to(self, length: int) -> Tensor:
+        """The first `length` ids of every sequence, right-padded, `[B, length]`."""
+        new = length - self.prompt_ids.shape[1]
+        rows = [(ids + [self.pad] * new)[:new] for ids in self.new_ids]
+        return torch.cat(
+            [self.prompt_ids, torch.tensor(rows, dtype=torch.int64).view(len(rows), -1).to(self.device)], 1
+        )
+
+    @property
+    def scores(self) -> list[list[Tensor]] | None:
+        """Processed scores of each sequence's new tokens, each `[V]`; None unless asked for."""
+        return self.choice.scores if isinstance(self.choice, Host) else None
+
+    @property
+    def raw_logits(self) -> list[list[Tensor]] | None:
+        """As `scores`, before processing."""
+        return self.choice.raw_logits if isinstance(self.choice, Host) else None
+
     def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
         """Yields the new tokens of each pass in which any appeared.
 
         Args:
-            first: The exits of the last prompt token of every sequence.
+            first: Where the last prompt token of every sequence was read; under `verify` at loop T, `met` where the
+                rule would have been met by itself.
         """
+        try:
+            yield self._begin(first)
+            while (emissions := self._step()) is not None:
+                if emissions:
+                    yield emissions
+        finally:
+            self._close()
 
-    def observe(self, sequences: Ints, indices: Ints, logits: Tensor, token_ids: Tensor | None) -> Tensor | None:
-        """Records the statistics of new tokens, where a kernel computes them with the argmax.
-
-        Args:
-            sequences: Batch indices, none twice, `[N]`.
-            indices: Index of each among the new tokens of its sequence, from 0, `[N]`.
-            logits: `[N, V]`.
-            token_ids: Their ids `[N]`; None for the argmax.
-
-        Returns:
-            The ids; `token_ids` itself without a record or a kernel.
-        """
-        if self.record is None or self.wave.ops.backend != "triton":
-            return token_ids
-        at = to_device(np.stack([sequences, indices]), self.record.device)
-        sampled = None if token_ids is None else token_ids.to(self.record.device)
-        output = self.wave.ops.collapse(
-            logits.detach().to(self.record.device), sampled, self.record.collapse, at[0], CollapseRule()
+    @torch.no_grad()
+    def _begin(self, first: Exits) -> tuple[Emission, ...]:
+        batch, lanes = len(self.lengths), self.runner.lanes
+        rows = First(
+            torch.arange(batch, device=lanes.device), to_device(self.offsets + self.first_position, lanes.device)
         )
-        self.record.put_logit_stats(output, at[0], at[1], int(indices.max()))
-        return output.token_ids
+        token_ids, over = self.choice.first(first.logits, rows)
+        limit = self.max_length is not None and self.prompt_ids.shape[1] + 1 >= self.max_length
+        lines = []
+        for sequence, token_id in enumerate(to_host(token_ids).tolist()):
+            ends = limit or token_id in self.eos or (over is not None and bool(over[sequence]))
+            met, depth, diverged = (int(part[sequence]) for part in (first.met, first.depths, first.diverged))
+            why = met | 2 * diverged
+            lines.append([1, sequence, token_id, depth, self.first_position, why, ends, 1, 1])
+        going = np.array([line[1] for line in lines if not line[6]], dtype=np.int64)
+        if len(going):
+            index = to_device(going, lanes.device)
+            where = torch.full_like(index, self.first_position)
+            positions = where + to_device(self.offsets[going], lanes.device)
+            own = token_ids.index_select(0, index).clamp_min(0)
+            lanes.enter(lanes.lane_of(index, where), self.model.enter(own, positions), where, positions)
+        return self._take(lines, first.logits)
 
-    def note(self, sequences: Ints, logits: Tensor) -> None:
-        """Notes the logits of each sequence's last final token for its statistics, where no kernel has computed them.
+    @torch.no_grad()
+    def _step(self) -> tuple[Emission, ...] | None:
+        runner, cache = self.runner, self.cache
+        cache.reserve_positions(cache.length)
+        decoding = runner.decoding
+        looped = runner.loop(cache.length)
+        if looped is None:
+            return None
+        self.tail_passes = 0 if decoding else self.tail_passes + 1
+        if self.record is not None:
+            self.record.after_pass(looped[1])
+        return self._settle(*looped)
 
-        Args:
-            sequences: Batch indices, none twice, `[N]`.
-            logits: `[N, V]`.
-        """
-        if self.record is not None and self.wave.ops.backend != "triton":
-            indices = np.array([self.repetition[sequence].tokens - 1 for sequence in sequences.tolist()])
-            self.record.note_logits(logits, sequences, indices, self.repetition)
+    def _settle(self, batch: Batch, looped: Looped) -> tuple[Emission, ...]:
+        """Reads, samples and feeds back."""
+        which = self.runner.to_read(looped)
+        if not len(which):
+            return ()
+        token_ids, stands, ends, logits = self.choice.choose(batch, looped, which)
+        if batch.program.verify:
+            lines = settle_verified(batch, looped, which, token_ids, stands, ends)
+        else:
+            lines = settle(batch, looped, which, token_ids, ends)
+        return self._take(to_host(lines).tolist(), logits)
 
-    def collapses(self, sequence: int) -> bool:
-        """Whether a sequence is ended after its last final token, since it repeats itself."""
+    def _take(self, lines: list[list[int]], logits: Tensor) -> tuple[Emission, ...]:
+        """Notes what a step emitted; the tokens that are final."""
+        emissions, final, over = [], [], []
+        for row, (emitted, sequence, token_id, depth, fed_at, why, ends, stands, fresh) in enumerate(lines):
+            if token_id == BROKEN:
+                raise FloatingPointError(NOT_FINITE)
+            if fresh:
+                new = self.new_ids[sequence]
+                new[fed_at - self.first_position :] = [token_id]
+                self.lengths[sequence] = self.prompt_ids.shape[1] + len(new)
+                self.cache_positions[sequence] = fed_at + (not ends)
+                self.cache.extend(fed_at + (not ends))
+            if not emitted:
+                continue
+            self._emitted[sequence] += 1
+            self.accepted[sequence].append(bool(stands))
+            self.repetition[sequence].append(token_id)
+            final.append(row)
+            last = bool(ends) or self._collapses(sequence, fed_at)
+            emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2)))
+            if last:
+                over.append(sequence)
+        if over:
+            self.runner.lanes.suspend(over)
+        if final and self.record is not None:
+            self._record(emissions, logits if len(final) == len(lines) else logits[final])
+        return tuple(emissions)
+
+    def _collapses(self, sequence: int, position: int) -> bool:
+        """Whether a sequence is ended after its last final token, since it repeats itself; takes back what follows."""
         if self.collapse is None or not self.collapse.ends(self.repetition[sequence]):
             return False
         self.collapsed.add(sequence)
+        del self.new_ids[sequence][position + 1 - self.first_position :]
+        self.lengths[sequence] = self.prompt_ids.shape[1] + len(self.new_ids[sequence])
+        self.cache_positions[sequence] = position
+        self._drop_fed()
         return True
 
+    def _drop_fed(self) -> None:
+        """Drops the tokens from the position on that each sequence feeds next."""
+        lanes = self.runner.lanes
+        lanes.drop(to_device(self.cache_positions.copy(), lanes.device))
+
+    def _record(self, emissions: list[Emission], logits: Tensor) -> None:
+        assert self.record is not None
+        sequences = np.array([emission.sequence for emission in emissions])
+        indices = self._emitted[sequences] - 1
+        token_ids = np.array([emission.token_id for emission in emissions])
+        self.record.note_tokens(logits, sequences, indices, token_ids, self.repetition, self.runner.ops)
+        if self.record.drops_rows:
+            self.record.note_depths(sequences, indices, np.array([emission.depth for emission in emissions]))
+
     @torch.no_grad()
-    def enter(self, emissions: Sequence[Emission]) -> None:
-        """Feeds emitted tokens back; they run loop 1 in the next pass."""
-        if not emissions:
-            return
-        sequences = np.array([emission.sequence for emission in emissions], dtype=np.int64)
-        token_ids = to_device(np.array([emission.token_id for emission in emissions]), self.device)
-        self.wave.enter(token_ids, sequences, self.cache_positions[sequences], self.positions[sequences])
-        self.cache_positions[sequences] += 1
-        self.positions[sequences] += 1
+    def _close(self) -> None:
+        """After the last step, or where a run is closed before its end: what was not emitted is taken back.
 
-    def _note_pending(self) -> None:
-        """Adds the pending tokens of sequences that ended early to the cache: the last token, then pads.
-
-        A continuation counts them as cached.
+        The tokens that are in the cache are the prompt's and all emitted ones but the last of each sequence; those of
+        sequences that ended early are added as pending, with the pads behind them, since a continuation counts them
+        as cached.
         """
-        end = self.wave.cache.length
+        lanes, cache = self.runner.lanes, self.cache
+        for sequence, emitted in enumerate(self._emitted.tolist()):
+            del self.new_ids[sequence][emitted:]
+            self.lengths[sequence] = self.prompt_ids.shape[1] + emitted
+            self.cache_positions[sequence] = self.first_position + max(emitted - 1, 0)
+        lanes.resume()
+        self._drop_fed()
+        lanes.stop_decoding()
+        end = int(self.cache_positions.max())
+        cache.trim(end)
         missing = end - self.cache_positions  # [B]
-        if not missing.any():
-            return
-        sequences = np.repeat(np.arange(len(missing)), missing)
-        offsets = np.concatenate([np.arange(count) for count in missing])
-        cache_positions = self.cache_positions[sequences] + offsets
-        token_ids = self.ids.cpu().numpy()[sequences, cache_positions + self._shift]
-        self.wave.cache.add_pending(
-            PendingTokens(token_ids, sequences, cache_positions, self.positions[sequences] + offsets)
-        )
-
-    def _make_room(self, cache_positions: int) -> None:
-        if cache_positions > self.ids.shape[1]:
-            with torch.inference_mode(False):
-                larger = self.ids.new_full((self.ids.shape[0], 2 * cache_positions), self.pad)
-                larger[:, : self.ids.shape[1]] = self.ids
-            self.ids = larger
-
-
-class DirectLoop(TokenLoop):
-    """Emits each token at its exit."""
-
-    def run(self, first: Exits) -> Iterator[tuple[Emission, ...]]:
-        """Yields the new tokens of each pass in which any appeared.
-
-        Args:
-            first: The exits of the last prompt token of every sequence.
-        """
-        exits: Exits | None = first
-        try:
-            while exits is not None:
-                emissions = self.emit(exits)
-                yield emissions
-                going = [emission for emission in emissions if not emission.last]
-                self.enter(going)
-                exits = self.next_exits()
-        finally:
-            self.wave.resume()
-            self._note_pending()
-
-    @torch.no_grad()
-    def emit(self, exits: Exits) -> tuple[Emission, ...]:
-        """Samples a token for each exit, stores it and checks the stopping criteria."""
-        sampled = self.wave.ops.broadcast(flag_broken(self._sample(exits), exits.logits))
-        lengths = self.lengths[exits.sequences]
-        self._make_room(int(lengths.max()) + 1)
-        at = to_device(np.stack([exits.sequences, lengths]), self.device)
-        self.ids[at[0], at[1]] = sampled
-        self.lengths[exits.sequences] += 1
-        token_ids = to_host(sampled).tolist()
-        check_sampled(token_ids)
-        for sequence, token_id in zip(exits.sequences.tolist(), token_ids, strict=True):
-            self.repetition[sequence].append(token_id)
-        self.note(exits.sequences, exits.logits)
-        ended = self._ended(exits.sequences.tolist(), token_ids)
-        emissions = tuple(
-            Emission(int(sequence), token_id, int(depth), bool(met), last, bool(diverged))
-            for sequence, token_id, depth, met, last, diverged in zip(
-                exits.sequences, token_ids, exits.depths, exits.met, ended, exits.diverged, strict=True
+        if missing.any():
+            sequences = np.repeat(np.arange(len(missing)), missing)
+            cache_positions = np.concatenate([np.arange(start, end) for start in self.cache_positions.tolist()])
+            ids = self.ids_up_to(end + self.shift + 1).cpu().numpy()
+            cache.add_pending(
+                PendingTokens(
+                    ids[sequences, cache_positions + self.shift],
+                    sequences,
+                    cache_positions,
+                    cache_positions + self.offsets[sequences],
+                )
             )
-        )
-        over = np.array([emission.sequence for emission in emissions if emission.last], dtype=np.int64)
-        if len(over):
-            self.wave.suspend(over)
-        return emissions
-
-    @torch.no_grad()
-    def next_exits(self) -> Exits | None:
-        """Advances until some token exits; None once no row is decoding."""
-        while self.wave.has_decoding:
-            exits = self.wave.advance()
-            if exits is not None:
-                return exits
-        return None
-
-    def _sample(self, exits: Exits) -> Tensor:
-        """Ids `[N]`, on the device of the ids so far."""
-        indices = self.lengths[exits.sequences] - self._prompt
-        if not self.processors and self.generators is None and self.scores is None and self.raw_logits is None:
-            argmax = self.observe(exits.sequences, indices, exits.logits, None)
-            return (exits.logits.argmax(dim=-1) if argmax is None else argmax).to(self.device)
-        logits = exits.logits.to(torch.float32, copy=True).to(self.device)  # [N, V]
-        scores = self._process(exits.sequences, logits)
-        for kept, values in ((self.raw_logits, logits), (self.scores, scores)):
-            if kept is not None:
-                for sequence, row in zip(exits.sequences.tolist(), values, strict=True):
-                    kept[sequence].append(row)
-        if self.generators is None:
-            sampled = scores.argmax(dim=-1)
-        else:
-            # nothing can be drawn from NaN: such rows are flagged by the caller
-            broken = ~logits.amax(dim=-1, keepdim=True).isfinite()
-            scores = scores.masked_fill(broken, 0.0)
-            draws = [
-                torch.multinomial(row, 1, generator=self.generators[sequence])
-                for sequence, row in zip(exits.sequences.tolist(), torch.softmax(scores, dim=-1), strict=True)
-            ]
-            sampled = torch.cat(draws)
-        self.observe(exits.sequences, indices, exits.logits, sampled)
-        return sampled
-
-    def _process(self, sequences: Ints, logits: Tensor) -> Tensor:
-        """Processors see rows of one length at a time, as rectangular ids."""
-        if not self.processors:
-            return logits
-        scores = torch.empty_like(logits)
-        lengths = self.lengths[sequences]
-        for length in np.unique(lengths).tolist():
-            group = np.flatnonzero(lengths == length)
-            rows = to_device(group, self.device)
-            ids = self.ids[to_device(sequences[group], self.device), :length]
-            # on a copy, since some processors write in place and the raw logits may be kept
-            scores[rows] = narrowed(self.processors, sequences[group])(ids, logits[rows].clone())
-        return scores
-
-    def _ended(self, sequences: list[int], token_ids: list[int]) -> list[bool]:
-        by_criteria = (
-            self._call_criteria(np.array(sequences, dtype=np.int64)) if self.criteria else [False] * len(sequences)
-        )
-        lengths = self.lengths[sequences].tolist()
-        limit = self.max_length
-        return [
-            stop or token_id in self.eos or (limit is not None and length >= limit) or self.collapses(sequence)
-            for sequence, stop, token_id, length in zip(sequences, by_criteria, token_ids, lengths, strict=True)
-        ]
-
-    def _call_criteria(self, sequences: Ints) -> list[bool]:
-        """Criteria, like processors, see rows of one length at a time."""
-        over = np.zeros(len(sequences), dtype=np.bool_)
-        lengths = self.lengths[sequences]
-        for length in np.unique(lengths).tolist():
-            group = np.flatnonzero(lengths == length)
-            rows = sequences[group]
-            scores = None
-            if self.scores is not None:
-                kept = [self.scores[row] for row in rows.tolist()]
-                scores = tuple(torch.stack(step) for step in zip(*kept, strict=True))
-            ids = self.ids[to_device(rows, self.device), :length]
-            over[group] = self.criteria(ids, scores).cpu().numpy()
-        over = to_host(self.wave.ops.broadcast(torch.from_numpy(over)))
-        return over.tolist()  # type: ignore[no-any-return]
-
-
-def narrowed(logits_processor: LogitsProcessorList, sequences: Ints) -> LogitsProcessorList:
-    """The processors as they are for some rows of the batch.
-
-    Args:
-        logits_processor: Prepared for the whole batch.
-        sequences: Batch indices of the rows, `[N]`.
-
-    Returns:
-        The same list, but for a repetition penalty that holds the left padding of each row, and for a caller's
-        function, which gets the batch index of a single row.
-    """
-    fitting = LogitsProcessorList()
-    for item in logits_processor:
-        padding = getattr(item, "prompt_ignore_length", None)
-        if isinstance(padding, Tensor):
-            item = copy(item)
-            item.prompt_ignore_length = padding[torch.from_numpy(sequences).to(padding.device)]
-        elif type(item) is processors.PrefixConstrainedLogitsProcessor and len(sequences) == 1:
-            item = copy(item)
-            item._prefix_allowed_tokens_fn = partial(_of_sequence, item._prefix_allowed_tokens_fn, int(sequences[0]))
-        fitting.append(item)
-    return fitting
-
-
-def _of_sequence(allowed: Callable[[int, Tensor], list[int]], sequence: int, _row: int, ids: Tensor) -> list[int]:
-    """A caller's function, called with the sequence's index in the whole batch."""
-    return allowed(sequence, ids)
-
-
-def _split_criteria(stopping_criteria: StoppingCriteriaList) -> tuple[StoppingCriteriaList, int | None, frozenset[int]]:
-    """Length and EOS are checked on the host for free; the rest is called."""
-    rest, lengths, eos = StoppingCriteriaList(), [], set()
-    for item in stopping_criteria:
-        if type(item) is criteria.MaxLengthCriteria:
-            lengths.append(int(item.max_length))
-        elif type(item) is criteria.EosTokenCriteria:
-            eos.update(item.eos_token_id.tolist())
-        else:
-            rest.append(item)
-    return rest, min(lengths) if lengths else None, frozenset(eos)
-
-
-def _per_sequence(batch: int, wanted: bool | None) -> list[list[Tensor]] | None:
-    return [[] for _ in range(batch)] if wanted else None
-
-
-def _generators(batch: int, device: torch.device) -> list[torch.Generator]:
-    """One generator for each sequence, so that its draws do not depend on the depths of the others."""
-    seeds = torch.randint(0, 2**63 - 1, (batch,)).tolist()
-    return [torch.Generator(device=device).manual_seed(seed) for seed in seeds]

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from sigma0.config import ExitConfig, Messages
-from sigma0.decode.sampler import samplers_for
 from sigma0.ladder.answer_unit import Attempt, Writer, attempt_of
 from sigma0.ladder.budget import Budget, Purse
 from sigma0.ladder.reader import Reader
@@ -19,6 +18,7 @@ from sigma0.ladder.results import LadderGeneration, LadderStop, LadderToken, lad
 from sigma0.ladder.rungs import AnyRung, LocalRung, check_same_tokens
 from sigma0.ladder.settling import check_policy, check_settings, final_door, not_tried, versions
 from sigma0.ladder.texts import hand_up_whole, write_texts
+from sigma0.ladder.token_sampler import samplers_for
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
 from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Hysteresis, Saturation, ShutDoor, Trigger
@@ -147,7 +147,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         sources: Texts that an answer may be grounded in, beside the prompt.
         takes_back: Whether a text whose verdict does not converge goes up whole, so that `generations` may hold
             another text than the tokens. Not under a policy of the caller's, nor with sampling.
-        **choosing: Arguments of `sigma0.decode.sampler.samplers_for`.
+        **choosing: Arguments of `sigma0.ladder.token_sampler.samplers_for`.
 
     Raises:
         ValueError: For rungs with different tokenizers or no model here, an empty prompt, a text over a model's limit,

@@ -17,9 +17,9 @@ from torch import Tensor
 from sigma0.decode.batch import Bools
 from sigma0.decode.exits import Reason
 from sigma0.decode.ops import Fate
-from sigma0.decode.sampler import Sampler
 from sigma0.ladder.budget import Purse, Spending
 from sigma0.ladder.reader import Look, Reader
+from sigma0.ladder.token_sampler import TokenSampler
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail, reason_up
 from sigma0.ladder.triggers import Hysteresis, Parking, Signs, Trigger
 from sigma0.signals.canary import CollapseCanary
@@ -137,7 +137,7 @@ class TokenUnit:
         self,
         readers: Sequence[Reader],
         batch: Batch,
-        choosers: Sequence[Sampler],
+        choosers: Sequence[TokenSampler],
         policy: Trigger,
         hysteresis: Hysteresis,
         purse: Purse,

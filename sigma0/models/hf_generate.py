@@ -15,15 +15,15 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from sigma0.config import ExitConfig
-from sigma0.decode.batch import Ints, PassCounts, PendingTokens
+from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.finite import check_logits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import Exits, Wave
-from sigma0.decode.token_loop import DirectLoop, Emission, TokenLoop, rows_are_independent
-from sigma0.decode.verify import VerifiedLoop
+from sigma0.decode.host_stepped import rows_are_independent
+from sigma0.decode.lockstep import decode_tokens
+from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.limits import check_context, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
@@ -44,14 +44,10 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     Attributes:
         num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
-        direct_loop: The token loop of `finish` and `drop`; a benchmark may set another.
-        verified_loop: The token loop of `verify`.
     """
 
     num_block_layers: int
     backend: Backend = "auto"
-    direct_loop: type[DirectLoop] = DirectLoop
-    verified_loop: type[VerifiedLoop] = VerifiedLoop
 
     @property
     def operations(self) -> Operations:
@@ -95,25 +91,9 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
                 "after_exit='verify' takes tokens back, which a forward of one token cannot: call generate or stream, "
                 "or use after_exit='finish'"
             )
-        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", cache.record)
-        batch = input_ids.shape[0]
-        going = np.ones(batch, dtype=np.bool_) if cache.ended is None else ~cache.ended
-        alive, over, cache_positions = np.flatnonzero(going), np.flatnonzero(~going), np.full(batch, cache.length)
-        if len(over):
-            ids = input_ids[:, 0].cpu().numpy()
-            cache.add_pending(PendingTokens(ids[over], over, cache_positions[over], positions[over]))
-        wave.enter(
-            input_ids[:, 0][torch.from_numpy(going).to(input_ids.device)],
-            alive,
-            cache_positions[alive],
-            positions[alive],
+        logits, depths, met, diverged = decode_tokens(
+            self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", input_ids[:, 0], positions
         )
-        passes = []
-        while wave.has_decoding:
-            exits = wave.advance()
-            if exits is not None:
-                passes.append(exits)
-        logits, depths, met, diverged = _in_batch_order(passes, batch)
         check_logits(logits)
         if cache.trace is not None:
             cache.trace.append((depths, met, diverged))
@@ -259,7 +239,6 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
             return stepped
-        loop: TokenLoop
         loop, first = self.open_token_loop(
             input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
         )
@@ -299,26 +278,27 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """
         cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
         cache.counts = PassCounts()
-        verified = exit_config.after_exit == "verify"
         with self._recording(input_ids, generation_config, cache) as record:
             outputs = self._prefill(input_ids, generation_config, model_kwargs)
         batch = input_ids.shape[0]
         first = Exits(
-            np.arange(batch),
             outputs.exit_depths[:, -1].cpu().numpy(),
             outputs.exit_met[:, -1].cpu().numpy(),
             outputs.logits[:, -1],
             outputs.exit_diverged[:, -1].cpu().numpy(),
         )
         positions = (model_kwargs["position_ids"][:, -1] + 1).cpu().numpy()
-        wave = Wave(self, cache, self.exit_rule(exit_config), exit_config.after_exit == "drop", record)
-        loop = (self.verified_loop if verified else self.direct_loop)(
-            wave,
+        loop = TokenLoop(
+            self,
+            cache,
+            self.exit_rule(exit_config),
+            exit_config,
             input_ids,
             np.broadcast_to(positions, (batch,)),
             logits_processor,
             stopping_criteria,
             generation_config,
+            record,
         )
         return loop, first
 
@@ -402,19 +382,6 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused, see `init_continuous_batching`."""
         raise ValueError(CONTINUOUS_BATCHING)
-
-
-def _in_batch_order(passes: list[Exits], batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits `[B, V]`, depths, met and diverged `[B]` of one step of several passes; zeros for ended sequences."""
-    logits = passes[0].logits.new_zeros((batch, passes[0].logits.shape[1]))
-    depths = np.zeros(batch, dtype=np.int64)
-    met, diverged = np.zeros((2, batch), dtype=np.bool_)
-    for exits in passes:
-        logits[torch.from_numpy(exits.sequences).to(logits.device)] = exits.logits
-        depths[exits.sequences] = exits.depths
-        met[exits.sequences], diverged[exits.sequences] = exits.met, exits.diverged
-    tensors = [torch.from_numpy(array).to(logits.device) for array in (depths, met, diverged)]
-    return logits, tensors[0], tensors[1], tensors[2]
 
 
 def check_cache(cache: Any) -> None:

@@ -14,7 +14,6 @@ from sigma0.decode.ops import CollapseRule, Operations
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, TokenLoop
 from sigma0.decode.transfer import to_device
-from sigma0.decode.verify import VerifiedLoop
 from sigma0.models.outputs import DepthGenerateOutput
 
 
@@ -58,7 +57,8 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         statistics = self._ops.collapse(
             record.pending_logits[alive], sampled[alive], record.collapse, alive, CollapseRule()
         )
-        record.put_logit_stats(statistics, alive, torch.full_like(alive, self._new_tokens), self._new_tokens)
+        indices = torch.full_like(alive, self._new_tokens)
+        record.put_logit_stats(statistics.statistics, alive, indices, self._new_tokens)
         record.pending_logits = None
         self._new_tokens += 1
 
@@ -82,7 +82,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
     for row, emissions in zip(depths, emitted, strict=True):
         row[: len(emissions)] = torch.tensor([emission.depth for emission in emissions])
     verified: dict[str, Any] = {}
-    if isinstance(loop, VerifiedLoop):
+    if loop.verifies:
         accepted = torch.zeros_like(depths, dtype=torch.bool)
         for flags, accepted_of_row in zip(accepted, loop.accepted, strict=True):
             flags[: len(accepted_of_row)] = torch.tensor(accepted_of_row)
@@ -91,13 +91,13 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         sequences=sequences,
         scores=_stacked(loop.scores),
         logits=_stacked(loop.raw_logits),
-        past_key_values=loop.wave.cache,
+        past_key_values=loop.cache,
         exit_depths=depths,
         exit_reasons=[
             [exit_reason(mode, emission.met, emission.diverged) for emission in emissions] for emissions in emitted
         ],
         **_statistics(loop.record, new),
-        **_counts(loop.wave.cache),
+        **_counts(loop.cache),
         **verified,
     )
 

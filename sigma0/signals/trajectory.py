@@ -171,19 +171,17 @@ class _OnePosition:
 
     def __init__(self, cache: DepthCache, plane: int, position: int) -> None:
         self._cache, self._plane = cache, plane
-        self.positions = torch.tensor([position])
-        self.furthest = position
+        self._position = position
+        self.longest = position + 1
 
-    def on(self, device: torch.device) -> "_OnePosition":
-        """Itself: there is one device."""
-        self.positions = self.positions.to(device)
-        return self
+    def positions(self, device: torch.device) -> Tensor:
+        """The position, `[1]`."""
+        return torch.tensor([self._position], device=device)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """Softmax attention `[1, H, d]` over the cache before the position and the position itself."""
         planes = self._cache.planes[layer]
-        assert planes.keys is not None and planes.values is not None
-        past = slice(0, int(self.furthest))
+        past = slice(0, self._position)
         repeats = query.shape[1] // keys.shape[1]
         all_keys = torch.cat([planes.keys[self._plane, 0, :, past].to(keys), keys.transpose(0, 1)], dim=1)
         all_values = torch.cat([planes.values[self._plane, 0, :, past].to(values), values.transpose(0, 1)], dim=1)
@@ -222,7 +220,7 @@ def jacobian_radius(
     rows: Any = _OnePosition(cache, plane, position)
 
     def loop(state: Tensor) -> Tensor:
-        mapped: Tensor = model.norm(model.block(state[None], rows))[0]
+        mapped: Tensor = model.norm(model.loop(state[None], rows))[0]
         return mapped
 
     state = hidden.detach()

@@ -9,7 +9,6 @@ import torch
 
 from sigma0 import DepthCache, ExitConfig
 from sigma0.decode.batch import PendingTokens
-from sigma0.decode.catch_up import record_exits
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -132,7 +131,7 @@ def test_reordering_waiting_tokens_is_refused():
 def test_reset_forgets_everything(tiny):
     cache = filled(tiny, config={"mode": "fixed", "depth": 2})
     cache.reset()
-    assert (cache.length, cache.depth, cache.planes[0].keys) == (0, None, None)
+    assert (cache.length, cache.depth, cache.planes) == (0, None, [])
     with torch.no_grad():
         tiny(IDS, past_key_values=cache, exit_config={"mode": "full"})
     assert cache.length == 4
@@ -228,7 +227,7 @@ def test_drop_after_finish_completes_what_waits():
 def test_caches_are_made_for_the_model(tiny):
     cache = tiny.new_cache(capacity=3)
     assert isinstance(cache, DepthCache)
-    assert (len(cache.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
+    assert (len(cache.store.planes), len(cache.layers), cache.store.capacity) == (2, 6, 3)
 
 
 def test_trajectories_that_were_not_kept_begin_anew():
@@ -244,9 +243,7 @@ def test_trajectories_that_were_not_kept_begin_anew():
             model(torch.full((2, 1), 7 + step), past_key_values=cache, exit_config=config)
         rows = cache.in_flight.cache_positions < cache.length - 1
         assert before and rows.any()
-        return cache.exit_states.state.counts[
-            cache.in_flight.state_slots[rows], 0
-        ].tolist(), cache.counts.passes - passes
+        return cache.lanes.exit_state.counts[cache.in_flight.lanes[rows], 0].tolist(), cache.counts.passes - passes
 
     with torch.no_grad():
         model(torch.full((2, 1), 7), past_key_values=cache, exit_config=eager)
@@ -264,7 +261,7 @@ def test_crop_forgets_where_dropped_tokens_stopped():
         for token in (3, 4, 5):
             model(torch.full((2, 1), token), past_key_values=cache, exit_config=ExitConfig(mode="full"))
     sequences, columns = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 4])
-    record_exits(cache, sequences, columns, torch.tensor([1, 2, 0]))
+    cache.note_exits(sequences, columns, torch.tensor([1, 2, 0]), copy=False)
     cache.crop(-2)
     assert cache.exits[:, :5].tolist() == [[4, 4, 4, 4, 0], [4] * 5]
     assert cache.exits[:, 5:].eq(4).all()

@@ -14,7 +14,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.lossless.drafts import full_texts, record, simulate
-from sigma0.decode.verify import VerifiedLoop
+from sigma0.decode import token_loop
+from sigma0.decode.step import EMITTED, ENDS, FRESH, TOKEN
 from tests.reference import gap, settled_model, tiny_model
 
 FULL = ExitConfig(mode="full")
@@ -147,15 +148,17 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
     plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
     drafts = []
-    original = VerifiedLoop._draft
+    original = token_loop.settle_verified
 
-    def spy(self, sequence, *args):
-        original(self, sequence, *args)
-        drafts.append((self._drafts[sequence][-1].token_id, self._drafts[sequence][-1].ends))
+    def spy(*args):
+        lines = original(*args)
+        fresh = (lines[:, FRESH] > 0) & (lines[:, EMITTED] == 0)
+        drafts.extend((token, bool(ends)) for token, ends in lines[fresh][:, [TOKEN, ENDS]].tolist())
+        return lines
 
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VerifiedLoop, "_draft", spy)
+        patch.setattr(token_loop, "settle_verified", spy)
         run(model, ids, config, 16, eos_token_id=None)
         wrong = [token for token, _ in drafts if token not in plain]
         assert wrong, "every draft was right: choose another seed"
@@ -183,7 +186,7 @@ def test_stop_strings_and_streams(pocket):
 def test_a_stream_keeps_nothing_for_gradients(pocket, after_exit):
     prompt, config = "Mary went to the kitchen. Where is Mary?", {"q": 0.3, "after_exit": after_exit}
     tokens = sigma0.stream(*pocket, prompt, exit_config=config)
-    waiting = [tokens._loop.wave.cache.in_flight for _ in tokens]
+    waiting = [tokens._loop.cache.in_flight for _ in tokens]
     kept = [in_flight.hidden.requires_grad for in_flight in waiting if in_flight is not None]
     assert (kept or after_exit == "drop") and not any(kept)
 

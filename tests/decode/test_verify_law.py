@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode.verify import VerifiedLoop
+from sigma0.decode import sampling
 from tests.marks import slow
 from tests.reference import tiny_model
 
@@ -105,20 +105,21 @@ def test_drawn_texts_follow_the_law_of_full_depth(small, config, eos, company, d
     assert abs(chi_square(joint_law(small, config, draws, eos, company), law)) < 4
 
 
-def accepts_all(right, self, sequence, index, depth, draft, row, scores):
-    return draft.token_id, True
+def accepts_all(patch):
+    right = sampling.accept_drawn
+    patch.setattr(sampling, "accept_drawn", lambda *args: (torch.ones_like(args[0], dtype=torch.bool), right(*args)[1]))
 
 
-def draws_from_p(right, self, sequence, index, depth, draft, row, scores):
-    token_id, accepted = right(self, sequence, index, depth, draft, row, scores)
-    return (token_id if accepted else int(torch.softmax(scores, -1).multinomial(1))), accepted
+def draws_from_p(patch):
+    right = sampling.accept_drawn
+    patch.setattr(sampling, "accept_drawn", lambda drafts, p, q, uniform: (right(drafts, p, q, uniform)[0], p))
 
 
-def keeps_the_first_q(right, self, sequence, index, depth, draft, row, scores):
-    self.__dict__.setdefault("kept", {})
-    if draft.depth == 1:
-        self.kept[sequence, index] = self.kept.get((sequence, index), draft.probs) if depth > 2 else draft.probs
-    return right(self, sequence, index, depth, replace(draft, probs=self.kept[sequence, index]), row, scores)
+def keeps_the_first_q(patch):
+    def remember(kept, rows, p, decodes, stands):
+        kept[rows] = torch.where((decodes | ~stands)[:, None], p, kept[rows])
+
+    patch.setattr(sampling, "remember", remember)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +131,24 @@ def keeps_the_first_q(right, self, sequence, index, depth, draft, row, scores):
     ],
 )
 def test_a_wrong_judgement_fails_the_same_test(small, monkeypatch, wrong, config):
-    right = VerifiedLoop._judge
-    monkeypatch.setattr(VerifiedLoop, "_judge", lambda self, *args: wrong(right, self, *args))
+    wrong(monkeypatch)
     assert chi_square(joint_law(small, config, 4_000), exact_law(small)) > 8
 
 
 @pytest.mark.slow
 def test_a_redrawn_token_remembered_with_the_old_q_fails_the_same_test(small, monkeypatch):
-    right, kept, redrawn = VerifiedLoop._open, {}, []
+    redrawn, first = [], {}
 
-    def opens(self, sequence, index, draft):
-        if draft.depth == 1:
-            kept[sequence, index] = draft.probs
-        else:
-            redrawn.append(index)
-        right(self, sequence, index, replace(draft, probs=kept[sequence, index]))
+    def remember(kept, rows, p, decodes, stands):
+        drawn = first.setdefault(id(kept), torch.zeros_like(kept))
+        drawn[rows] = torch.where(decodes[:, None], p, drawn[rows])
+        redraws = ~decodes & ~stands
+        redrawn.append(int(redraws.sum()))
+        kept[rows] = torch.where(redraws[:, None], drawn[rows], p)
 
-    monkeypatch.setattr(VerifiedLoop, "_open", opens)
+    monkeypatch.setattr(sampling, "remember", remember)
     assert chi_square(joint_law(small, FIRST, 4_000), exact_law(small)) > 8
-    assert len(redrawn) > 0.3 * 8_000  # two tokens of each text are drafted
+    assert sum(redrawn) > 0.3 * 8_000  # two tokens of each text are drafted
 
 
 def test_draws_do_not_depend_on_the_company(small):

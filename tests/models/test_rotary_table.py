@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from sigma0.models import OuroConfig
+from sigma0.models.ouro_block import rotated
 from sigma0.models.rotary_table import RotaryTable
 
 
@@ -18,8 +19,17 @@ def test_rows_are_those_of_the_module(rotary, dtype):
     table, like = RotaryTable(rotary), torch.zeros((), dtype=dtype)
     for positions in ([0], [5, 5, 0], [300, 2], [700], [1, 699]):
         rows = torch.tensor(positions)
-        for mine, theirs in zip(table.rows(rows, max(positions), like), rotary(like, rows[:, None]), strict=True):
+        cos, sin = rotary(like, rows[:, None])
+        sin[..., : sin.shape[-1] // 2].neg_()  # as `rotated` takes it
+        for mine, theirs in zip(table.rows(rows, max(positions) + 1, like), (cos, sin), strict=True):
             assert mine.dtype == dtype and torch.equal(mine, theirs)
+        heads = torch.randn(len(positions), 3, cos.shape[-1]).to(dtype)
+        queries = heads.transpose(0, 1)[None]  # [1, H, R, d]
+        expected = apply_rotary_pos_emb(queries, queries, *rotary(like, rows[None]))[0][0].transpose(0, 1)
+        turned = rotated(heads, *table.rows(rows, max(positions) + 1, like))
+        # rounded once, where the module rounds every product
+        rtol = torch.finfo(dtype).eps
+        torch.testing.assert_close(turned, expected, rtol=rtol, atol=4 * rtol)
 
 
 def test_another_dtype_makes_another_table(rotary):

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.cli import app
-from sigma0.decode.paged_kv import BlockShape, PagedPlanes
-from sigma0.decode.sampler import SamplingParams
+from sigma0.decode.paged_planes import PagedPlanes
+from sigma0.decode.planes import BlockShape
+from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models import OuroConfig, OuroForCausalLM
 from sigma0.serve.engine.block_pool import BlockPool
 from sigma0.serve.engine.engine import Engine, EngineLimits

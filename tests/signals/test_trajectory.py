@@ -85,7 +85,7 @@ def test_the_jacobian_radius_is_that_of_the_dense_jacobian(heads, kv_heads):
         rows = _OnePosition(cache, plane, 4)
 
         def loop(state, rows=rows):
-            return model.norm(model.block(state[None], rows))[0]
+            return model.norm(model.loop(state[None], rows))[0]
 
         torch.testing.assert_close(loop(hidden), states[plane, 0, -1])
         exact = torch.linalg.eigvals(torch.func.jacrev(loop)(hidden)).abs().max()

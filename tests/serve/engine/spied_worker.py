@@ -69,7 +69,7 @@ class HeldEngine(Engine):
             def broken(text):
                 raise failing
 
-            self._states[key].is_last = broken
+            self._states[key].detokenizer.add = broken
         return key
 
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.sampler import SamplingParams
+from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.scheduler import ScheduledStep
+from sigma0.signals.canary import Tighten
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
@@ -258,7 +260,7 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     for _ in range(2):
         slot = state.entry.slot
         engine.scheduler.preempt(state.entry)
-        engine._preempt(state, slot)
+        engine._batch.apply(ScheduledStep(preempted=((state.entry, slot),)), engine._states)
         saved.append(state.fates.copy())
         state.entry.cacheable = 0
         engine._schedule()
@@ -363,12 +365,12 @@ def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
 
 def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
     engine = Engine(model, pocket[1], "tiny", watch=True)
-    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, sampling=SamplingParams(temperature=1.0)))
+    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, on_collapse="tighten"))
 
-    def broken(logits):
+    def broken(*args):
         raise RuntimeError("a processor broke")
 
-    monkeypatch.setattr(engine._states[bad], "sample", broken)
+    monkeypatch.setattr(Tighten, "__call__", broken)
     found = drain(engine)
     assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
     assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0

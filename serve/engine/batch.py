@@ -1,0 +1,245 @@
+"""Running batch: the lanes of all running requests, prefill beside them, and one pass over both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.decode.batch import Bools, Ints, PassCounts
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.paged_planes import PagedPlanes
+from sigma0.decode.prefill import Prefill
+from sigma0.decode.runner import EagerRunner
+from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.step import (
+    read,
+    settle,
+    settle_verified,
+)
+from sigma0.decode.transfer import to_device, to_host
+from sigma0.serve.engine.messages import ServedModel
+from sigma0.serve.engine.request import RequestState
+from sigma0.serve.engine.sampling import EngineSampler
+from sigma0.serve.engine.saved_lanes import SavedLanes
+from sigma0.serve.engine.scheduler import ScheduledStep
+from sigma0.signals.canary import Tighten
+
+_NO_PROMPT = 2**62
+_WIDTH = 9
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """Result of a pass.
+
+    Attributes:
+        lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
+        logits: `[K, V]`; None where nothing was read.
+        left: Slot and cache position of each token that has left its lane after its last loop, `[N, 2]`.
+        complete: Leading cache positions that are exact in every plane now, by slot.
+    """
+
+    lines: Ints
+    logits: Tensor | None
+    left: Ints
+    complete: Mapping[int, int]
+
+
+class RunningBatch:
+    """All running requests, by slot.
+
+    Args:
+        model: The looped model.
+        planes: Paged K/V.
+        slots: S.
+        longest: Cache positions of the longest sequence.
+        watch: Whether statistics are wanted: then the states after every loop are kept.
+
+    Attributes:
+        lanes: Tokens that decode.
+        prefill: Positions beside them.
+        states: Request of each slot; None where it is free.
+        counts: Passes and rows so far.
+    """
+
+    def __init__(self, model: ServedModel, planes: PagedPlanes, slots: int, longest: int, watch: bool) -> None:
+        self._model, self._planes, self._watch = model, planes, watch
+        like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
+        self.lanes = Lanes(slots, model.num_loops, like)
+        if watch:
+            self.lanes.remember_paths(2 * model.num_loops)
+        self.prefill = Prefill()
+        self.states: list[RequestState | None] = [None] * slots
+        self.counts = PassCounts()
+        self._settings = SequenceSettings(slots, model.num_loops, model.device)
+        self._sampler = EngineSampler(slots, longest, model.device)
+        self._runner = EagerRunner(model, self.lanes, self._settings, planes, self.counts)
+        self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
+        self._drops: Bools = np.zeros(slots, dtype=np.bool_)
+        self._passes: Ints = np.zeros(slots, dtype=np.int64)
+        self._rows: Ints = np.zeros(slots, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.lanes.stages() < self.lanes.idle)) + len(self.prefill)
+
+    def state_of(self, slot: int) -> RequestState:
+        """The request in a slot."""
+        state = self.states[slot]
+        assert state is not None, f"a row of slot {slot}, which is free"
+        return state
+
+    def error_of(self, slot: int) -> Exception | None:
+        """What broke in a processor of a slot's request."""
+        return self._sampler.errors.get(slot)
+
+    @torch.no_grad()
+    def apply(self, step: ScheduledStep, states: Mapping[int, RequestState]) -> None:
+        """Makes the batch what the scheduler wants it to be before a pass.
+
+        Args:
+            step: What it wants.
+            states: Requests by their keys.
+        """
+        for entry, slot in step.preempted:
+            self._preempt(states[entry.key], slot)
+        for entry in step.admitted:
+            self._admit(states[entry.key])
+        for slot, blocks in step.tables.items():
+            self._planes.place(slot, blocks)
+        if step.wiped:
+            # a NaN that an earlier request left must not reach the next one, not even with weight 0
+            self._planes.wipe(step.wiped)
+        if step.prefill:
+            self._enter([(states[chunk.entry.key], chunk.start, chunk.stop) for chunk in step.prefill])
+        self._resume()
+
+    def _admit(self, state: RequestState) -> None:
+        slot, request = state.entry.slot, state.request
+        self.states[slot] = state
+        self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
+        self._passes[slot] = self._rows[slot] = 0
+        self._settings.set_exit([slot], state.exit)
+        self._settings.set_ends([slot], sorted(state.eos), state.last_position)
+        hosted = Tighten(state.prompt_length) if request.on_collapse == "tighten" else None
+        self._sampler.set(slot, state.sampling, state.entry.token_ids, hosted)
+        self._use_program()
+
+    def _use_program(self) -> None:
+        program = self._settings.program(paths=self._watch, draws=self._sampler.program.draws)
+        if program != self._runner.program:
+            self._runner.use(program)
+
+    def _preempt(self, state: RequestState, slot: int) -> None:
+        # preempted again while it recomputes, it still has what was in flight before
+        saved = SavedLanes.of(self.lanes, slot)
+        state.saved = saved or state.saved
+        self.remove(slot)
+
+    def remove(self, slot: int) -> None:
+        """Removes the request in a slot with its rows."""
+        state = self.state_of(slot)
+        state.passes += int(self._passes[slot])
+        state.rows += int(self._rows[slot])
+        self.states[slot] = None
+        self._prompts[slot] = _NO_PROMPT
+        self.lanes.clear(slot)
+        self.prefill.remove(slot)
+        self._settings.clear(slot)
+        self._sampler.clear(slot)
+        self._use_program()
+
+    def work_of(self, slot: int) -> tuple[int, int]:
+        """Passes with a row of a new token of the request in a slot, and its rows in them."""
+        state = self.state_of(slot)
+        return state.passes + int(self._passes[slot]), state.rows + int(self._rows[slot])
+
+    def _resume(self) -> None:
+        """Puts tokens of preempted requests back in flight, once all before them are recomputed."""
+        for slot, state in enumerate(self.states):
+            if state is None or state.saved is None or state.entry.remaining or self.prefill.has(slot):
+                continue
+            state.saved.restore(self.lanes, slot)
+            state.saved = None
+
+    def _enter(self, entering: Sequence[tuple[RequestState, int, int]]) -> None:
+        """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside."""
+        ids = [token_id for state, start, stop in entering for token_id in state.entry.token_ids[start:stop]]
+        ranges = [np.arange(start, stop) for _, start, stop in entering]
+        positions = to_device(np.concatenate(ranges), self._model.device)
+        hidden = self._model.enter(to_device(np.array(ids), self._model.device), positions)
+        lanes: list[tuple[int, int, int]] = []
+        row = 0
+        for (state, _, stop), own in zip(entering, ranges, strict=True):
+            slot, behind = state.entry.slot, row + len(own)
+            if stop == state.prompt_length and state.saved is None:
+                lanes.append((slot, behind - 1, stop - 1))
+                own = own[:-1]
+            if len(own):
+                self.prefill.enter(slot, own, state.target_loops(own), hidden[row : row + len(own)])
+            row = behind
+        if lanes:
+            slots, rows, at = to_device(np.array(lanes).T.copy(), self._model.device)
+            self.lanes.enter(self.lanes.lane_of(slots, at), hidden.index_select(0, rows), at, at)
+
+    @torch.no_grad()
+    def run(self) -> PassOutput:
+        """Runs a pass: a loop of every row, then the tokens of those that stop."""
+        longest = max(state.entry.entered for state in self.states if state is not None)
+        left = self._count()
+        looped = self._runner.loop(longest, self.prefill)
+        assert looped is not None
+        complete = self._complete(left)
+        batch, rows = looped
+        which = self._runner.to_read(rows)
+        if not len(which):
+            return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)
+        logits = read(batch, rows, which)
+        token_ids, stands = self._sampler.sample(batch, rows, which, logits)
+        if batch.program.verify:
+            lines = to_host(settle_verified(batch, rows, which, token_ids, stands))
+        else:
+            lines = to_host(settle(batch, rows, which, token_ids))
+        return PassOutput(lines, logits, left, complete)
+
+    def _count(self) -> Ints:
+        """Counts the rows of new tokens in the coming pass.
+
+        Returns:
+            Slot and cache position of each token for which it is the last one, `[N, 2]`.
+        """
+        lanes = self.lanes
+        table = to_host(lanes.table[:-1])
+        stage, positions = table[:, STAGE].reshape(-1, lanes.depth), table[:, CACHE_POSITION].reshape(-1, lanes.depth)
+        live = stage < lanes.idle
+        new = (live & (positions >= self._prompts[:, None])).sum(1)
+        self._passes += new > 0
+        self._rows += new
+        slots, lane = np.nonzero(live & (stage % lanes.depth == lanes.depth - 1))
+        return np.stack([slots, positions[slots, lane]], axis=1)
+
+    def _complete(self, left: Ints) -> dict[int, int]:
+        """Takes prefill out that has run its loops; leading positions that are exact in every plane, by slot."""
+        complete: dict[int, int] = {}
+        for chunk in self.prefill.leave():
+            prompt, slot = self._prompts[chunk.sequence], chunk.sequence
+            early = chunk.positions[chunk.targets < self.lanes.depth]
+            if self._drops[slot] and len(early):
+                self._planes.note_exits(*self._at(slot, early, chunk.loops - 1))
+            whole = chunk.positions[chunk.targets == self.lanes.depth]
+            if self._drops[slot]:
+                whole = whole[whole < prompt]
+            if len(whole):
+                complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
+        exact = ~self._drops[left[:, 0]] | (left[:, 1] < self._prompts[left[:, 0]])
+        for slot, position in left[exact].tolist():
+            complete[slot] = max(complete.get(slot, 0), position + 1)
+        return complete
+
+    def _at(self, slot: int, positions: Ints, plane: int) -> tuple[Tensor, ...]:
+        """Positions of one slot and one plane as tensors, each `[N]`."""
+        count = len(positions)
+        return to_device(
+            np.stack([np.full(count, slot), positions, np.full(count, plane)]), self._model.device
+        ).unbind()

@@ -1,0 +1,139 @@
+"""Ids for the rows that a pass has read, for all requests together on the device.
+
+Processors that only Python knows (`on_collapse="tighten"`) run on the host for the rows of their own request.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from sigma0.decode.accept import accept_drawn
+from sigma0.decode.finite import BROKEN, flag_broken
+from sigma0.decode.lanes import CACHE_POSITION, DRAFT, POSITION, STAGE
+from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose
+from sigma0.decode.sampler import distribution, draw, draw_uniform, process
+from sigma0.decode.sampling_settings import DRAWS, SamplingProgram, SamplingSettings, SequenceSampling
+from sigma0.decode.step import Batch, Looped, sample_greedy
+from sigma0.decode.transfer import to_host
+
+
+class EngineSampler:
+    """Samples for the sequences of an engine.
+
+    Args:
+        slots: S.
+        longest: Ids of the longest sequence.
+        device: Where the logits are.
+
+    Attributes:
+        program: What sampling has to compute.
+        errors: What broke in a processor on the host, by slot.
+    """
+
+    def __init__(self, slots: int, longest: int, device: torch.device) -> None:
+        self.program = SamplingProgram()
+        self.errors: dict[int, Exception] = {}
+        self._settings = SamplingSettings(slots, device)
+        with torch.inference_mode(False):
+            # one more than the longest: what is sampled behind it is written there
+            self._ids = torch.zeros((slots, longest + 2), dtype=torch.int64, device=device)
+        self._hosted: dict[int, LogitsProcessor] = {}
+
+    def set(
+        self, slot: int, sampling: SequenceSampling, ids: Sequence[int], hosted: LogitsProcessor | None = None
+    ) -> None:
+        """Sets how the ids of a slot are sampled.
+
+        Args:
+            slot: Which.
+            sampling: Its settings.
+            ids: Its ids so far.
+            hosted: A processor that runs on the host after the others.
+        """
+        self._settings.set(slot, sampling)
+        self._ids[slot, : len(ids)] = torch.tensor(ids, device=self._ids.device)
+        if hosted is not None:
+            self._hosted[slot] = hosted
+        self.program = self._settings.program()
+
+    def clear(self, slot: int) -> None:
+        """Forgets a slot."""
+        self._settings.clear(slot)
+        self._hosted.pop(slot, None)
+        self.errors.pop(slot, None)
+        self.program = self._settings.program()
+
+    def sample(self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples for rows that were read.
+
+        Args:
+            batch: What the pass worked on.
+            looped: Its rows.
+            which: Those that were read, int64 `[K]`.
+            logits: `[K, V]`.
+
+        Returns:
+            Ids `[K]`, `BROKEN` where logits are not finite, and whether the drafts among them stand, bool `[K]`.
+        """
+        table = looped.table.index_select(0, which)
+        drafts = table[:, DRAFT]
+        if self.program.is_greedy and not self._hosted:
+            token_ids = sample_greedy(batch, logits)
+            return token_ids, token_ids == drafts
+        sequences = looped.sequences.index_select(0, which)
+        lengths = table[:, CACHE_POSITION] + 1
+        scores = process(self._settings, self.program, logits, sequences, self._ids, lengths)
+        for slot, processor in self._hosted.items():
+            scores = self._on_host(slot, processor, scores, sequences, lengths)
+        if not self.program.draws:
+            token_ids = scores.argmax(-1)
+            stands = token_ids == drafts
+        elif batch.program.verify:
+            token_ids, stands = self._verify(batch, looped, which, scores, sequences, table)
+        else:
+            positions = table[:, POSITION] + 1
+            token_ids = draw(self._settings, self.program, scores, sequences, positions, OWN_DRAW)
+            stands = token_ids == drafts
+        token_ids = flag_broken(token_ids, logits)
+        for slot in self.errors:
+            token_ids = token_ids.masked_fill(sequences == slot, BROKEN)
+        self._ids[sequences, lengths] = token_ids
+        return token_ids, stands
+
+    def _verify(
+        self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor, sequences: Tensor, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draws drafts, and tests those of earlier loops; greedy sequences compare with the likeliest id."""
+        settings, program = self._settings, self.program
+        lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
+        drafted, drafts, positions = table[:, STAGE] >= batch.lanes.depth, table[:, DRAFT], table[:, POSITION] + 1
+        kept = batch.lanes.remember_probs(scores.shape[1])
+        probs = distribution(settings, program, scores, sequences)
+        chance = draw_uniform(settings, sequences, positions, check_purpose(loops))
+        stands, rest = accept_drawn(drafts.clamp_min(0), probs, kept.index_select(0, lanes), chance)
+        kept.index_copy_(0, lanes, probs)
+        purpose = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
+        drawn = draw(
+            settings, program, torch.where(drafted[:, None], rest.log(), scores), sequences, positions, purpose
+        )
+        best = scores.argmax(-1)
+        draws = settings.table[:, DRAWS].index_select(0, sequences) > 0
+        stands = torch.where(draws, stands & drafted, best == drafts)
+        return torch.where(stands, drafts, torch.where(draws, drawn, best)), stands
+
+    def _on_host(
+        self, slot: int, processor: LogitsProcessor, scores: Tensor, sequences: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """The scores, those of one slot processed on the host; what breaks there ends its request alone."""
+        scores = scores.clone()
+        for row, own in enumerate(to_host(sequences).tolist()):
+            if own != slot:
+                continue
+            try:
+                ids = self._ids[slot : slot + 1, : int(lengths[row])]
+                scores[row] = processor(ids, scores[row : row + 1])[0]
+            except Exception as error:
+                self.errors[slot] = error
+        return scores

@@ -1,0 +1,70 @@
+"""The tokens in flight of a preempted sequence, kept until the K/V of all positions before them are recomputed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from sigma0.decode.batch import Ints
+from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+
+
+@dataclass(frozen=True)
+class SavedLanes:
+    """The lanes of one sequence.
+
+    Attributes:
+        table: Their lines, `[T, 6]`.
+        hidden: States, `[T, D]`.
+        gate: What `qexit` keeps of each, `[T, 2]`.
+        watched: Differences, their Gram matrix and counts, each `[T, ...]`; None where they were not kept.
+        probs: Distributions of drafts, `[T, V]`; None where there were none.
+        paths: States after every loop of its last positions, `[window, T, D]`; None where they are not kept.
+        loops: Loops that the token at each cache position in flight had finished.
+    """
+
+    table: Tensor
+    hidden: Tensor
+    gate: Tensor
+    watched: tuple[Tensor, ...] | None
+    probs: Tensor | None
+    paths: Tensor | None
+    loops: dict[int, int]
+
+    @classmethod
+    def of(cls, lanes: Lanes, sequence: int) -> "SavedLanes | None":
+        """Copies the lanes of a sequence; None where all are idle."""
+        own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+        table = lanes.table[own].clone()
+        lines: Ints = table.cpu().numpy()
+        live = lines[np.flatnonzero(lines[:, STAGE] < lanes.idle)]
+        if not len(live):
+            return None
+        state = lanes.exit_state if lanes.watched else None
+        window = slice(sequence * lanes.window, (sequence + 1) * lanes.window)
+        return cls(
+            table,
+            lanes.hidden[own].clone(),
+            (lanes.gate if state is None else state.gate)[own].clone(),
+            None
+            if state is None
+            else (state.differences[own].clone(), state.gram[own].clone(), state.counts[own].clone()),
+            None if lanes.probs is None else lanes.probs[own].clone(),
+            None if lanes.paths is None else lanes.paths[window].clone(),
+            dict(zip(live[:, CACHE_POSITION].tolist(), (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
+        )
+
+    def restore(self, lanes: Lanes, sequence: int) -> None:
+        """Puts the tokens back in flight, into the lanes of any sequence."""
+        own = slice(sequence * lanes.depth, (sequence + 1) * lanes.depth)
+        lanes.table[own], lanes.hidden[own], lanes.gate[own] = self.table, self.hidden, self.gate
+        state = lanes.exit_state
+        if state is not None:
+            state.gate[own], state.counts[own] = self.gate, 0
+            state.counts[own, 0] = (self.table[:, STAGE] % lanes.depth).int()
+            if self.watched is not None:
+                state.differences[own], state.gram[own], state.counts[own] = self.watched
+        if self.probs is not None and lanes.probs is not None:
+            lanes.probs[own] = self.probs
+        if self.paths is not None and lanes.paths is not None:
+            lanes.paths[sequence * lanes.window : (sequence + 1) * lanes.window] = self.paths
