@@ -25,6 +25,7 @@ class Placement:
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
         exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
+        stretches: `first` and `rooms` as a tensor, int64 `[S, 2]`, for a compiled pass.
     """
 
     size: int
@@ -35,6 +36,7 @@ class Placement:
     starts: Tensor | None = None
     seen: Tensor | None = None
     exits: Tensor | None = None
+    stretches: Tensor | None = None
 
     def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """Flat positions of cache positions, both int64 `[N]`."""
@@ -90,6 +92,7 @@ class PassRows:
         self._layers = layers
         self._placement = placement
         self._ops = ops
+        self._live = live
         self._by_device: dict[torch.device, tuple[RowIndices, Tensor]] = {}
         position = placement.flat(indices.sequences, indices.cache_positions)
         if live is not None:
@@ -104,12 +107,41 @@ class PassRows:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
         indices, flat = self._on(keys.device)
+        if self._ops.depth_attention is None and torch.compiler.is_compiling():
+            return self._attend_compiled(planes, indices, flat, query, keys, values, scaling)
         planes.write(flat, keys, values)
         if self._ops.depth_attention is not None:
             return self._ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
             return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)
+
+    def _attend_compiled(
+        self,
+        planes: LayerPlanes,
+        indices: RowIndices,
+        flat: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        """As one operator, since spans are made of values."""
+        place, ends = self._placement, indices.cache_positions + 1
+        if place.stretches is None:
+            firsts, rooms = indices.sequences * place.size, torch.full_like(ends, place.size)
+        else:
+            firsts, rooms = place.stretches.index_select(0, indices.sequences).unbind(1)
+        if place.starts is not None:
+            starts = torch.minimum(place.starts.index_select(0, indices.sequences), ends - 1)
+            firsts, rooms, ends = firsts + starts, rooms - starts, ends - starts
+        if self._live is not None:
+            ends = torch.where(self._live, ends, 0)
+        table = torch.stack([indices.loops, firsts, rooms, ends], dim=1)
+        attended: Tensor = torch.ops.sigma0.attend_rows(
+            planes.flat_keys, planes.flat_values, flat, query, keys, values, table, scaling
+        )
+        return attended
 
     def _on(self, device: torch.device) -> tuple[RowIndices, Tensor]:
         if self._flat.device == device:

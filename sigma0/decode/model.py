@@ -58,6 +58,9 @@ class LoopedModel(Protocol):
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What loop 1 starts from, `[R, D]`: embeddings of ids `[R]` at positions `[R]`, or what a prelude makes."""
 
+    def reserve_positions(self, longest: int, like: Tensor) -> None:
+        """Makes whatever passes over so many positions read beside weights, for states of this device and dtype."""
+
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the shared block over rows `[R, D]`, before the loop's norm."""
 

@@ -1,7 +1,8 @@
 """The eager runner: calls the parts of a step one after the other."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import Batch, Looped, run_loop
+from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -32,6 +33,42 @@ class Storage(Protocol):
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
 
 
+class Choice(Protocol):
+    """How ids are chosen: `sigma0.decode.sampling.Choice`."""
+
+    @property
+    def on_device(self) -> bool:
+        """See there."""
+
+    @property
+    def draws(self) -> bool:
+        """See there."""
+
+    @property
+    def fixed(self) -> Hashable:
+        """See there."""
+
+    @property
+    def tensors(self) -> object:
+        """See there."""
+
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """See there."""
+
+
+@dataclass(frozen=True)
+class RunnerChoice:
+    """What calls the step.
+
+    Attributes:
+        name: "eager" or "compile".
+        reason: Why.
+    """
+
+    name: Literal["eager", "compile"]
+    reason: str
+
+
 class EagerRunner:
     """Runs loops over the lanes of a cache or of an engine.
 
@@ -41,16 +78,24 @@ class EagerRunner:
         settings: Of every sequence.
         storage: K/V.
         counts: What was computed; updated.
+        chosen: What was chosen, and why.
     """
 
     def __init__(
-        self, model: LoopedModel, lanes: Lanes, settings: SequenceSettings, storage: Storage, counts: PassCounts
+        self,
+        model: LoopedModel,
+        lanes: Lanes,
+        settings: SequenceSettings,
+        storage: Storage,
+        counts: PassCounts,
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
     ) -> None:
         self.model = model
         self.lanes = lanes
         self.settings = settings
         self.storage = storage
         self.counts = counts
+        self.chosen = chosen
         self.ops = model.operations
         self.program = Program()
         self._stages = lanes.stages()
@@ -132,3 +177,22 @@ class EagerRunner:
         if not self.program.margin or self.program.verify:
             self.counts.head_rows += len(which)
         return to_device(which, looped.loops.device)
+
+    def settle(
+        self, batch: Batch, looped: Looped, which: Tensor, choice: Choice
+    ) -> tuple[Tensor, Tensor]:
+        """Reads rows, samples, judges and feeds back.
+
+        Args:
+            batch: What the loop worked on.
+            looped: The rows.
+            which: Those of `to_read`, at least one.
+            choice: How ids are chosen.
+
+        Returns:
+            What the step emits, int64 `[K, 9]`, and the logits `[K, V]`.
+        """
+        token_ids, stands, ends, logits = choice.choose(batch, looped, which)
+        if batch.program.verify:
+            return settle_verified(batch, looped, which, token_ids, stands, ends), logits
+        return settle(batch, looped, which, token_ids, ends), logits

@@ -1,5 +1,6 @@
 """How a step chooses ids: the argmax, draws on the device, or with what only Python knows."""
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,7 +76,30 @@ class Ids(Protocol):
 
 
 class Choice(Protocol):
-    """Chooses ids."""
+    """Chooses ids.
+
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+        draws: Whether ids are drawn.
+        fixed: What a compiled choice takes for constant.
+        tensors: What holds the tensors that it reads.
+    """
+
+    @property
+    def on_device(self) -> bool:
+        """See above."""
+
+    @property
+    def draws(self) -> bool:
+        """See above."""
+
+    @property
+    def fixed(self) -> Hashable:
+        """See above."""
+
+    @property
+    def tensors(self) -> object:
+        """See above."""
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """Ids `[B]` behind the prompts, given logits `[B, V]`, and what criteria say of them, bool `[B]` or None."""
@@ -107,6 +131,26 @@ class Device:
         self._settings = settings
         self.program = settings.program()
         self._broadcast = loop.broadcast
+
+    @property
+    def on_device(self) -> bool:
+        """Whether nothing but tensors takes part: ids so far are kept by Python."""
+        return not self.program.reads_ids
+
+    @property
+    def draws(self) -> bool:
+        """Whether ids are drawn."""
+        return self.program.draws
+
+    @property
+    def fixed(self) -> Hashable:
+        """What a compiled choice takes for constant."""
+        return self.program, self._loop.shift
+
+    @property
+    def tensors(self) -> SamplingSettings:
+        """What holds the tensors that it reads."""
+        return self._settings
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """See `Choice.first`."""
@@ -189,6 +233,8 @@ class Host:
         scores: Processed scores of each sequence's new tokens, each `[V]`; None unless kept.
         raw_logits: As `scores`, before processing.
     """
+
+    on_device, draws, fixed, tensors = False, False, None, None
 
     def __init__(
         self,

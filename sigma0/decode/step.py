@@ -97,14 +97,18 @@ class Looped:
     fates: Tensor | None
 
 
-def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = None) -> Looped:
+def run_loop(
+    batch: Batch, count: int, decoding: int, beside: Prefill | None = None, padded: bool = False
+) -> Looped:
     """Rows, block and loop end.
 
     Args:
         batch: Lanes, settings and planes.
-        count: R, live lanes.
-        decoding: L, those of them that decode.
+        count: R, live lanes, or a bound on them.
+        decoding: L, those of them that decode, or a bound on them.
         beside: Prefill that runs a loop in the same pass; None for none.
+        padded: Whether the two are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
+            and written nowhere.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
@@ -113,22 +117,29 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
     sequences, planes = rows // depth, stage % depth
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
+    live = stage < lanes.idle if padded else None
     if beside is None:
-        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest)
+        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
         raw = batch.model.loop(previous, view)
     else:
         place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
         raw = beside.loop(batch.model, place, indices, previous)
     loops = planes + 1
+    if live is not None:
+        # from here on lanes are only written to
+        rows = torch.where(live, rows, lanes.count)
     hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
     if program.paths:
         assert lanes.paths is not None
-        lanes.paths[lanes.path_index(sequences, cache_positions), planes] = hidden
+        path = lanes.path_index(sequences, cache_positions)
+        lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
     codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end)
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
+    if padded:
+        codes = codes.masked_fill(stage[:decoding] >= depth, 0)
     _advance_stages(batch, rows, table, loops, own, codes)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
     return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates)
@@ -231,7 +242,14 @@ def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
     return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
 
-def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends: Tensor | None = None) -> Tensor:
+def settle(
+    batch: Batch,
+    looped: Looped,
+    which: Tensor,
+    token_ids: Tensor,
+    ends: Tensor | None = None,
+    live: Tensor | None = None,
+) -> Tensor:
     """Advance and emit, where no sequence checks drafts: every row that was read stops.
 
     Args:
@@ -240,6 +258,7 @@ def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends:
         which: Rows that were read, int64 `[K]`.
         token_ids: What was sampled from each, `[K]`.
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+        live: Which of the K count, bool `[K]`; None where all do.
 
     Returns:
         int64 `[K, 9]`.
@@ -249,10 +268,12 @@ def settle(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, ends:
         ends = _ends(batch, sequences, table[:, CACHE_POSITION], token_ids)
     codes = looped.codes.index_select(0, which)
     flags = (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
-    _enter(batch, looped.lanes.index_select(0, which), table, token_ids, ends)
-    loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
+    rows = looped.lanes.index_select(0, which)
     ones = torch.ones_like(flags)
-    return torch.stack([ones, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, ones], dim=1)
+    emitted = ones if live is None else live.long()
+    _enter(batch, rows if live is None else torch.where(live, rows, batch.lanes.count), table, token_ids, ends)
+    loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
+    return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
 
 
 def settle_verified(
@@ -262,6 +283,7 @@ def settle_verified(
     token_ids: Tensor,
     stands: Tensor,
     ends: Tensor | None = None,
+    live: Tensor | None = None,
 ) -> Tensor:
     """Accept, advance and emit, where some sequence checks drafts.
 
@@ -272,6 +294,7 @@ def settle_verified(
         token_ids: What holds for each now: a new id, or the draft where it stands, `[K]`.
         stands: Whether a draft stands, bool `[K]`.
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
+        live: Which of the K count, bool `[K]`; None where all do.
 
     Returns:
         int64 `[K, 9]`.
@@ -283,10 +306,14 @@ def settle_verified(
     decodes = stage < depth
     # the oldest draft that falls takes everything behind it along
     falls = ~decodes & ~stands
+    if live is not None:
+        falls = falls & live
     oldest = torch.full((lanes.sequences,), NO_LIMIT, dtype=torch.int64, device=lanes.device)
     oldest.scatter_reduce_(0, sequences, torch.where(falls, cache_positions, NO_LIMIT), "amin")
     lanes.drop(oldest + 1)
     survives = cache_positions <= oldest.index_select(0, sequences)
+    if live is not None:
+        survives = survives & live
     fed = (decodes | falls) & survives
     if ends is None:
         ends = _ends(batch, sequences, cache_positions, token_ids)

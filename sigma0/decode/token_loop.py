@@ -29,11 +29,13 @@ from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import Batch, Looped, settle, settle_verified
+from sigma0.decode.step import Batch, Looped
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -135,10 +137,11 @@ class TokenLoop:
         self.accepted: list[list[bool]] = [[] for _ in range(batch)]
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
-        self.runner = self._runner(config)
+        wanted = getattr(generation_config, "runner", "auto")
+        self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
         self.choice: Choice = choice_for(self, logits_processor, generation_config)
 
-    def _runner(self, config: ExitConfig) -> EagerRunner:
+    def _runner(self, config: ExitConfig, wanted: str, announce: Announce) -> EagerRunner:
         cache, batch = self.cache, len(self.lengths)
         assert cache.depth is not None
         with torch.no_grad():
@@ -148,7 +151,8 @@ class TokenLoop:
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
-            runner = EagerRunner(self.model, lanes, settings, cache, cache.counts)
+            chosen = choose_runner(wanted, self.model)
+            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce)
             paths = self.record is not None and runner.ops.backend != "triton"
             watch = self.record is not None and not paths
             runner.use(settings.program(watch=watch, paths=paths))
@@ -244,11 +248,7 @@ class TokenLoop:
         which = self.runner.to_read(looped)
         if not len(which):
             return ()
-        token_ids, stands, ends, logits = self.choice.choose(batch, looped, which)
-        if batch.program.verify:
-            lines = settle_verified(batch, looped, which, token_ids, stands, ends)
-        else:
-            lines = settle(batch, looped, which, token_ids, ends)
+        lines, logits = self.runner.settle(batch, looped, which, self.choice)
         return self._take(to_host(lines).tolist(), logits)
 
     def _take(self, lines: list[list[int]], logits: Tensor) -> tuple[Emission, ...]:

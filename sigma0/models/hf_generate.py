@@ -27,6 +27,8 @@ from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.limits import check_context, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
+from sigma0.decode.compiled import Announce, silently
+from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.models.stored_settings import STORED, StoredSettings
 
 CONTINUOUS_BATCHING = (
@@ -44,10 +46,14 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     Attributes:
         num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
+        runner: What calls the step where a call does not say it: "eager", "compile", or "auto": eager.
+        announce: Called with what is about to be compiled; the context that it returns lasts until it is.
     """
 
     num_block_layers: int
     backend: Backend = "auto"
+    runner: RunnerName = "auto"
+    announce: Announce = staticmethod(silently)
 
     @property
     def operations(self) -> Operations:
@@ -110,7 +116,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Takes `exit_config` and `output_statistics` out of the keywords, which transformers would drop."""
+        """Takes `exit_config`, `output_statistics` and `runner` out of the keywords: transformers would drop them."""
         if kwargs.get("assistant_early_exit") is not None:
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
@@ -132,9 +138,13 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         if wants_statistics is None:
             defaults = self.generation_config if generation_config is None else generation_config
             wants_statistics = getattr(defaults, "output_statistics", False)
+        runner = kwargs.pop("runner", None) or self.runner
+        if runner not in RUNNERS:
+            raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
         prepared.output_statistics = bool(wants_statistics)
+        prepared.runner = runner
         return prepared, model_kwargs
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:

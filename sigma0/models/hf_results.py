@@ -92,6 +92,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         scores=_stacked(loop.scores),
         logits=_stacked(loop.raw_logits),
         past_key_values=loop.cache,
+        runner=loop.runner.chosen,
         exit_depths=depths,
         exit_reasons=[
             [exit_reason(mode, emission.met, emission.diverged) for emission in emissions] for emissions in emitted

@@ -273,6 +273,10 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         return self.model.run_rows(hidden, rows)
 
+    def reserve_positions(self, longest: int, like: Tensor) -> None:
+        """Makes the tables that passes over so many positions read, for states of this device and dtype."""
+        self.model._rotary_table.reserve(longest, like)
+
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
         return self.model.norm(hidden)  # type: ignore[no-any-return]

@@ -6,6 +6,8 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from sigma0.decode.runner import RunnerChoice
+
 
 @dataclass
 class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
@@ -63,6 +65,7 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         loop_fates: With `output_statistics=True`, index into `decode.ops.FATES` of each loop, int8 `[B, new, T]`.
         readings: With `output_statistics=True`, the numbers named in `decode.ops.LOGIT_STATS` of each new token,
             float32 `[B, new, 8]`; NaN after a sequence ended.
+        runner: What called the step, and why; None where transformers' own loop did.
     """
 
     exit_depths: Tensor | None = None
@@ -76,3 +79,4 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     loop_statistics: Tensor | None = None
     loop_fates: Tensor | None = None
     readings: Tensor | None = None
+    runner: RunnerChoice | None = None

@@ -18,6 +18,19 @@ class RotaryTable:
         self._cos: Tensor | None = None
         self._sin: Tensor | None = None
 
+    def reserve(self, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes the table, or a longer one, if positions up to `furthest` are not in it; cos and sin `[positions, d]`."""
+        cos, sin = self._cos, self._sin
+        if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) < furthest:
+            # not as inference tensors: a later call outside of inference mode may need them
+            with torch.inference_mode(False), torch.no_grad():
+                everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
+                cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])
+            cos, sin = cos[0], sin[0].clone()
+            sin[:, : sin.shape[1] // 2].neg_()
+            self._cos, self._sin = cos, sin
+        return cos, sin
+
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin `[R, 1, d]` of `positions` `[R]`; the first half of the sines, which multiplies the second half of
         a head, with its sign turned.
@@ -27,13 +40,5 @@ class RotaryTable:
             furthest: The largest of them, or a bound on it.
             like: Any tensor with the wanted device and dtype.
         """
-        cos, sin = self._cos, self._sin
-        if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) < furthest:
-            # not as inference tensors: a later call outside of inference mode may need them
-            with torch.inference_mode(False), torch.no_grad():
-                everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
-                cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])
-            cos, sin = cos[0], sin[0].clone()  # [positions, d]
-            sin[:, : sin.shape[1] // 2].neg_()
-            self._cos, self._sin = cos, sin
+        cos, sin = self.reserve(furthest, like)
         return cos.index_select(0, positions)[:, None], sin.index_select(0, positions)[:, None]

@@ -1,0 +1,78 @@
+"""Which runner calls the step, and why."""
+
+import os
+import shutil
+from typing import Literal, get_args
+
+from torch import nn
+
+from sigma0.decode.batch import PassCounts
+from sigma0.decode.compiled import Announce, CompiledRunner, silently
+from sigma0.decode.lanes import Lanes
+from sigma0.decode.model import LoopedModel
+from sigma0.decode.ops import no_broadcast
+from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
+from sigma0.decode.settings import SequenceSettings
+
+RunnerName = Literal["auto", "eager", "compile"]
+RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
+
+
+def choose_runner(wanted: str, model: LoopedModel) -> RunnerChoice:
+    """The runner for a model.
+
+    Args:
+        wanted: One of `RUNNERS`.
+        model: On its device, with its hooks.
+
+    Raises:
+        ValueError: For an unknown name.
+    """
+    if wanted not in RUNNERS:
+        raise ValueError(f"no such runner: {wanted!r}; there are {', '.join(RUNNERS)}")
+    if wanted != "compile":
+        return RunnerChoice("eager", "asked for" if wanted == "eager" else "what auto takes")
+    why_not = _why_not(model)
+    return RunnerChoice("compile", "asked for") if why_not is None else RunnerChoice("eager", why_not)
+
+
+def _why_not(model: LoopedModel) -> str | None:
+    """Why a model's step cannot be compiled; None where it can."""
+    if model.device.type != "cpu":
+        return f"compile is for models on a CPU, this one is on {model.device.type}"
+    if model.operations.broadcast is not no_broadcast:
+        return "compile is for models on one process, this one is spread over several"
+    if isinstance(model, nn.Module):
+        if len({parameter.device for parameter in model.parameters()}) > 1:
+            return "compile is for models on one device, this one is spread over several"
+        if any(_is_hooked(module) for module in model.modules()):
+            return "modules of the model have hooks, which only Python can call"
+    return None if compiler() else "no C++ compiler was found (set CXX, or install g++)"
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    own = (module._forward_hooks, module._forward_pre_hooks, getattr(module, "_hf_hook", None))
+    return any(own)
+
+
+def compiler() -> str | None:
+    """The C++ compiler that inductor would call; None where there is none."""
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
+
+
+def open_runner(
+    choice: RunnerChoice,
+    model: LoopedModel,
+    lanes: Lanes,
+    settings: SequenceSettings,
+    storage: Storage,
+    counts: PassCounts,
+    announce: Announce = silently,
+) -> EagerRunner:
+    """The runner that was chosen; arguments as `CompiledRunner` takes them."""
+    if choice.name == "compile" and storage.placement(0).seen is not None:
+        choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
+    if choice.name == "eager":
+        return EagerRunner(model, lanes, settings, storage, counts, choice)
+    return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)
