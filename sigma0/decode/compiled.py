@@ -217,7 +217,12 @@ class CompiledRunner(EagerRunner):
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [self.lanes, self.settings, self._starts_of(batch.placement), None if choice is None else choice.tensors]
+        parts = [
+            self.lanes,
+            self.settings,
+            self._starts_of(batch.placement),
+            None if choice is None else choice.tensors,
+        ]
         state = planes + tensors_of(parts)
         key = (
             name,
@@ -249,7 +254,9 @@ class CompiledRunner(EagerRunner):
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
         place = Placement(place.size, place.total, starts=self._starts_of(place))
-        return Batch(batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops)
+        return Batch(
+            batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
+        )
 
     def _starts_of(self, place: Placement) -> Tensor:
         return self._no_starts if place.starts is None else place.starts

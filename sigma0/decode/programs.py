@@ -117,9 +117,7 @@ def compile_program(
     for tensor in planes:
         torch._dynamo.mark_dynamic(tensor, 1)
     # what is compiled is kept by the code object, so one of its own for each program
-    own = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
-    )
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
     results = list(torch.compile(own, backend=backend, fullgraph=True, dynamic=False)(*given))
     inputs = list(recorded["inputs"])
     places = {id(tensor): which for which, tensor in enumerate(state)}

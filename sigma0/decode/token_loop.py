@@ -234,7 +234,7 @@ class TokenLoop:
     def _step(self) -> tuple[Emission, ...] | None:
         runner, cache = self.runner, self.cache
         cache.reserve_positions(cache.length)
-        decoding = runner.decoding
+        _, decoding = runner.live()
         looped = runner.loop(cache.length)
         if looped is None:
             return None
