@@ -50,12 +50,16 @@ class Span:
         return self.step == 0 and self.stop - self.start > 1
 
     @cached_property
+    def longest(self) -> int:
+        """Positions that are read."""
+        return max(self.lengths)
+
+    @cached_property
     def mask(self) -> Tensor | None:
         """Which of the positions up to the longest each row sees, bool `[N, longest]`; None where all do."""
-        longest = max(self.lengths)
-        if min(self.lengths) == longest:
+        if min(self.lengths) == self.longest:
             return None
-        return torch.arange(longest) < torch.tensor(self.lengths)[:, None]
+        return torch.arange(self.longest) < torch.tensor(self.lengths)[:, None]
 
 
 def spans_of(
@@ -124,7 +128,7 @@ def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[
             attn_mask=mask,
             scale=scaling,
         )
-        outputs.append(attended[:, :, : heads // kv_heads])
+        outputs.append(attended if repeated == 1 else attended[:, :, :1])
     attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [R, H_kv, H / H_kv, d]
     return attended.reshape(rows, heads, width)
 
@@ -185,12 +189,12 @@ def _attended_shape(
 
 
 # Not `torch.library.custom_op`, of which a call takes 20 us longer.
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor flat, Tensor query, Tensor new_keys, Tensor new_values, "
     "Tensor table, float scaling) -> Tensor"
 )
-_LIBRARY.impl("attend_rows", write_and_attend, "CPU")
+_LIBRARY.impl("attend_rows", write_and_attend, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::attend_rows", _attended_shape, lib=_LIBRARY)
 
 
@@ -213,7 +217,7 @@ def _stretch(planes: Tensor, span: Span) -> Tensor:
     _, _, heads, width = planes.shape
     by_plane, by_position, by_head, by_number = planes.stride()
     return planes.as_strided(
-        (span.stop - span.start, heads, max(span.lengths), width),
+        (span.stop - span.start, heads, span.longest, width),
         (span.step * by_position, by_head, by_position, by_number),
         planes.storage_offset() + span.plane * by_plane + span.first * by_position,
     )

@@ -180,5 +180,5 @@ class PassRows:
         """A span of one sequence whose blocks do not follow each other, with its positions."""
         at = self._indices
         start = at.cache_positions[span.start] + 1 - span.lengths[0]
-        seen = torch.arange(max(span.lengths), device=at.loops.device) + start
+        seen = torch.arange(span.longest, device=at.loops.device) + start
         return replace(span, positions=self._placement.flat(at.sequences[span.start].expand_as(seen), seen))
