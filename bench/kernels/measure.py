@@ -140,7 +140,9 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
     keys, values = (
         torch.randn(LOOPS, rows * context + 1, heads, width, device=device, dtype=dtype) for _ in range(2)
     )  # fmt: skip
-    block_keys, block_values = (part[:, :-1].unflatten(1, (rows, context)).transpose(2, 3) for part in (keys, values))
+    block_keys, block_values = (
+        part[:, :-1].view(LOOPS, rows, context, heads, width).transpose(2, 3) for part in (keys, values)
+    )
     query = torch.randn(rows, heads, width, device=device, dtype=dtype)
     sequences = torch.arange(rows, device=device)
     planes = (torch.arange(rows, device=device) * LOOPS).div(rows, rounding_mode="floor")
