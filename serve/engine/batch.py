@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints, PassCounts
+from sigma0.decode.compiled import silently
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import (
     read,
@@ -75,7 +76,9 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
-        self._runner = EagerRunner(model, self.lanes, self._settings, planes, self.counts)
+        chosen = choose_runner(getattr(model, "runner", "auto"), model)
+        announce = getattr(model, "announce", silently)
+        self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
@@ -145,6 +148,9 @@ class RunningBatch:
         self.states[slot] = None
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
+        if self.lanes.probs is not None:
+            # not a NaN for the next request's drafts
+            self.lanes.probs[slot * self.lanes.depth : (slot + 1) * self.lanes.depth] = 0.0
         self.prefill.remove(slot)
         self._settings.clear(slot)
         self._sampler.clear(slot)
@@ -226,7 +232,9 @@ class RunningBatch:
             prompt, slot = self._prompts[chunk.sequence], chunk.sequence
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
-                self._planes.note_exits(*self._at(slot, early, chunk.loops - 1))
+                slots = np.full(len(early), slot)
+                rows = to_device(np.stack([slots, early, np.full_like(slots, chunk.loops - 1)]), self._model.device)
+                self._planes.note_exits(rows[0], rows[1], rows[2])
             whole = chunk.positions[chunk.targets == self.lanes.depth]
             if self._drops[slot]:
                 whole = whole[whole < prompt]
@@ -236,10 +244,3 @@ class RunningBatch:
         for slot, position in left[exact].tolist():
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete
-
-    def _at(self, slot: int, positions: Ints, plane: int) -> tuple[Tensor, ...]:
-        """Positions of one slot and one plane as tensors, each `[N]`."""
-        count = len(positions)
-        return to_device(
-            np.stack([np.full(count, slot), positions, np.full(count, plane)]), self._model.device
-        ).unbind()

@@ -69,6 +69,8 @@ class Lanes:
         table: STAGE, CACHE_POSITION, POSITION, DRAFT (the id read from the token, or `NO_DRAFT`), DEPTH (the loop it
             was read at) and FLAGS, int64 `[S T + 1, 6]`.
         next: The lane of the token behind each, int64 `[S T + 1]`.
+        kept: What a line of the table is multiplied with for the token behind, int64 `[6]`.
+        offset: What is added then, int64 `[6]`.
         hidden: State after the last finished loop, `[S T + 1, D]`.
         gate: What `qexit` keeps of a token: chance that it has gone on so far and its complement, float32
             `[S T + 1, 2]`.
@@ -92,6 +94,9 @@ class Lanes:
             table[:, STAGE] = self.idle
             table[:, DRAFT] = NO_DRAFT
             self.table = table
+            # of the token behind one: positions are one further, and nothing else is kept
+            self.kept = torch.tensor([0, 1, 1, 0, 0, 0], device=device)
+            self.offset = torch.tensor([0, 1, 1, NO_DRAFT, 0, 0], device=device)
             self.next = torch.full((rows,), self.count, device=device)
             self.next[:-1] = lanes // depth * depth + (lanes + 1) % depth
             self.hidden = torch.zeros((rows, like.shape[1]), dtype=like.dtype, device=device)

@@ -19,7 +19,7 @@ class RotaryTable:
         self._sin: Tensor | None = None
 
     def reserve(self, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes the table, or a longer one, if positions up to `furthest` are not in it; cos and sin `[positions, d]`."""
+        """Makes the table, or a longer one, where `furthest` positions are not in it; cos and sin `[positions, d]`."""
         cos, sin = self._cos, self._sin
         if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) < furthest:
             # not as inference tensors: a later call outside of inference mode may need them
@@ -32,8 +32,9 @@ class RotaryTable:
         return cos, sin
 
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin `[R, 1, d]` of `positions` `[R]`; the first half of the sines, which multiplies the second half of
-        a head, with its sign turned.
+        """Cos and sin `[R, 1, d]` of `positions` `[R]`.
+
+        The first half of the sines, which multiplies the second half of a head, has its sign turned.
 
         Args:
             positions: int64 `[R]`, on the device of `like`.
