@@ -108,14 +108,11 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
             and written nowhere.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    # nobody's lane is left out: padding writes stages into it too
+    # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
     rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
     table = lanes.table.index_select(0, rows)  # [R, 6]
     stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
     sequences, planes = rows // depth, stage % depth
-    if padded:
-        # the lane that nobody owns has no sequence, and may be among those that pad
-        sequences = sequences.clamp_max(lanes.sequences - 1)
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
