@@ -28,6 +28,8 @@ from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
 _WIDTH = 9
+# Tokens whose states are kept, in tokens that are in flight.
+_WINDOW = 4
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,14 @@ class RunningBatch:
         like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
         self.lanes = Lanes(slots, model.num_loops, like)
         if watch:
-            self.lanes.remember_paths(2 * model.num_loops)
+            self.lanes.remember_paths(_WINDOW * model.num_loops)
         self.prefill = Prefill()
         self.states: list[RequestState | None] = [None] * slots
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
         self._runner = EagerRunner(model, self.lanes, self._settings, planes, self.counts)
+        self._recomputing: set[int] = set()
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
@@ -118,6 +121,8 @@ class RunningBatch:
     def _admit(self, state: RequestState) -> None:
         slot, request = state.entry.slot, state.request
         self.states[slot] = state
+        if state.saved is not None:
+            self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
         self._passes[slot] = self._rows[slot] = 0
         self._settings.set_exit([slot], state.exit)
@@ -143,6 +148,7 @@ class RunningBatch:
         state.passes += int(self._passes[slot])
         state.rows += int(self._rows[slot])
         self.states[slot] = None
+        self._recomputing.discard(slot)
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
         if self.lanes.probs is not None:
@@ -160,11 +166,13 @@ class RunningBatch:
 
     def _resume(self) -> None:
         """Puts tokens of preempted requests back in flight, once all before them are recomputed."""
-        for slot, state in enumerate(self.states):
-            if state is None or state.saved is None or state.entry.remaining or self.prefill.has(slot):
-                continue
-            state.saved.restore(self.lanes, slot)
-            state.saved = None
+        for slot in sorted(self._recomputing):
+            state = self.state_of(slot)
+            if not state.entry.remaining and not self.prefill.has(slot):
+                assert state.saved is not None
+                state.saved.restore(self.lanes, slot)
+                state.saved = None
+                self._recomputing.remove(slot)
 
     def _enter(self, entering: Sequence[tuple[RequestState, int, int]]) -> None:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside."""

@@ -179,6 +179,8 @@ class Engine:
     def _schedule(self) -> None:
         step = self.scheduler.schedule(len(self._batch))
         self._preemptions += len(step.preempted)
+        if step.preempted:
+            self._outputs.flush()
         for entry in step.admitted:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
@@ -210,18 +212,14 @@ class Engine:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
         emitted: Ints = np.flatnonzero(lines[:, EMITTED])
-        left = passed.left
         if broken:
             emitted = emitted[~np.isin(lines[emitted, SEQUENCE], list(broken))]
-            left = left[~np.isin(left[:, 0], list(broken))]
-        if not len(emitted) and not len(left):
-            return events
-        lines, owners = lines[emitted], [batch.state_of(slot) for slot in left[:, 0].tolist()]
+        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist() if slot not in broken]
+        lines, logits = lines[emitted], passed.logits if len(emitted) else None
         states = [batch.state_of(slot) for slot in lines[:, SEQUENCE].tolist()]
-        logits = passed.logits
         if logits is not None and len(emitted) < len(logits):
             logits = logits.index_select(0, to_device(emitted, logits.device))
-        tokens = self._outputs.outputs(states, lines, logits, left, owners)
+        tokens = self._outputs.outputs(states, lines, logits, left)
         for state, token, is_last in zip(states, tokens, lines[:, ENDS].tolist(), strict=True):
             try:
                 events += self._output(state, token, bool(is_last))
