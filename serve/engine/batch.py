@@ -19,6 +19,7 @@ from sigma0.decode.step import (
     settle_verified,
 )
 from sigma0.decode.transfer import to_device, to_host
+from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import ServedModel
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.sampling import EngineSampler
@@ -28,8 +29,6 @@ from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
 _WIDTH = 9
-# Tokens whose states are kept, in tokens that are in flight.
-_WINDOW = 4
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,21 @@ class RunningBatch:
         planes: Paged K/V.
         slots: S.
         longest: Cache positions of the longest sequence.
-        watch: Whether statistics are wanted: then the states after every loop are kept.
+        watch: Whether statistics are wanted.
 
     Attributes:
         lanes: Tokens that decode.
         prefill: Positions beside them.
+        notes: On the loops of tokens; None without statistics.
         states: Request of each slot; None where it is free.
         counts: Passes and rows so far.
     """
 
     def __init__(self, model: ServedModel, planes: PagedPlanes, slots: int, longest: int, watch: bool) -> None:
-        self._model, self._planes, self._watch = model, planes, watch
+        self._model, self._planes = model, planes
         like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
         self.lanes = Lanes(slots, model.num_loops, like)
-        if watch:
-            self.lanes.remember_paths(_WINDOW * model.num_loops)
+        self.notes = LoopNotes(model, self.lanes) if watch else None
         self.prefill = Prefill()
         self.states: list[RequestState | None] = [None] * slots
         self.counts = PassCounts()
@@ -132,14 +131,18 @@ class RunningBatch:
         self._use_program()
 
     def _use_program(self) -> None:
-        program = self._settings.program(paths=self._watch, draws=self._sampler.program.draws)
+        kernel = self.notes is not None and self.notes.from_kernel
+        paths = self.notes is not None and not kernel
+        program = self._settings.program(watch=kernel, paths=paths, draws=self._sampler.program.draws)
         if program != self._runner.program:
             self._runner.use(program)
 
     def _preempt(self, state: RequestState, slot: int) -> None:
         # preempted again while it recomputes, it still has what was in flight before
         saved = SavedLanes.of(self.lanes, slot)
-        state.saved = saved or state.saved
+        if saved is not None:
+            state.saved = saved
+            state.saved_notes = None if self.notes is None else self.notes.save(slot)
         self.remove(slot)
 
     def remove(self, slot: int) -> None:
@@ -171,6 +174,8 @@ class RunningBatch:
             if not state.entry.remaining and not self.prefill.has(slot):
                 assert state.saved is not None
                 state.saved.restore(self.lanes, slot)
+                if self.notes is not None:
+                    self.notes.restore(slot, state.saved_notes)
                 state.saved = None
                 self._recomputing.remove(slot)
 
@@ -203,6 +208,8 @@ class RunningBatch:
         assert looped is not None
         complete = self._complete(left)
         batch, rows = looped
+        if self.notes is not None:
+            self.notes.note(rows)
         which = self._runner.to_read(rows)
         if not len(which):
             return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)

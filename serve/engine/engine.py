@@ -101,7 +101,7 @@ class Engine:
         planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest)
         watching = switches().verdict if watch is None else watch
         self._batch = RunningBatch(model, planes, slots, longest, watching)
-        self._outputs = OutputProcessor(model, name, self._batch.lanes, watching)
+        self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
         self._states: dict[int, RequestState] = {}
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0

@@ -13,9 +13,10 @@ from sigma0.decode.exits import exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, MET_FLAG, STAGE, Lanes
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.sampling_params import Alternative, logprobs_of
-from sigma0.decode.stats import PathReader, compute_logit_stats
+from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import to_host
+from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
@@ -37,18 +38,18 @@ class OutputProcessor:
     Args:
         model: The looped model.
         name: Of the model.
-        lanes: Tokens in flight, with their states after every loop if statistics are wanted.
-        watch: Whether statistics and verdicts are wanted.
+        lanes: Tokens in flight.
+        notes: On the loops of tokens; None where neither statistics nor verdicts are wanted.
     """
 
-    def __init__(self, model: ServedModel, name: str, lanes: Lanes, watch: bool) -> None:
-        self._model, self._lanes, self._name = model, lanes, name
+    def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes | None) -> None:
+        self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
         self._patience = patience_for(self._policy, self._total_loops)
         self._left: list[Left] = []
         self._waited = 0
-        self.watch = watch
+        self.watch = notes is not None
 
     @torch.no_grad()
     def outputs(
@@ -143,7 +144,9 @@ class OutputProcessor:
             return
         self._left += left
         self._waited += 1
-        if self._left and self._waited >= self._lanes.window - self._total_loops - 1:
+        assert self._notes is not None
+        # before the next tokens take their places
+        if self._left and self._waited >= self._notes.window - self._total_loops - 1:
             self.flush()
 
     @torch.no_grad()
@@ -168,12 +171,9 @@ class OutputProcessor:
         Returns:
             `STATISTICS` of every loop, `[N, T, 8]`, and fates `[N, T]`; undefined past the finished loops.
         """
-        lanes, rule = self._lanes, states[0].rule
-        assert lanes.paths is not None
-        at = to_device(np.stack([slots, positions]), lanes.device)
-        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
-        statistics, fates = PathReader(self._model.gate, rule.params(watch=True)).read(paths)
-        seen = np.where(np.arange(self._total_loops) < loops[:, None], to_host(fates), 0)
+        assert self._notes is not None
+        statistics, fates = self._notes.read(slots, positions)
+        seen = np.where(np.arange(self._total_loops) < loops[:, None], fates, 0)
         for state, position, own in zip(states, positions.tolist(), seen.astype(np.int8), strict=True):
             state.fates[position - state.prompt_length + 1] = own
         return to_host(statistics), seen
