@@ -6,12 +6,12 @@ import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import one_line_errors
+from sigma0.commands.console import compiling, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
     BackendName,
@@ -21,6 +21,7 @@ from sigma0.commands.options import (
     Device,
     Dtype,
     ModelArgument,
+    Runner,
     TriggerJson,
 )
 from sigma0.errors import needs_extra
@@ -28,6 +29,7 @@ from sigma0.errors import needs_extra
 if TYPE_CHECKING:
     from sigma0.commands.telemetry import TelemetryLog
     from sigma0.decode.ops import Backend
+    from sigma0.decode.runners import RunnerName
     from sigma0.ladder import FidelityLadder
     from sigma0.serve.api.access import ServerSettings
     from sigma0.serve.engine.worker import EngineService
@@ -61,6 +63,7 @@ def serve(
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
+    runner: Runner = "auto",
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -105,6 +108,8 @@ def serve(
             raise ValueError("--telemetry goes with one engine: leave it out with --ray, whose front is elsewhere")
         rotated_at = parse_bytes(telemetry_max_bytes, "--telemetry-max-bytes")
         if ray:
+            if runner != "auto":
+                raise ValueError("--runner goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
@@ -155,7 +160,10 @@ def serve(
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=_backend(backend), check=check)
+        looped, tokenizer = load(
+            model, device=device, dtype=dtype, backend=_backend(backend), runner=cast("RunnerName", runner), check=check
+        )
+        looped.announce = compiling
         name = Path(model).name if Path(model).is_dir() else model
         climbing = None
         if ladder is not None:

@@ -230,7 +230,8 @@ def stream(
         on_collapse: What happens when the text repeats itself (`decode.repetition.CollapseStop`): `stop` ends it, with
             the same text up to there as `ignore`; `tighten` raises repetition penalty and temperature meanwhile
             (`signals.canary.Tighten`), which changes the text; `ignore` lets it run.
-        **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...
+        **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...; and
+            `runner`, as in `sigma0.load`.
 
     Returns:
         An iterator of `Token` whose `generation` sums up.

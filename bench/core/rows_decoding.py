@@ -150,6 +150,7 @@ class SpeedRow(Conditions):
         time: When the run began, ISO 8601, UTC; the same for all its rows.
         way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
             `drop`, `verify`, or `huggingface` for transformers' own decoding.
+        runner: What called the step.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
         settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
@@ -177,6 +178,7 @@ class SpeedRow(Conditions):
     benchmark: Literal["speed"] = "speed"
     time: str
     way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
+    runner: Literal["eager", "compile"] = "eager"
     mode: str
     after_exit: Literal["finish", "drop", "verify"]
     settings: dict[str, float | int | str]

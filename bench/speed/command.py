@@ -22,9 +22,10 @@ from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
 from sigma0.bench.speed.table import print_speed
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.checkpoints import shipped_models
-from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import Device, StatedDtype, Threads
+from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Device, Runner, StatedDtype, Threads
 from sigma0.config import ExitConfig
+from sigma0.decode.runners import choose_runner
 from sigma0.models.load import load
 
 # No question of pocket's world has fewer ids than this.
@@ -45,6 +46,7 @@ def speed(
     ] = "",
     device: Device = "auto",
     dtype: StatedDtype = "bfloat16",
+    runner: Runner = "auto",
     threads: Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
@@ -62,6 +64,7 @@ def speed(
             raise ValueError("give either a model or --shape")
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
         looped, ids, source = _open(model, shape, device, dtype, batch, context, new_tokens)
+        looped.runner, looped.announce = choose_runner(runner, looped).name, compiling
         trace, told = _trace(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)

@@ -107,6 +107,7 @@ def measure(
                     **conditions.model_dump(),
                     "time": started,
                     "way": way,
+                    "runner": "compile" if model.runner == "compile" and way != "huggingface" else "eager",
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
                     "settings": _settings(config, replayed is not None),

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints, PassCounts
+from sigma0.decode.compiled import silently
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import (
     read,
@@ -76,7 +77,9 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
-        self._runner = EagerRunner(model, self.lanes, self._settings, planes, self.counts)
+        chosen = choose_runner(getattr(model, "runner", "auto"), model)
+        announce = getattr(model, "announce", silently)
+        self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         self._recomputing: set[int] = set()
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)

@@ -68,6 +68,13 @@ def progress_bar(what: str, total: int, hidden: bool = False) -> Iterator[Callab
         yield lambda done: progress.update(task, completed=done)
 
 
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Shows on stderr that something is being compiled, as long as it is."""
+    with Console(stderr=True).status(f"compiling {what}"):
+        yield
+
+
 def depth_style(depth: int, total_loops: int) -> str:
     """Colour of a loop, spread over the palette.
 

@@ -81,7 +81,7 @@ def examine() -> Report:
     return Report(
         versions=_versions(),
         devices=devices,
-        features=(_triton(any(device.ok and device.name != "cpu" for device in devices)), _sandbox()),
+        features=(_triton(any(device.ok and device.name != "cpu" for device in devices)), _compiler(), _sandbox()),
         switches=_switches(),
         models=_models(),
     )
@@ -155,6 +155,15 @@ def _triton(has_cuda: bool) -> Finding:
         return Finding(name="triton", ok=False, detail="not installed (Linux x86-64 only); use backend='torch' on CUDA")
     chosen = "the kernels run on CUDA" if has_cuda else "the kernels need CUDA; here plain torch runs"
     return Finding(name="triton", ok=True, detail=f"{version('triton')}; {chosen}")
+
+
+def _compiler() -> Finding:
+    from sigma0.compiler import compiler
+
+    found = compiler()
+    if found is None:
+        return Finding(name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)")
+    return Finding(name="compile", ok=True, detail=f"{found}; runner='compile' runs steps on a CPU as compiled code")
 
 
 def _sandbox() -> Finding:

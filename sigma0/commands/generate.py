@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sigma0.commands.console import one_line_errors, print_stream, quiet_transformers
+from sigma0.commands.console import compiling, one_line_errors, print_stream, quiet_transformers
 from sigma0.commands.options import (
     After,
     AsJson,
@@ -27,6 +27,7 @@ from sigma0.commands.options import (
     Model,
     Patience,
     Q,
+    Runner,
     Seed,
     Stop,
     Temperature,
@@ -77,6 +78,7 @@ def generate(
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
+    runner: Runner = "auto",
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
@@ -146,6 +148,7 @@ def generate(
         from sigma0.config import Messages
         from sigma0.decode.ops import Backend
         from sigma0.decode.parallel import tensor_parallel_group
+        from sigma0.decode.runners import RunnerName
         from sigma0.models.load import load
 
         quiet_transformers()
@@ -160,6 +163,8 @@ def generate(
                 raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
+            if runner != "auto":
+                raise ValueError("--runner does not reach the rungs of a --ladder: leave it out")
             if on_collapse != "stop":
                 raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
@@ -179,9 +184,12 @@ def generate(
                 device=device,
                 dtype=dtype,
                 backend=cast(Backend, backend),
+                runner=cast(RunnerName, runner),
                 tensor_parallel=tensor_parallel,
                 check=check,
             )
+            if is_rank0 and not as_json:
+                looped.announce = compiling
             config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
             began = monotonic()
             tokens = stream(

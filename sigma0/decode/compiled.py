@@ -86,6 +86,10 @@ class CompiledRunner(EagerRunner):
         if not live:
             return None
         batch = self._current(longest)
+        if batch.placement.first is not None and min(batch.placement.first) < 0:
+            # K/V of some sequence are scattered
+            return super().loop(longest)
+        waiting = int(np.count_nonzero(stages < self.lanes.depth)) if self.program.margin else 0
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
         program = self._bound.get(count)
@@ -98,7 +102,7 @@ class CompiledRunner(EagerRunner):
         self.counts.passes += 1
         self.counts.rows += live
         if self.program.margin:
-            self.counts.head_rows += int(np.count_nonzero(stages < self.lanes.depth))
+            self.counts.head_rows += waiting
         if self.program.drops:
             self._note_exits(looped)
         return batch, looped
@@ -151,6 +155,7 @@ class CompiledRunner(EagerRunner):
         stamp = (
             batch.layers[0].flat_keys,
             place.starts,
+            place.blocks,
             settings.eos,
             settings.exits,
             settings.settled,
@@ -217,7 +222,12 @@ class CompiledRunner(EagerRunner):
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [self.lanes, self.settings, self._starts_of(batch.placement), None if choice is None else choice.tensors]
+        parts = [
+            self.lanes,
+            self.settings,
+            self._starts_of(batch.placement),
+            None if choice is None else choice.tensors,
+        ]
         state = planes + tensors_of(parts)
         key = (
             name,
@@ -238,7 +248,7 @@ class CompiledRunner(EagerRunner):
                 with self._announce(what):
                     known, results = compile_program(function, given, state, planes)
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
-                self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(error)}")
+                self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)
                 return None
             self._programs.programs[key] = known
@@ -248,8 +258,12 @@ class CompiledRunner(EagerRunner):
     def _fixed(self, batch: Batch) -> Batch:
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
-        place = Placement(place.size, place.total, starts=self._starts_of(place))
-        return Batch(batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops)
+        place = Placement(
+            place.size, place.total, place.blocks, starts=self._starts_of(place), stretches=place.stretches
+        )
+        return Batch(
+            batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
+        )
 
     def _starts_of(self, place: Placement) -> Tensor:
         return self._no_starts if place.starts is None else place.starts
@@ -259,7 +273,8 @@ def _over_planes(batch: Batch) -> Batch:
     """The batch with sizes that are read from the planes, which need not be those that a program was compiled with."""
     layer = batch.layers[0]
     total = layer.flat_keys.shape[1]
-    placement = Placement((total - 1) // layer.blocks, total, starts=batch.placement.starts)
+    place, size = batch.placement, (total - 1) // layer.blocks
+    placement = Placement(size, total, place.blocks, starts=place.starts, stretches=place.stretches)
     return Batch(
         batch.model, batch.lanes, batch.settings, batch.program, batch.layers, placement, batch.longest, batch.ops
     )
@@ -275,3 +290,9 @@ def _programs_of(model: LoopedModel) -> ModelPrograms:
     if kept is None:
         kept = vars(model)["_compiled_programs"] = ModelPrograms()
     return kept
+
+
+def _cause(error: Exception) -> BaseException:
+    """What a backend raised, which dynamo wraps."""
+    cause: BaseException = getattr(error, "inner_exception", error)
+    return cause

@@ -74,7 +74,7 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
     logits: Tensor | None = None
     depths = np.zeros(batch, dtype=np.int64)
     met, diverged = np.zeros((2, batch), dtype=np.bool_)
-    while runner.decoding:
+    while runner.live()[1]:
         step = runner.loop(cache.length)
         assert step is not None
         own, looped = step

@@ -84,12 +84,17 @@ class ModelPrograms:
         return ModelPrograms, ()
 
 
+def generate_code(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    """A graph as machine code."""
+    call: Callable[..., Any] = torch._inductor.compile(graph, examples, options=_OPTIONS)
+    return call
+
+
 def compile_program(
     function: Callable[..., Sequence[Tensor]],
     given: Sequence[Tensor],
     state: Sequence[Tensor],
     planes: Sequence[Tensor],
-    options: dict[str, Any] | None = None,
 ) -> tuple[StateProgram, list[Tensor]]:
     """Compiles a function as one graph of fixed shapes, but for the number of positions in a plane, and runs it.
 
@@ -98,15 +103,14 @@ def compile_program(
         given: Arguments.
         state: Tensors of the state.
         planes: Those of them that are `[planes, positions, ...]` of any number of positions, the same for all.
-        options: For inductor.
 
     Returns:
         The program, and the results of this first run.
     """
     recorded: dict[str, Any] = {}
 
-    def backend(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        call = torch._inductor.compile(graph, examples, options={**_OPTIONS, **(options or {})})
+    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        call = generate_code(graph, examples)
 
         def run(*inputs: Any) -> Any:
             recorded["call"], recorded["inputs"], recorded["outputs"] = call, inputs, call(*inputs)
@@ -117,9 +121,7 @@ def compile_program(
     for tensor in planes:
         torch._dynamo.mark_dynamic(tensor, 1)
     # what is compiled is kept by the code object, so one of its own for each program
-    own = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
-    )
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
     results = list(torch.compile(own, backend=backend, fullgraph=True, dynamic=False)(*given))
     inputs = list(recorded["inputs"])
     places = {id(tensor): which for which, tensor in enumerate(state)}

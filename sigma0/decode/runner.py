@@ -15,8 +15,12 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import LINE_WIDTH, Batch, Looped, run_loop, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
+
+
+# The bound on positions grows in steps of so many.
+_BOUND = 256
 
 
 class Storage(Protocol):
@@ -88,7 +92,7 @@ class EagerRunner:
         settings: SequenceSettings,
         storage: Storage,
         counts: PassCounts,
-        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),  # noqa: B008  it is frozen
+        chosen: RunnerChoice = RunnerChoice("eager", "what auto takes"),
     ) -> None:
         self.model = model
         self.lanes = lanes
@@ -99,6 +103,8 @@ class EagerRunner:
         self.ops = model.operations
         self.program = Program()
         self._stages = lanes.stages()
+        self._batch: Batch | None = None
+        self._first_keys: Tensor | None = None
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
@@ -113,35 +119,33 @@ class EagerRunner:
         elif lanes.watched and not keeps:
             lanes.gate.copy_(lanes.watch().gate)
         lanes.watched = keeps
-        self.program = program
+        self.program, self._batch = program, None
 
-    @property
-    def decoding(self) -> int:
-        """Tokens that wait for their reading."""
-        return int((self._stages < self.lanes.depth).sum())
+    def live(self) -> tuple[int, int]:
+        """Lanes that are live, and those of them that wait for their reading."""
+        stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
+        return int(np.count_nonzero(stages < self.lanes.idle)), int(np.count_nonzero(stages < self.lanes.depth))
 
     def batch(self, longest: int) -> Batch:
-        """What the next step works on."""
-        return Batch(
-            self.model,
-            self.lanes,
-            self.settings,
-            self.program,
-            self.storage.planes,
-            self.storage.placement(longest),
-            longest,
-            self.ops,
-        )
+        """What the next step works on; the same as long as a bound on the positions holds and planes stay in place."""
+        planes = self.storage.planes
+        known, first = self._batch, planes[0].flat_keys
+        if known is None or longest > known.longest or first is not self._first_keys:
+            bound = -(-longest // _BOUND) * _BOUND
+            place = self.storage.placement(bound)
+            room = place.size if place.blocks is None else place.size * place.blocks.shape[1]
+            bound = min(bound, max(room, longest))
+            known = Batch(self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops)
+            self._batch, self._first_keys = known, first
+        return known
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
-        stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
-        live = int(np.count_nonzero(stages < self.lanes.idle))
+        live, decoding = self.live()
         if not beside:
             beside = None
         if not live and beside is None:
             return None
-        decoding = int(np.count_nonzero(stages < self.lanes.depth))
         batch = self.batch(longest)
         looped = run_loop(batch, live, decoding, beside)
         self.counts.passes += 1
@@ -163,13 +167,14 @@ class EagerRunner:
             planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
             copies = self.ops.depth_attention is None
             self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
+            self._batch = None
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
-        codes = to_host(looped.codes)
-        which: Ints = np.flatnonzero(codes)
-        if self.program.verify and len(looped.loops) > len(codes):
-            checked = np.arange(len(codes), len(looped.loops))
+        codes = to_host(looped.codes).tolist()
+        which: Ints = np.array([row for row, code in enumerate(codes) if code], dtype=np.int64)
+        if self.program.verify and looped.loops.shape[0] > len(codes):
+            checked = np.arange(len(codes), looped.loops.shape[0])
             own = self.settings.table.cpu().numpy()[to_host(looped.sequences[len(codes) :])]
             loops = to_host(looped.loops[len(codes) :])
             at_this_loop = (own[:, REDRAFT] > 0) | (loops == self.lanes.depth)
@@ -178,9 +183,7 @@ class EagerRunner:
             self.counts.head_rows += len(which)
         return to_device(which, looped.loops.device)
 
-    def settle(
-        self, batch: Batch, looped: Looped, which: Tensor, choice: Choice
-    ) -> tuple[Tensor, Tensor]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """Reads rows, samples, judges and feeds back.
 
         Args:
@@ -193,6 +196,19 @@ class EagerRunner:
             What the step emits, int64 `[K, 9]`, and the logits `[K, V]`.
         """
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
-        if batch.program.verify:
-            return settle_verified(batch, looped, which, token_ids, stands, ends), logits
-        return settle(batch, looped, which, token_ids, ends), logits
+        if not batch.program.verify:
+            return settle(batch, looped, which, token_ids, ends), logits
+        if which.device.type == "cpu":
+            # a draft that stands before loop T changes nothing; on a CPU that is seen without waiting
+            index = which.numpy()
+            final = looped.loops.numpy()[index] >= self.lanes.depth
+            eventful = np.flatnonzero((index < len(looped.codes)) | final | ~stands.numpy().astype(np.bool_))
+            if not len(eventful):
+                return which.new_zeros((0, LINE_WIDTH)), logits
+            if len(eventful) < len(index):
+                rows = torch.from_numpy(eventful)
+                which, token_ids, stands, logits = (
+                    part.index_select(0, rows) for part in (which, token_ids, stands, logits)
+                )
+                ends = None if ends is None else ends.index_select(0, rows)
+        return settle_verified(batch, looped, which, token_ids, stands, ends), logits

@@ -1,11 +1,10 @@
 """Which runner calls the step, and why."""
 
-import os
-import shutil
 from typing import Literal, get_args
 
 from torch import nn
 
+from sigma0.compiler import compiler
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import Announce, CompiledRunner, silently
 from sigma0.decode.lanes import Lanes
@@ -53,12 +52,6 @@ def _why_not(model: LoopedModel) -> str | None:
 def _is_hooked(module: nn.Module) -> bool:
     own = (module._forward_hooks, module._forward_pre_hooks, getattr(module, "_hf_hook", None))
     return any(own)
-
-
-def compiler() -> str | None:
-    """The C++ compiler that inductor would call; None where there is none."""
-    named = os.environ.get("CXX")
-    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
 
 
 def open_runner(

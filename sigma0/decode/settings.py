@@ -30,6 +30,7 @@ class Program:
         breaks: Some token stops where its loop diverges.
         margin: Some sequence stops by `margin`, so the head reads every token that decodes.
         verify: Some sequence checks its drafts.
+        redrafts: Some sequence checks its drafts at every loop.
         leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
         drops: Some token runs no loop after its exit.
         prompts: Some sequence's last prompt token runs in a lane.
@@ -44,6 +45,7 @@ class Program:
     breaks: bool = False
     margin: bool = False
     verify: bool = False
+    redrafts: bool = False
     leaves: bool = False
     drops: bool = False
     prompts: bool = False
@@ -175,6 +177,7 @@ class SequenceSettings:
             breaks=breaks,
             margin=any(each.rule.needs_logits for each in wanted),
             verify=any(each.verify for each in wanted),
+            redrafts=any(each.verify and each.rule.config.redraft for each in wanted),
             leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
             drops=any(each.drop for each in wanted),
             prompts=any(each.prompt_in_lanes for each in wanted),

@@ -42,7 +42,7 @@ from sigma0.decode.prefill import PassPlace, Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
-EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH = range(9)
+EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Looped:
         loops: Loops that each has finished, `[R]`.
         hidden: `[R, D]`.
         codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`), `[L]`.
-        logits: Of the decoding rows, `[L, V]`; None where the head has not read them.
+        logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
         statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
         fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
     """
@@ -97,9 +97,7 @@ class Looped:
     fates: Tensor | None
 
 
-def run_loop(
-    batch: Batch, count: int, decoding: int, beside: Prefill | None = None, padded: bool = False
-) -> Looped:
+def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = None, padded: bool = False) -> Looped:
     """Rows, block and loop end.
 
     Args:
@@ -111,10 +109,13 @@ def run_loop(
             and written nowhere.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
+    rows = lanes.table[:, STAGE].sort(stable=True).indices[:count]
     table = lanes.table.index_select(0, rows)  # [R, 6]
     stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
     sequences, planes = rows // depth, stage % depth
+    if padded:
+        # the lane that nobody owns has no sequence, and may be among those that pad
+        sequences = sequences.clamp_max(lanes.sequences - 1)
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
@@ -135,7 +136,7 @@ def run_loop(
         path = lanes.path_index(sequences, cache_positions)
         lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
-    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end)
+    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded)
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
     if padded:
@@ -165,6 +166,7 @@ def _decide(
     loops: Tensor,
     own: Tensor,
     end: LoopEndOutput | None,
+    whole: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Why each decoding row stops, 0 where it goes on, `[L]`; and the logits `[L, V]` where the rule reads them."""
     program, decoding, logits = batch.program, len(own), None
@@ -181,9 +183,10 @@ def _decide(
         met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding])
         codes = codes.masked_fill(met & late, MET)
     if program.margin:
-        logits = batch.model.read(hidden[:decoding])  # [L, V]
+        # where drafts are read in this pass too, all rows at once
+        logits = batch.model.read(hidden if whole else hidden[:decoding])  # [L, V] or [R, V]
         theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
-        codes = codes.masked_fill(batch.ops.leads(logits, theta) & late, MET)
+        codes = codes.masked_fill(batch.ops.leads(logits[:decoding], theta) & late, MET)
     if program.forced:
         exits = batch.settings.exits
         assert exits is not None
@@ -231,7 +234,7 @@ def _advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, ow
 
 def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
-    if looped.logits is not None and not batch.program.verify:
+    if looped.logits is not None and (not batch.program.verify or len(looped.logits) == len(looped.loops)):
         return looped.logits.index_select(0, which)
     return batch.model.read(looped.hidden.index_select(0, which))
 
@@ -271,7 +274,9 @@ def settle(
     rows = looped.lanes.index_select(0, which)
     ones = torch.ones_like(flags)
     emitted = ones if live is None else live.long()
-    _enter(batch, rows if live is None else torch.where(live, rows, batch.lanes.count), table, token_ids, ends)
+    if live is not None:
+        rows = torch.where(live, rows, batch.lanes.count)
+    _enter(batch, rows, table, token_ids, ends, live)
     loops, fed_at = looped.loops.index_select(0, which), table[:, CACHE_POSITION] + 1
     return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
 

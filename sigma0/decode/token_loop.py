@@ -23,13 +23,13 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Bools, Ints, PendingTokens
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.runner import EagerRunner
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
@@ -234,7 +234,7 @@ class TokenLoop:
     def _step(self) -> tuple[Emission, ...] | None:
         runner, cache = self.runner, self.cache
         cache.reserve_positions(cache.length)
-        decoding = runner.decoding
+        _, decoding = runner.live()
         looped = runner.loop(cache.length)
         if looped is None:
             return None

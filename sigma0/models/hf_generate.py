@@ -16,19 +16,19 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.finite import check_logits
+from sigma0.decode.host_stepped import rows_are_independent
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
+from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.host_stepped import rows_are_independent
-from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.limits import check_context, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
-from sigma0.decode.compiled import Announce, silently
-from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.models.stored_settings import STORED, StoredSettings
 
 CONTINUOUS_BATCHING = (

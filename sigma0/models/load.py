@@ -14,6 +14,7 @@ from sigma0.checkpoints import CHECKPOINTS, shipped_models
 from sigma0.decode.finite import check_weights
 from sigma0.decode.ops import Backend, operations
 from sigma0.decode.parallel import init_tensor_parallel
+from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.stored import check_dtypes, read_headers
@@ -91,6 +92,7 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
+    runner: RunnerName = "auto",
     tensor_parallel: bool = False,
     check: bool = True,
 ) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
@@ -101,6 +103,8 @@ def load(
         device: Where to put it; `auto` is CUDA where there is one.
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
+        runner: What calls the step, where a call does not say it: `eager`, `compile` (half a minute at the first pass
+            on a machine, seconds later on), or `auto`: eager.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
             (`sigma0.decode.parallel`).
         check: Refuse weights that are NaN or infinite, which takes one pass over them.
@@ -110,9 +114,15 @@ def load(
 
     Raises:
         ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
-            dtype or backend is bad.
+            dtype, backend or runner is bad.
     """
-    return _load(name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check)
+    if runner not in RUNNERS:
+        raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
+    model, tokenizer = _load(
+        name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check
+    )
+    model.runner = runner
+    return model, tokenizer
 
 
 def load_causal(

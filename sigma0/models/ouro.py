@@ -29,7 +29,7 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, is_plain, linear, rms_norm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.rotary_table import RotaryTable
@@ -219,7 +219,8 @@ class OuroModel(OuroPreTrainedModel):
         positions = rows.positions(hidden_states.device)
         position_embeddings = self._rotary_table.rows(positions, rows.longest, hidden_states)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, position_embeddings=position_embeddings, rows=rows)
+            run = layer.forward if is_plain(layer) else layer
+            hidden_states = run(hidden_states, position_embeddings=position_embeddings, rows=rows)
         return hidden_states
 
 
@@ -279,7 +280,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
-        return self.model.norm(hidden)  # type: ignore[no-any-return]
+        return rms_norm(self.model.norm, hidden)
 
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]`."""
@@ -292,7 +293,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
 
     def read(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
+        return linear(self.lm_head, hidden)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -72,7 +72,7 @@ class OuroAttention(nn.Module):
             **kwargs: For the attention function.
         """
         if rows is not None:
-            return self._attend_rows(hidden_states, position_embeddings, rows)
+            return self.attend_rows(hidden_states, position_embeddings, rows)
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape).transpose(1, 2)  # [B, H, S, d]
         keys = self.k_proj(hidden_states).view(shape).transpose(1, 2)
@@ -89,16 +89,38 @@ class OuroAttention(nn.Module):
         )
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
 
-    def _attend_rows(
+    def attend_rows(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows
     ) -> tuple[Tensor, None]:
-        count = len(hidden_states)
-        query = self.q_proj(hidden_states).view(count, -1, self.head_dim)  # [R, H, d]
-        keys = self.k_proj(hidden_states).view(count, -1, self.head_dim)
-        values = self.v_proj(hidden_states).view(count, -1, self.head_dim)
+        """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
+        own, shape = self._modules, (hidden_states.shape[0], -1, self.head_dim)
+        query = linear(own["q_proj"], hidden_states).view(shape)  # [R, H, d]
+        keys = linear(own["k_proj"], hidden_states).view(shape)
+        values = linear(own["v_proj"], hidden_states).view(shape)
         query, keys = rotated(query, *position_embeddings), rotated(keys, *position_embeddings)
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return self.o_proj(attended.view(count, -1)), None
+        return linear(own["o_proj"], attended.flatten(1)), None
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling a module runs its class's `forward` and nothing else."""
+    return not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__)
+
+
+def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
+    """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
+    if type(module) is nn.Linear and is_plain(module):
+        parameters = module._parameters
+        return F.linear(hidden_states, parameters["weight"], parameters["bias"])
+    return module(hidden_states)  # type: ignore[no-any-return]
+
+
+def rms_norm(module: nn.Module, hidden_states: Tensor) -> Tensor:
+    """`module(hidden_states)`; as `linear`."""
+    if type(module) is OuroRMSNorm and hidden_states.dtype is torch.float32 and is_plain(module):
+        weight = module._parameters["weight"]
+        return torch.rms_norm(hidden_states, weight.shape, weight, module.variance_epsilon)
+    return module(hidden_states)  # type: ignore[no-any-return]
 
 
 def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -120,8 +142,22 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """One layer over `[B, S, D]`; `kwargs` go to the attention."""
+        if kwargs.get("rows") is not None and is_plain(self.self_attn) and is_plain(self.mlp):
+            return self._run_rows(hidden_states, **kwargs)
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + self.input_layernorm_2(attended)
         transformed = self.mlp(self.post_attention_layernorm(hidden_states))
         hidden_states = hidden_states + self.post_attention_layernorm_2(transformed)
         return hidden_states
+
+    def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows) -> Tensor:
+        """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
+        # out of the dictionaries, since looking modules up by attribute takes as long as a small product
+        own = self._modules
+        mlp = own["mlp"]._modules
+        normed = rms_norm(own["input_layernorm"], hidden_states)
+        attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
+        hidden_states = hidden_states + rms_norm(own["input_layernorm_2"], attended)
+        normed = rms_norm(own["post_attention_layernorm"], hidden_states)
+        gated = mlp["act_fn"](linear(mlp["gate_proj"], normed)) * linear(mlp["up_proj"], normed)
+        return hidden_states + rms_norm(own["post_attention_layernorm_2"], linear(mlp["down_proj"], gated))

@@ -19,7 +19,7 @@ class RotaryTable:
         self._sin: Tensor | None = None
 
     def reserve(self, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes the table, or a longer one, if positions up to `furthest` are not in it; cos and sin `[positions, d]`."""
+        """Makes the table, or a longer one, where `furthest` positions are not in it; cos and sin `[positions, d]`."""
         cos, sin = self._cos, self._sin
         if cos is None or sin is None or (cos.device, cos.dtype) != (like.device, like.dtype) or len(cos) < furthest:
             # not as inference tensors: a later call outside of inference mode may need them

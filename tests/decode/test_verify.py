@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import sigma0
 from sigma0 import ExitConfig
 from sigma0.bench.lossless.drafts import full_texts, record, simulate
-from sigma0.decode import token_loop
+from sigma0.decode import runner
 from sigma0.decode.step import EMITTED, ENDS, FRESH, TOKEN
 from tests.reference import gap, settled_model, tiny_model
 
@@ -148,7 +148,7 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     model, ids = MODELS[1], torch.tensor([[12, 20, 33]])
     plain = run(model, ids, FULL, 16, eos_token_id=None).sequences[0, 3:].tolist()
     drafts = []
-    original = token_loop.settle_verified
+    original = runner.settle_verified
 
     def spy(*args):
         lines = original(*args)
@@ -158,7 +158,7 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
 
     config = ExitConfig(mode="fixed", depth=1, after_exit="verify")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_loop, "settle_verified", spy)
+        patch.setattr(runner, "settle_verified", spy)
         run(model, ids, config, 16, eos_token_id=None)
         wrong = [token for token, _ in drafts if token not in plain]
         assert wrong, "every draft was right: choose another seed"
