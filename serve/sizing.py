@@ -186,9 +186,8 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
     states = rows * ((_STATES * shape.width + widest) * serving.number_bytes + _NORM_FLOATS * shape.width * _FLOAT)
     kept = serving.running * shape.loops * _TRAJECTORY * shape.width * serving.number_bytes
-    # a prefill chunk copies the plane of its sequence; without the kernel every decoding row copies one as well
-    copies = serving.running * shape.loops if serving.gathers else 1
-    gathered = copies * context * 2 * keys * serving.number_bytes
+    # K/V are read in place, but for one sequence at a time whose blocks do not follow each other
+    gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)
     head = serving.running * shape.vocabulary * (serving.number_bytes + _HEAD_FLOATS * _FLOAT)
     return states + kept + gathered + mask + head
