@@ -158,11 +158,13 @@ def _triton(has_cuda: bool) -> Finding:
 
 
 def _compiler() -> Finding:
-    from sigma0.compiler import compiler
+    from sigma0.decode.compiler import compiler
 
     found = compiler()
     if found is None:
-        return Finding(name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)")
+        return Finding(
+            name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)"
+        )
     return Finding(name="compile", ok=True, detail=f"{found}; runner='compile' runs steps on a CPU as compiled code")
 
 

@@ -4,9 +4,9 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from sigma0.compiler import compiler
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import Announce, CompiledRunner, silently
+from sigma0.decode.compiler import compiler
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import no_broadcast
