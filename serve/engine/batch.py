@@ -40,7 +40,7 @@ class PassOutput:
         lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
         logits: `[K, V]`; None where nothing was read.
         left: Slot and cache position of each token that has left its lane after its last loop, `[N, 2]`.
-        complete: Leading cache positions that are exact in every plane now, by slot.
+        complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
     """
 
     lines: Ints
@@ -255,7 +255,9 @@ class RunningBatch:
                 whole = whole[whole < prompt]
             if len(whole):
                 complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
-        exact = ~self._drops[left[:, 0]] | (left[:, 1] < self._prompts[left[:, 0]])
-        for slot, position in left[exact].tolist():
+        # only whole blocks are registered, and no position is left out
+        fills = left[(left[:, 1] + 1) % self._planes.shape.size == 0]
+        exact = ~self._drops[fills[:, 0]] | (fills[:, 1] < self._prompts[fills[:, 0]])
+        for slot, position in fills[exact].tolist():
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete

@@ -199,22 +199,23 @@ class Engine:
         """Takes in the tokens of a pass, and makes its outputs."""
         batch, lines = self._batch, passed.lines
         events: list[Event] = []
-        broken = set(lines[lines[:, TOKEN] == BROKEN, SEQUENCE].tolist())
-        keys = {slot: batch.state_of(slot).entry.key for slot in {*lines[:, SEQUENCE].tolist(), *passed.complete}}
-        fed = lines[(lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
-        self.scheduler.update(
-            StepOutput(
-                {keys[slot]: (position, token_id) for slot, position, token_id in fed if slot not in broken},
-                {keys[slot]: positions for slot, positions in passed.complete.items() if slot not in broken},
-            )
-        )
-        for slot in broken:
+        broken = lines[lines[:, TOKEN] == BROKEN, SEQUENCE]
+        complete = passed.complete
+        if len(broken):
+            complete = {slot: positions for slot, positions in complete.items() if slot not in broken}
+            lines = np.where(np.isin(lines[:, SEQUENCE], broken)[:, None], 0, lines)
+        is_fed = (lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)
+        fed = {
+            batch.state_of(slot).entry.key: (position, token_id)
+            for slot, position, token_id in lines[is_fed][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
+        }
+        ready = {batch.state_of(slot).entry.key: positions for slot, positions in complete.items()}
+        self.scheduler.update(StepOutput(fed, ready))
+        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
+        for slot in set(broken.tolist()):
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
         emitted: Ints = np.flatnonzero(lines[:, EMITTED])
-        if broken:
-            emitted = emitted[~np.isin(lines[emitted, SEQUENCE], list(broken))]
-        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist() if slot not in broken]
         lines, logits = lines[emitted], passed.logits if len(emitted) else None
         states = [batch.state_of(slot) for slot in lines[:, SEQUENCE].tolist()]
         if logits is not None and len(emitted) < len(logits):
