@@ -186,6 +186,14 @@ class Lanes:
         if self.exit_state is not None:
             self.exit_state.counts.index_fill_(0, lanes, 0)
 
+    def gates(self) -> Tensor:
+        """What `qexit` keeps of every token, wherever it is kept now, `[S T + 1, 2]`."""
+        if not self.watched or self.exit_state is None:
+            return self.gate
+        # a lane that has not run holds what an earlier token left there
+        fresh = self.exit_state.counts[:, :1] == 0
+        return torch.where(fresh, self.gate.new_tensor([1.0, 0.0]), self.exit_state.gate)
+
     def rows(self) -> LaneRows | None:
         """The tokens in flight, suspended ones included; None if there are none."""
         table = to_host(self.table[:-1])

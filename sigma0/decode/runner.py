@@ -116,7 +116,7 @@ class EagerRunner:
             state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
             state.gate.copy_(lanes.gate)
         elif lanes.watched and not keeps:
-            lanes.gate.copy_(lanes.watch().gate)
+            lanes.gate.copy_(lanes.gates())
         lanes.watched = keeps
         self.program, self._batch = program, None
 
