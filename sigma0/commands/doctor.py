@@ -162,7 +162,9 @@ def _compiler() -> Finding:
 
     found = compiler()
     if found is None:
-        return Finding(name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)")
+        return Finding(
+            name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)"
+        )
     return Finding(name="compile", ok=True, detail=f"{found}; runner='compile' runs steps on a CPU as compiled code")
 
 
