@@ -72,7 +72,7 @@ def compile_variant(variant: Variant, target: str) -> Compiled:
     }
     constants = {(names.index(name),): value for name, value in variant.constants.items()}
     source = ASTSource(variant.function, signature, constants, aligned)
-    kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": variant.warps})
+    kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": variant.warps, **variant.options})
     registers, spills, width = _used(kernel)
     shared = int(kernel.metadata.shared)
     return Compiled(

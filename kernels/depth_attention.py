@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_TILE = 16
+PART_WARPS = 4
 # The maximum and the sum of a part, side by side.
 MAXIMUM, TOTAL, SUMS = range(3)
 
@@ -162,7 +163,8 @@ def depth_attention(
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_part_kernel, triton.JITFunction),
-        num_warps=4,
+        num_warps=PART_WARPS,
+        **stages_for(query.dtype, indirect=rows.block_tables is not None or rows.exits is not None),
     )
     _join_kernel[(count, heads)](
         parts,
@@ -182,6 +184,11 @@ def tile_for(width: int, dtype: torch.dtype) -> int:
     """Positions of one step: 64 of 128 numbers in half precision, fewer where they are larger, as registers allow."""
     most = 128 if dtype.itemsize == 2 else 64
     return max(SMALLEST_TILE, min(most, 16384 // (int(triton.next_power_of_2(width)) * dtype.itemsize)))
+
+
+def stages_for(dtype: torch.dtype, indirect: bool) -> dict[str, int]:
+    """Option for the depth of the pipeline: in float32 a deeper one spills where a table says what is read next."""
+    return {"num_stages": 2} if indirect and dtype == torch.float32 else {}
 
 
 def splits_for(programs: int, longest: int, tile: int) -> int:
@@ -289,16 +296,18 @@ if find_spec("triton") is not None:
         for start in range(begin, end, TILE):
             cache_positions = start + tl.arange(0, TILE)
             inside = cache_positions < end
+            # a quotient of 32 bits is an instruction or few, one of 64 a call that takes registers
+            in_blocks = cache_positions.to(tl.int32)
             block = (
                 tl.load(
-                    block_tables_ptr + sequence * block_tables_row_stride + cache_positions // block_size,
+                    block_tables_ptr + sequence * block_tables_row_stride + in_blocks // block_size,
                     mask=inside,
                     other=0,
                 ).to(tl.int64)
                 if PAGED
                 else sequence
             )
-            offset = cache_positions % block_size if PAGED else cache_positions
+            offset = (in_blocks % block_size).to(tl.int64) if PAGED else cache_positions
             source = plane
             if EXITS:
                 stopped = tl.load(exits_ptr + sequence * exits_row_stride + cache_positions, mask=inside, other=0).to(

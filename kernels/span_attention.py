@@ -1,7 +1,7 @@
 """Attention of rows over K/V that lie side by side, read in place: the CPU path of `depth_attention.py`.
 
 Each row reads one stretch of one plane, as under `finish` and `verify` where a sequence's blocks follow each other.
-Rows are taken together in *spans*, each one call, without a copy of K/V:
+Rows are taken together in *spans*, each one call, without a copy of K/V but where blocks are scattered:
 
     rows of several sequences   of one plane, whose stretches begin equally far apart: a batch of single queries
     rows of one sequence        of one plane and one first position, as a prompt's: one batch of several queries
@@ -33,6 +33,7 @@ class Span:
         first: Flat position that the first row reads first.
         step: How much further the stretch of each next row begins; 0 for rows of one sequence.
         lengths: Positions that each row sees.
+        positions: Where `first` is negative: the flat positions of the longest row, int64 `[longest]`; K/V are copied.
     """
 
     start: int
@@ -41,6 +42,7 @@ class Span:
     first: int
     step: int
     lengths: tuple[int, ...]
+    positions: Tensor | None = None
 
     @property
     def shared(self) -> bool:
@@ -48,12 +50,16 @@ class Span:
         return self.step == 0 and self.stop - self.start > 1
 
     @cached_property
+    def longest(self) -> int:
+        """Positions that are read."""
+        return max(self.lengths)
+
+    @cached_property
     def mask(self) -> Tensor | None:
         """Which of the positions up to the longest each row sees, bool `[N, longest]`; None where all do."""
-        longest = max(self.lengths)
-        if min(self.lengths) == longest:
+        if min(self.lengths) == self.longest:
             return None
-        return torch.arange(longest) < torch.tensor(self.lengths)[:, None]
+        return torch.arange(self.longest) < torch.tensor(self.lengths)[:, None]
 
 
 def spans_of(
@@ -63,7 +69,8 @@ def spans_of(
 
     Args:
         planes: Plane of each row.
-        firsts: Flat position that each reads first.
+        firsts: Flat position that each reads first; where it does not read on from there but here and there, a negative
+            number of its sequence's own.
         rooms: Positions from there on that belong to its sequence, at least its length.
         lengths: Positions that each sees, at least 1.
     """
@@ -74,7 +81,7 @@ def spans_of(
         if count and planes[row] == planes[start]:
             ahead = firsts[row] - firsts[row - 1]
             both = min(room, rooms[row]), min(shortest, lengths[row]), max(longest, lengths[row])
-            evenly = ahead >= 0 and (count == 1 or ahead == step)
+            evenly = (ahead == 0 or (ahead > 0 and firsts[row - 1] >= 0)) and (count == 1 or ahead == step)
             if evenly and both[2] <= (both[0] if ahead == 0 else min(both[0], 2 * both[1] + _SLACK)):
                 step, (room, shortest, longest) = ahead, both
                 continue
@@ -113,7 +120,7 @@ def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[
         if span.shared:
             outputs.append(_attend_shared(grouped[span.start : span.stop], keys, values, span, scaling))
             continue
-        mask = None if span.mask is None else span.mask[:, None, None]
+        mask = None if span.stop == span.start + 1 or span.mask is None else span.mask[:, None, None]
         attended = F.scaled_dot_product_attention(
             single[span.start : span.stop],
             _stretch(keys, span),
@@ -121,7 +128,7 @@ def span_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[
             attn_mask=mask,
             scale=scaling,
         )
-        outputs.append(attended[:, :, : heads // kv_heads])
+        outputs.append(attended if repeated == 1 else attended[:, :, :1])
     attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [R, H_kv, H / H_kv, d]
     return attended.reshape(rows, heads, width)
 
@@ -182,12 +189,12 @@ def _attended_shape(
 
 
 # Not `torch.library.custom_op`, of which a call takes 20 us longer.
-_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor flat, Tensor query, Tensor new_keys, Tensor new_values, "
     "Tensor table, float scaling) -> Tensor"
 )
-_LIBRARY.impl("attend_rows", write_and_attend, "CPU")
+_LIBRARY.impl("attend_rows", write_and_attend, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("sigma0::attend_rows", _attended_shape, lib=_LIBRARY)
 
 
@@ -203,11 +210,14 @@ def _attend_shared(query: Tensor, keys: Tensor, values: Tensor, span: Span, scal
 
 
 def _stretch(planes: Tensor, span: Span) -> Tensor:
-    """The positions that the rows of a span read, `[N, H_kv, longest, d]`, in place."""
+    """The positions that the rows of a span read, `[N, H_kv, longest, d]`, in place; scattered ones once, copied."""
+    if span.positions is not None:
+        return planes[span.plane].index_select(0, span.positions).transpose(0, 1)[None]
+    assert span.first >= 0, "scattered positions are given one by one"
     _, _, heads, width = planes.shape
     by_plane, by_position, by_head, by_number = planes.stride()
     return planes.as_strided(
-        (span.stop - span.start, heads, max(span.lengths), width),
+        (span.stop - span.start, heads, span.longest, width),
         (span.step * by_position, by_head, by_position, by_number),
         planes.storage_offset() + span.plane * by_plane + span.first * by_position,
     )

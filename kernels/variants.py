@@ -1,7 +1,7 @@
 """Every kernel with every configuration that a launcher may ask for, as the ahead-of-time compiler wants it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Variant:
         constants: Value of each constant argument.
         aligned: Integer arguments that a launch finds divisible by 16.
         warps: Warps of a program.
+        options: Further options of the launch.
     """
 
     kernel: str
@@ -36,6 +37,7 @@ class Variant:
     constants: Mapping[str, Any]
     aligned: frozenset[str]
     warps: int
+    options: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> str:
@@ -118,6 +120,7 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
     )
     combinations = (
         (False, False, False, False),
+        (False, False, True, False),
         (True, False, False, False),
         (True, True, False, False),
         (True, True, True, True),
@@ -140,7 +143,8 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "UPCAST": False,
                 },
                 frozenset({"width", "query_row_stride", "query_head_stride", *strides}),
-                4,
+                depth_attention.PART_WARPS,
+                depth_attention.stages_for(dtype, indirect=exits or paged),
             )
 
 

@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from sigma0.bench.speed.shapes import SHAPES
-from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse, collapse_reference
-from sigma0.kernels.depth_attention import DepthRows, PlaneGroup, depth_attention, plane_attention
-from sigma0.kernels.exit_state import KEPT, ExitParams, ExitState, LoopEndWeights
-from sigma0.kernels.loop_end import loop_end, loop_end_reference
+from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse_reference
+from sigma0.kernels.collapse_kernel import collapse
+from sigma0.kernels.depth_attention import DepthRows, depth_attention
+from sigma0.kernels.exit_state import KEPT, ExitParams, ExitState, LoopEndWeights, RuleRows
+from sigma0.kernels.loop_end import loop_end_reference
+from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.span_attention import span_attention, spans_of
 from sigma0.kernels.variants import LOOP_END
 
 SHAPE, LOOPS = "ouro-1.4b", 4
@@ -109,8 +111,8 @@ def _loop_end(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[s
     weights = LoopEndWeights(weight, 1e-6, gate, torch.zeros(1, device=device, dtype=dtype))
     state, slots = ExitState.empty(rows, width, dtype, device), torch.arange(rows, device=device)
     state.counts[:, 0] = KEPT
-    rule = ExitParams("qexit", 0.5, 2**30)
-    arguments = (raw, previous, weights, state, slots, rule)
+    rules = RuleRows.of(ExitParams("qexit", 0.5, 2**30), rows, device)
+    arguments = (raw, previous, weights, state, slots, rules)
     size = 7 * rows * width * dtype.itemsize + 2 * width * dtype.itemsize
     return Case(
         LOOP_END, f"{rows} rows of {width}", rows, size, 1,
@@ -134,15 +136,20 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
     """Rows spread over the planes, each of a sequence of its own, so that nothing is read twice."""
     heads = SHAPES[SHAPE]["num_attention_heads"]
     width = SHAPES[SHAPE]["hidden_size"] // heads
+    # as a cache keeps them: by position, and one position more that is nobody's
     keys, values = (
-        torch.randn(LOOPS, rows, heads, context, width, device=device, dtype=dtype) for _ in range(2)
+        torch.randn(LOOPS, rows * context + 1, heads, width, device=device, dtype=dtype) for _ in range(2)
     )  # fmt: skip
+    block_keys, block_values = (
+        part[:, :-1].view(LOOPS, rows, context, heads, width).transpose(2, 3) for part in (keys, values)
+    )
     query = torch.randn(rows, heads, width, device=device, dtype=dtype)
     sequences = torch.arange(rows, device=device)
     planes = (torch.arange(rows, device=device) * LOOPS).div(rows, rounding_mode="floor")
     columns = torch.full_like(sequences, context - 1)
     at = DepthRows(sequences, columns, planes, None, None, None, None, context)
-    groups = tuple(_groups(sequences, planes, context))
+    firsts, lengths = [context * row for row in range(rows)], [context] * rows
+    spans = spans_of(planes.tolist(), firsts, lengths, lengths)
     scaling = width**-0.5
     size = 2 * rows * heads * context * width * dtype.itemsize
     return Case(
@@ -153,17 +160,11 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
         SHAPES[SHAPE]["num_hidden_layers"],
         _ways(
             ways,
-            partial(depth_attention, query, keys, values, at),
-            partial(plane_attention, query, keys, values, groups),
+            partial(depth_attention, query, block_keys, block_values, at),
+            partial(span_attention, query, keys, values, spans),
             scaling,
         ),
     )
-
-
-def _groups(sequences: Tensor, planes: Tensor, context: int) -> Iterator[PlaneGroup]:
-    for plane in sorted(set(planes.tolist())):
-        rows = (planes == plane).nonzero()[:, 0]
-        yield PlaneGroup(plane, int(rows[0]), int(rows[-1]) + 1, sequences[rows], context, None)
 
 
 def time_of(call: Callable[[], object], device: torch.device) -> float:

@@ -148,6 +148,9 @@ class RunningBatch:
         self.states[slot] = None
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
+        if self.lanes.probs is not None:
+            # not a NaN for the next request's drafts
+            self.lanes.probs[slot * self.lanes.depth : (slot + 1) * self.lanes.depth] = 0.0
         self.prefill.remove(slot)
         self._settings.clear(slot)
         self._sampler.clear(slot)
@@ -229,7 +232,9 @@ class RunningBatch:
             prompt, slot = self._prompts[chunk.sequence], chunk.sequence
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
-                self._planes.note_exits(*self._at(slot, early, chunk.loops - 1))
+                slots = np.full(len(early), slot)
+                rows = to_device(np.stack([slots, early, np.full_like(slots, chunk.loops - 1)]), self._model.device)
+                self._planes.note_exits(rows[0], rows[1], rows[2])
             whole = chunk.positions[chunk.targets == self.lanes.depth]
             if self._drops[slot]:
                 whole = whole[whole < prompt]
@@ -239,10 +244,3 @@ class RunningBatch:
         for slot, position in left[exact].tolist():
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete
-
-    def _at(self, slot: int, positions: Ints, plane: int) -> tuple[Tensor, ...]:
-        """Positions of one slot and one plane as tensors, each `[N]`."""
-        count = len(positions)
-        return to_device(
-            np.stack([np.full(count, slot), positions, np.full(count, plane)]), self._model.device
-        ).unbind()

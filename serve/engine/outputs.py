@@ -188,7 +188,7 @@ class OutputProcessor:
         if len(rows):
             tokens = np.stack([np.full(len(rows), slot), rows[:, CACHE_POSITION]], axis=1)
             self._observe([state] * len(rows), tokens, rows[:, STAGE] % lanes.depth)
-        fates = state.fates[: len(state.outputs)]
+        fates = state.fates[: len(state.outputs)].astype(np.int64)
         known = fates > 0
         loops = np.where(known.any(axis=1), self._total_loops - known[:, ::-1].argmax(axis=1), 0)
         found = self._fates_of(fates, loops).tolist()

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from sigma0.decode.accept import accept_drawn
 from sigma0.decode.finite import BROKEN, flag_broken
-from sigma0.decode.lanes import CACHE_POSITION, DRAFT, POSITION, STAGE
-from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose
-from sigma0.decode.sampler import distribution, draw, draw_uniform, process
-from sigma0.decode.sampling_settings import DRAWS, SamplingProgram, SamplingSettings, SequenceSampling
+from sigma0.decode.lanes import CACHE_POSITION, DRAFT
+from sigma0.decode.row_sampling import sample_rows
+from sigma0.decode.sampler import process
+from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.step import Batch, Looped, sample_greedy
 from sigma0.decode.transfer import to_host
 
@@ -87,41 +86,12 @@ class EngineSampler:
         scores = process(self._settings, self.program, logits, sequences, self._ids, lengths)
         for slot, processor in self._hosted.items():
             scores = self._on_host(slot, processor, scores, sequences, lengths)
-        if not self.program.draws:
-            token_ids = scores.argmax(-1)
-            stands = token_ids == drafts
-        elif batch.program.verify:
-            token_ids, stands = self._verify(batch, looped, which, scores, sequences, table)
-        else:
-            positions = table[:, POSITION] + 1
-            token_ids = draw(self._settings, self.program, scores, sequences, positions, OWN_DRAW)
-            stands = token_ids == drafts
+        token_ids, stands = sample_rows(batch, looped, which, self._settings, self.program, scores)
         token_ids = flag_broken(token_ids, logits)
         for slot in self.errors:
             token_ids = token_ids.masked_fill(sequences == slot, BROKEN)
         self._ids[sequences, lengths] = token_ids
         return token_ids, stands
-
-    def _verify(
-        self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor, sequences: Tensor, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draws drafts, and tests those of earlier loops; greedy sequences compare with the likeliest id."""
-        settings, program = self._settings, self.program
-        lanes, loops = looped.lanes.index_select(0, which), looped.loops.index_select(0, which)
-        drafted, drafts, positions = table[:, STAGE] >= batch.lanes.depth, table[:, DRAFT], table[:, POSITION] + 1
-        kept = batch.lanes.remember_probs(scores.shape[1])
-        probs = distribution(settings, program, scores, sequences)
-        chance = draw_uniform(settings, sequences, positions, check_purpose(loops))
-        stands, rest = accept_drawn(drafts.clamp_min(0), probs, kept.index_select(0, lanes), chance)
-        kept.index_copy_(0, lanes, probs)
-        purpose = torch.where(drafted, redraw_purpose(loops), OWN_DRAW)
-        drawn = draw(
-            settings, program, torch.where(drafted[:, None], rest.log(), scores), sequences, positions, purpose
-        )
-        best = scores.argmax(-1)
-        draws = settings.table[:, DRAWS].index_select(0, sequences) > 0
-        stands = torch.where(draws, stands & drafted, best == drafts)
-        return torch.where(stands, drafts, torch.where(draws, drawn, best)), stands
 
     def _on_host(
         self, slot: int, processor: LogitsProcessor, scores: Tensor, sequences: Tensor, lengths: Tensor

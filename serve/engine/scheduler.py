@@ -164,9 +164,8 @@ class Scheduler:
                 preempted += self.reserve(entry, entry.entered + 1)
         admitted = self.admit()
         prefill = self.prefill_chunks(rows)
-        tables = {
-            entry.slot: tuple(entry.blocks) for key in self._changed if (entry := self.running.get(key)) is not None
-        }
+        changed = [self.running[key] for key in self._changed if key in self.running]
+        tables = {entry.slot: tuple(entry.blocks) for entry in changed}
         self._changed.clear()
         return ScheduledStep(
             tuple(preempted), tuple(admitted), tables, tuple(self.pool.pop_allocated()), tuple(prefill)

@@ -1,7 +1,7 @@
 """Attention of the rows of a pass, each over the K/V plane of its own loop up to its own position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -160,7 +160,7 @@ class PassRows:
 
     @cached_property
     def _spans(self) -> tuple[Span, ...] | None:
-        """The stretch of K/V that each row reads, neighbours together; None where some row reads no single one."""
+        """The K/V that the rows read, neighbours together; None where cache positions between others are pads."""
         place, at = self._placement, self._indices
         if place.seen is not None:
             return None
@@ -169,10 +169,16 @@ class PassRows:
         firsts, rooms, lengths = [], [], []
         for sequence, end in zip(sequences, ends, strict=True):
             base = sequence * place.size if place.first is None else place.first[sequence]
-            if base < 0:
-                return None
             start = 0 if starts is None else min(starts[sequence], end)
-            firsts.append(base + start)
+            firsts.append(base + start if base >= 0 else -1 - sequence)
             rooms.append((place.size if place.rooms is None else place.rooms[sequence]) - start)
             lengths.append(end + 1 - start)
-        return spans_of(at.loops.tolist(), firsts, rooms, lengths)
+        spans = spans_of(at.loops.tolist(), firsts, rooms, lengths)
+        return tuple(span if span.first >= 0 else self._scattered(span) for span in spans)
+
+    def _scattered(self, span: Span) -> Span:
+        """A span of one sequence whose blocks do not follow each other, with its positions."""
+        at = self._indices
+        start = at.cache_positions[span.start] + 1 - span.lengths[0]
+        seen = torch.arange(span.longest, device=at.loops.device) + start
+        return replace(span, positions=self._placement.flat(at.sequences[span.start].expand_as(seen), seen))

@@ -120,7 +120,7 @@ class Prefill:
             view = _ChunkedRows(place, lanes, rows, self.chunks)
         raw = model.loop(torch.cat([hidden, *(chunk.hidden for chunk in self.chunks)]), view)
         normed = model.norm(raw[len(hidden) :])
-        parts = normed.split([len(chunk.positions) for chunk in self.chunks])
+        parts = torch.split(normed, [len(chunk.positions) for chunk in self.chunks])
         self.chunks = [
             replace(chunk, hidden=part, loops=chunk.loops + 1) for chunk, part in zip(self.chunks, parts, strict=True)
         ]
@@ -222,5 +222,6 @@ def _sequence_kv(flat: Tensor, placement: Placement, sequence: int, length: int)
     else:
         assert placement.blocks is not None
         blocks = placement.blocks[sequence, : -(-length // placement.size)]
-        part = flat[:-1].unflatten(0, (-1, placement.size)).index_select(0, blocks).flatten(0, 1)[:length]
+        by_block = flat[:-1].view(-1, placement.size, *flat.shape[1:])
+        part = by_block.index_select(0, blocks).flatten(0, 1)[:length]
     return part.transpose(0, 1)[None]

@@ -18,6 +18,8 @@ _ID, _POSITION, _PURPOSE = 0x9E37_79B1, 0x9E37_79B1, 0x85EB_CA6B
 # Factors of the mixing steps (C. Wellons, "Prospecting for Hash Functions"), below 2^31: a product of a word with one
 # of them fits into an int64, so that nothing overflows.
 _FIRST, _SECOND = 0x21F0_AAAD, 0x735A_2D97
+# Takes the words into (0, 1), where float32 rounds the largest up.
+_TO_UNIT = 2.0**-32 * (1 - 2.0**-23)
 
 
 def check_purpose(loop: Tensor) -> Tensor:
@@ -83,20 +85,19 @@ def gumbel(keys: Tensor, positions: Tensor, purpose: Tensor | int, vocabulary: i
         vocabulary: V.
     """
     words = _counters(keys, positions, purpose)  # [K, 2]
-    ids = torch.arange(vocabulary, device=keys.device) * _ID  # [V]
+    ids = torch.arange(0, vocabulary * _ID, _ID, device=keys.device)  # [V]
     bits = _combined(ids + words[:, :1] & _WORD, words[:, 1:])  # [K, V]
     # -log of a uniform number near 1 decides who wins; log1p keeps all 32 bits there, and neither end is reached
-    tail = (bits.to(torch.float32) * 2.0**-32 + 2.0**-33).clamp_max(1.0 - 2.0**-24)
-    return torch.log1p(tail.neg()).neg().log().neg()
+    below_one = (bits.to(torch.float32) + 0.5) * _TO_UNIT
+    return torch.log1p(below_one.neg_()).neg_().log_().neg_()
 
 
 def _counters(keys: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:
     """Two words for each (seed, position, purpose), `[K, 2]`."""
     counter = positions * _POSITION + purpose * _PURPOSE & _WORD
     words = keys + counter[:, None] & _WORD
-    words = (words ^ words >> 16) * _FIRST & _WORD
-    words = (words ^ words >> 15) * _SECOND & _WORD
-    return words ^ words >> 15
+    # keys are mixed well, and what is made of the words is mixed again
+    return (words ^ words >> 16) * _FIRST & _WORD
 
 
 def _combined(first: Tensor, second: Tensor) -> Tensor:

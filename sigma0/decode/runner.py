@@ -171,10 +171,10 @@ class EagerRunner:
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
-        codes = to_host(looped.codes)
-        which: Ints = np.flatnonzero(codes)
-        if self.program.verify and len(looped.loops) > len(codes):
-            checked = np.arange(len(codes), len(looped.loops))
+        codes = to_host(looped.codes).tolist()
+        which: Ints = np.array([row for row, code in enumerate(codes) if code], dtype=np.int64)
+        if self.program.verify and looped.loops.shape[0] > len(codes):
+            checked = np.arange(len(codes), looped.loops.shape[0])
             own = self.settings.table.cpu().numpy()[to_host(looped.sequences[len(codes) :])]
             loops = to_host(looped.loops[len(codes) :])
             at_this_loop = (own[:, REDRAFT] > 0) | (loops == self.lanes.depth)

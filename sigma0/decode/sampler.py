@@ -98,7 +98,7 @@ def draw(
     if not program.draws:
         return scores.argmax(dim=-1)
     noise = gumbel(settings.keys.index_select(0, sequences), positions, purpose, scores.shape[1])
-    return (scores + noise * _draws(settings, sequences)).argmax(dim=-1)
+    return noise.mul_(_draws(settings, sequences)).add_(scores).argmax(dim=-1)
 
 
 def draw_uniform(settings: SamplingSettings, sequences: Tensor, positions: Tensor, purpose: Tensor | int) -> Tensor:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from sigma0.decode.accept import accept_drawn, accept_greedy
+from sigma0.decode.accept import accept_greedy
 from sigma0.decode.batch import Ints
 from sigma0.decode.finite import flag_broken
 from sigma0.decode.host_stepped import is_over, narrowed, process_rows
-from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, POSITION, STAGE
+from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, STAGE
 from sigma0.decode.logits_processors import sampling_of
-from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose, request_seeds
-from sigma0.decode.sampler import distribution, draw, draw_uniform, process
+from sigma0.decode.random_numbers import OWN_DRAW, request_seeds
+from sigma0.decode.row_sampling import sample_rows
+from sigma0.decode.sampler import draw, process
 from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT
 from sigma0.decode.state_guard import StateGuard
@@ -182,40 +183,11 @@ class Device:
 
     def draw(self, batch: Batch, looped: Looped, which: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Ids `[K]` by processed scores `[K, V]`, and which drafts stand."""
-        table, loops = looped.table.index_select(0, which), looped.loops.index_select(0, which)
-        sequences, positions = looped.sequences.index_select(0, which), table[:, POSITION] + 1
-        settings, program, drafts = self._settings, self.program, table[:, DRAFT]
-        if not batch.program.verify or not program.draws:
-            token_ids = self._broadcast(draw(settings, program, scores, sequences, positions, OWN_DRAW))
-            return token_ids, drafts == token_ids
-        rows, decodes = looped.lanes.index_select(0, which), table[:, STAGE] < batch.lanes.depth
-        kept, p = batch.lanes.remember_probs(scores.shape[1]), distribution(settings, program, scores, sequences)
-        uniform = draw_uniform(settings, sequences, positions, check_purpose(loops))
-        stands, rest = accept_drawn(drafts.clamp_min(0), p, kept.index_select(0, rows), uniform)
-        purposes = torch.where(decodes, OWN_DRAW, redraw_purpose(loops))
-        drawn = draw(
-            settings, program, torch.where(decodes[:, None], scores, rest.log()), sequences, positions, purposes
-        )
-        remember(kept, rows, p, decodes, stands)
-        stands = self._broadcast(stands)
-        return self._broadcast(torch.where(stands & ~decodes, drafts, drawn)), stands
+        return sample_rows(batch, looped, which, self._settings, self.program, scores)
 
     def _processed(self, logits: Tensor, sequences: Tensor, lengths: Tensor) -> Tensor:
         ids = self._loop.ids if self.program.reads_ids else None
         return process(self._settings, self.program, logits, sequences, ids, lengths)
-
-
-def remember(kept: Tensor, rows: Tensor, p: Tensor, decodes: Tensor, stands: Tensor) -> None:
-    """Notes what each draft follows now: a new one p, and one that stood the test follows p after it, too.
-
-    Args:
-        kept: Distributions of all lanes, `[S T + 1, V]`; written.
-        rows: Lanes, `[K]`.
-        p: `[K, V]`.
-        decodes: Which rows drew a draft, bool `[K]`.
-        stands: Which drafts stand, bool `[K]`.
-    """
-    kept.index_copy_(0, rows, p)
 
 
 class Host:

@@ -81,6 +81,8 @@ class RunRecord:
         self._open: Ints = np.ones(batch, dtype=np.int64)
         self._known = np.zeros(batch, dtype=np.int64)
         self._is_stale = self.drops_rows = False
+        # whether a kernel computes the statistics of each pass: then the lanes keep no paths to read
+        self._by_kernel = False
         self._prompt: Tensor | None = None
         self._noted_logits: list[tuple[Tensor, Ints, Ints, Sequence[Repetition]]] = []
         self._logit_rows = 0
@@ -187,6 +189,7 @@ class RunRecord:
     def _put(self, looped: Looped) -> None:
         """Statistics that a kernel has computed."""
         assert looped.statistics is not None and looped.fates is not None and self._lanes is not None
+        self._by_kernel = True
         indices = looped.table[:, CACHE_POSITION] - self.first_position
         self._reserve(int(to_host(indices).max()) + 1)
         # earlier tokens of a cache that is continued have no index
@@ -265,7 +268,7 @@ class RunRecord:
         if lanes is None or not self._is_stale:
             return
         self._is_stale = False
-        if self._reader is not None and lanes.paths is not None:
+        if self._reader is not None and lanes.paths is not None and not self._by_kernel:
             self._flush_paths(lanes)
         # behind the end of a sequence nothing is told, though drafts have run there
         for sequence, known in enumerate(self._known.tolist()):

@@ -93,13 +93,13 @@ class OuroAttention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
-        count = hidden_states.shape[0]
-        query = linear(self.q_proj, hidden_states).view(count, -1, self.head_dim)  # [R, H, d]
-        keys = linear(self.k_proj, hidden_states).view(count, -1, self.head_dim)
-        values = linear(self.v_proj, hidden_states).view(count, -1, self.head_dim)
+        own, shape = self._modules, (hidden_states.shape[0], -1, self.head_dim)
+        query = linear(own["q_proj"], hidden_states).view(shape)  # [R, H, d]
+        keys = linear(own["k_proj"], hidden_states).view(shape)
+        values = linear(own["v_proj"], hidden_states).view(shape)
         query, keys = rotated(query, *position_embeddings), rotated(keys, *position_embeddings)
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return linear(self.o_proj, attended.view(count, -1)), None
+        return linear(own["o_proj"], attended.flatten(1)), None
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -110,15 +110,16 @@ def is_plain(module: nn.Module) -> bool:
 def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
     """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
     if type(module) is nn.Linear and is_plain(module):
-        return F.linear(hidden_states, module.weight, module.bias)
+        parameters = module._parameters
+        return F.linear(hidden_states, parameters["weight"], parameters["bias"])
     return module(hidden_states)  # type: ignore[no-any-return]
 
 
 def rms_norm(module: nn.Module, hidden_states: Tensor) -> Tensor:
     """`module(hidden_states)`; as `linear`."""
     if type(module) is OuroRMSNorm and hidden_states.dtype is torch.float32 and is_plain(module):
-        weight = module.weight
-        return F.rms_norm(hidden_states, weight.shape, weight, module.variance_epsilon)
+        weight = module._parameters["weight"]
+        return torch.rms_norm(hidden_states, weight.shape, weight, module.variance_epsilon)
     return module(hidden_states)  # type: ignore[no-any-return]
 
 
@@ -151,10 +152,12 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
 
     def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows) -> Tensor:
         """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
-        mlp = self.mlp
-        normed = rms_norm(self.input_layernorm, hidden_states)
-        attended, _ = self.self_attn.attend_rows(normed, position_embeddings, rows)
-        hidden_states = hidden_states + rms_norm(self.input_layernorm_2, attended)
-        normed = rms_norm(self.post_attention_layernorm, hidden_states)
-        gated = mlp.act_fn(linear(mlp.gate_proj, normed)) * linear(mlp.up_proj, normed)
-        return hidden_states + rms_norm(self.post_attention_layernorm_2, linear(mlp.down_proj, gated))
+        # out of the dictionaries, since looking modules up by attribute takes as long as a small product
+        own = self._modules
+        mlp = own["mlp"]._modules
+        normed = rms_norm(own["input_layernorm"], hidden_states)
+        attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
+        hidden_states = hidden_states + rms_norm(own["input_layernorm_2"], attended)
+        normed = rms_norm(own["post_attention_layernorm"], hidden_states)
+        gated = mlp["act_fn"](linear(mlp["gate_proj"], normed)) * linear(mlp["up_proj"], normed)
+        return hidden_states + rms_norm(own["post_attention_layernorm_2"], linear(mlp["down_proj"], gated))

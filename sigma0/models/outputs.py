@@ -52,7 +52,7 @@ class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         exit_depths: Loop at which each new token was read, from 1; 0 after a sequence ended. int64 `[B, new]`.
         exit_reasons: Why each new token stopped there, one list for each sequence, as long as the sequence. Of a token
             that was re-drafted under `verify`, why its first draft stopped. The first token of `verify` is read at
-            loop T; its reason is the one that its exit rule would have given (`sigma0.decode.verify`).
+            loop T; its reason is the one that its exit rule would have given (`sigma0.decode.token_loop`).
         loop_passes: Calls of the shared block after the prefill.
         loop_rows: Rows in those calls.
         prompt_rows: Rows of the prefill; nothing is saved there.

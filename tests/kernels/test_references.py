@@ -1,6 +1,7 @@
 """The torch references, which a CPU runs, against the definitions."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference
-from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights
+from sigma0.kernels.collapse import CollapseRule, CollapseState, collapse_reference, leads_reference
+from sigma0.kernels.exit_state import FATES, MODES, ExitParams, ExitState, LoopEndWeights, RuleRows
 from sigma0.kernels.loop_end import loop_end_reference, observe
 from tests.kernels import definitions
+
+PARAMETERS = ("mode", "threshold", "last_loop", "patience", "min_loops", "break_after")
 
 
 def run_loops(states, rule, gate_weight=None, dtype=torch.float32):
@@ -69,6 +72,75 @@ def test_every_loop_tells_what_the_definitions_say(mode, threshold, loops, width
         assert torch.isfinite(boundary.statistics).all()
         assert FATES[int(boundary.fates)] == fate
         assert int(boundary.decisions) == decision
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_each_row_decides_by_its_own_rule(data):
+    """Rows of any rules in one call decide as each decides alone, and as the definitions say."""
+    rows, loops, width = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8)), 12
+    rules = [
+        ExitParams(
+            data.draw(st.sampled_from(MODES)),
+            data.draw(st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0])),
+            data.draw(st.integers(1, 8)),
+            data.draw(st.integers(1, 3)),
+            data.draw(st.integers(1, 4)),
+            break_after=data.draw(st.integers(0, 2)),
+        )
+        for _ in range(rows)
+    ]
+    alone = [RuleRows.of(rule, 1, torch.device("cpu")) for rule in rules]
+    together = replace(
+        alone[0],
+        modes=frozenset().union(*(each.modes for each in alone)),
+        **{name: torch.cat([getattr(each, name) for each in alone]) for name in PARAMETERS},
+    )
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    shrink = rng.uniform(0.3, 1.3, (rows, 1))
+    steps = np.stack([rng.standard_normal((rows, width)) * shrink**loop for loop in range(loops)])
+    path = torch.from_numpy(np.cumsum(steps, 0)).float()
+    logits = torch.from_numpy(rng.standard_normal((loops, rows))).float()
+    state, slots = ExitState.empty(rows + 1, width, torch.float32, "cpu"), torch.from_numpy(rng.permutation(rows))
+    states = [ExitState.empty(1, width, torch.float32, "cpu") for _ in rules]
+    previous, diverging = torch.full_like(path[0], torch.nan), [0] * rows
+    for loop, hidden in enumerate(path):
+        found = observe(hidden, previous, logits[loop], state, slots, together)
+        for row, rule in enumerate(rules):
+            own = slice(row, row + 1)
+            one = observe(hidden[own], previous[own], logits[loop, own], states[row], torch.tensor([0]), rule)
+            assert int(found.decisions[row]) == int(one.decisions) and int(found.fates[row]) == int(one.fates)
+            _, fate, decision = definitions.loop_end(
+                path[: loop + 1, row].double().numpy(),
+                logits[: loop + 1, row].double().numpy(),
+                rule.mode,
+                rule.threshold,
+                rule.last_loop,
+                rule.patience,
+                rule.min_loops,
+                eps=torch.finfo(torch.float32).eps,
+            )
+            diverging[row] = diverging[row] + 1 if fate == "diverge" else 0
+            if decision != 1 and rule.break_after and diverging[row] >= rule.break_after:
+                decision = 3
+            assert (FATES[int(found.fates[row])], int(found.decisions[row])) == (fate, decision), rule
+        previous = hidden
+
+
+def test_rules_that_cannot_be_decided_are_refused():
+    rows = RuleRows.of(ExitParams("converge", 0.1, 4), 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match="converge cannot be decided where no differences are kept"):
+        replace(rows, watch=False)
+    with pytest.raises(ValueError, match="no such modes: margin, none"):
+        replace(rows, modes=frozenset({"none", "margin", "qexit"}))
+
+
+def test_leads_asks_each_row_for_its_own_theta():
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [0.0, 0.0]])
+    margin = math.tanh(1.0)
+    thetas = torch.tensor([margin - 1e-3, margin + 1e-3, torch.inf, 0.0])
+    assert leads_reference(logits, thetas).tolist() == [True, False, False, True]
+    assert leads_reference(logits, margin - 1e-3).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("radius, angle", [(0.9, 75.0), (1.3, 20.0), (0.5, 57.0), (0.99, 120.0)])

@@ -144,6 +144,9 @@ def test_rows_of_a_plane_share_a_call_and_no_others_do():
     prompt = [Row(0, 40, 40, 3, stop) for stop in range(4, 40)]
     assert stretches(*prompt, Row(0, 80, 40, 3, 9)) == [(0, 36, 0), (36, 37, 0)]
     assert spans([]) == ()
+    # scattered blocks, told by numbers of their sequences: only rows of one sequence
+    assert stretches(Row(0, -3, 40, 0, 4), Row(0, -3, 40, 0, 5), Row(0, -2, 40, 0, 5)) == [(0, 2, 0), (2, 3, 0)]
+    assert stretches(Row(0, -1, 40, 0, 4), Row(0, 0, 40, 0, 5), Row(0, 40, 40, 0, 5)) == [(0, 1, 0), (1, 3, 40)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -132,6 +132,16 @@ def test_drawn_tokens_are_those_of_the_large_model(rungs, looped, tokenizer):
     assert above.text == alone.text != other.text
 
 
+def test_drawn_tokens_do_not_depend_on_the_company(rungs):
+    settings = {"do_sample": True, "temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 8}
+    never = FidelityLadder(rungs, policy=Never())
+    together = never.generate_batch(TEXTS[:3], seed=5, **settings)
+    # each row has a seed of its own, the next after that of the row before
+    assert [never.generate(text, seed=5 + row, **settings).text for row, text in enumerate(TEXTS[:3])] == [
+        generation.text for generation in together
+    ]
+
+
 def test_a_stream_is_the_whole_text(rungs):
     ladder = FidelityLadder(rungs, policy=Random(0.5))
     run = ladder.stream(TEXTS[3], max_new_tokens=7)

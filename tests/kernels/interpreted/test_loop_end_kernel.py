@@ -162,8 +162,7 @@ def walk(rows, width, loops, seed):
     return steps.cumsum(0)
 
 
-@pytest.mark.parametrize("table", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed, table", [(0, False), (1, True)])
 def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
     """All modes in one batch: each row decides as the definitions say, and as when every row had its rule."""
     rows, loops, width = len(RULES), 7, 33
@@ -172,7 +171,7 @@ def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
     weights = LoopEndWeights(torch.ones(width), 1e-6, gate, torch.zeros(1))
     slots = torch.randperm(rows + 2, generator=torch.Generator(DEVICE).manual_seed(seed))[:rows]
     together, reference = states(rows + 2, width, torch.float32)
-    alone = [states(rows + 2, width, torch.float32)[0] for _ in RULES]
+    alone = [states(1, width, torch.float32)[0] for _ in RULES]
     exact, logits = path.double().cpu().numpy(), (path.double() @ gate.double()).cpu().numpy()
     previous, rules, seen = torch.full_like(path[0], torch.nan), mixed(RULES, table), set()
     diverging = [0] * rows
@@ -181,9 +180,10 @@ def test_one_launch_decides_each_row_by_its_own_rule(seed, table):
         plain = observe(hidden, previous, hidden @ gate, reference, slots, rules)
         assert torch.equal(found.decisions, plain.decisions) and torch.equal(found.fates, plain.fates)
         for row, rule in enumerate(RULES):
-            one = loop_end(hidden, previous, weights, alone[row], slots, rule, normalize=False)
+            own = hidden[row : row + 1], previous[row : row + 1]
+            one = loop_end(*own, weights, alone[row], torch.tensor([0]), rule, normalize=False)
             for name in ("statistics", "fates", "decisions"):
-                assert torch.equal(getattr(one, name)[row], getattr(found, name)[row])
+                assert torch.equal(getattr(one, name)[0], getattr(found, name)[row])
             _, fate, decision = definitions.loop_end(
                 exact[:loop, row],
                 logits[:loop, row],
