@@ -18,7 +18,6 @@ from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, Seq
 from sigma0.decode.step import LINE_WIDTH, Batch, Looped, run_loop, settle, settle_verified
 from sigma0.decode.transfer import to_device, to_host
 
-
 # The bound on positions grows in steps of so many.
 _BOUND = 256
 
