@@ -15,7 +15,6 @@ from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters,
 # Layers of the published models, so that no checkpoint is needed.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
 DTYPES = ("float32", "bfloat16", "float16")
-BACKENDS = ("triton", "torch")
 
 
 def size(
@@ -31,7 +30,6 @@ def size(
     page_size: Annotated[int, typer.Option(help="Tokens of a block of K/V.")] = 16,
     max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
     pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
-    backend: Annotated[str, typer.Option(help="What runs a pass: triton, or torch, which copies K/V.")] = "triton",
     spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
     as_json: AsJson = False,
 ) -> None:
@@ -39,10 +37,9 @@ def size(
     import torch
 
     with one_line_errors():
-        for option, value, known in (("--dtype", dtype, DTYPES), ("--backend", backend, BACKENDS)):
-            if value not in known:
-                raise ValueError(f"{option} {value!r} is none of {', '.join(known)}")
-        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, backend == "torch", spare)
+        if dtype not in DTYPES:
+            raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare)
         shape = shape_of(model)
         memories = [_memory(amount) for amount in memory.split(",")]
         fits = [

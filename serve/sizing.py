@@ -85,8 +85,6 @@ class Serving:
         page_size: Tokens of a block.
         running: Requests that run at most.
         pass_rows: Rows up to which prefill may fill a pass.
-        gathers: Whether decoding rows copy the K/V that they attend to: plain torch does, the Triton kernel reads the
-            blocks in place.
         spare: Share of the memory that is left free: the CUDA context, the allocator's gaps, the statistics of tokens.
     """
 
@@ -94,7 +92,6 @@ class Serving:
     page_size: int = 16
     running: int = 16
     pass_rows: int = 256
-    gathers: bool = False
     spare: float = 0.1
 
     def __post_init__(self) -> None:
@@ -178,7 +175,7 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
 
     Args:
         shape: Of the model.
-        serving: Number of rows, and the backend.
+        serving: Number of rows.
         context: Tokens of each sequence.
     """
     rows = max(serving.pass_rows, serving.running * shape.loops)
@@ -186,9 +183,8 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
     states = rows * ((_STATES * shape.width + widest) * serving.number_bytes + _NORM_FLOATS * shape.width * _FLOAT)
     kept = serving.running * shape.loops * _TRAJECTORY * shape.width * serving.number_bytes
-    # a prefill chunk copies the plane of its sequence; without the kernel every decoding row copies one as well
-    copies = serving.running * shape.loops if serving.gathers else 1
-    gathered = copies * context * 2 * keys * serving.number_bytes
+    # blocks are read in place, but for one sequence at a time whose blocks do not follow each other
+    gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)
     head = serving.running * shape.vocabulary * (serving.number_bytes + _HEAD_FLOATS * _FLOAT)
     return states + kept + gathered + mask + head

@@ -100,11 +100,11 @@ def test_a_loop_that_is_not_finite_is_an_error(texts, loop):
     broken = tiny_model(seed=3, total_ut_steps=4)
     calls = []
 
-    def head(states):
+    def logits_of(states):
         calls.append(None)
         return broken.lm_head(states) * (float("nan") if len(calls) == loop else 1.0)
 
-    broken.head = head
+    broken.read = logits_of
     with pytest.raises(ValueError, match=rf"logits of loop {loop} are not finite.*float32"):
         read(broken, texts)
 

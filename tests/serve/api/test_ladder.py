@@ -223,7 +223,7 @@ class Counted:
 
     def __init__(self, model, monkeypatch):
         self.passes = 0
-        block, run_prompt = model.block, model.model.forward
+        block, run_prompt = model.loop, model.model.forward
 
         def one(*args, **kwargs):
             self.passes += 1
@@ -233,7 +233,7 @@ class Counted:
             self.passes += kwargs.get("num_loops") or model.num_loops
             return run_prompt(*args, **kwargs)
 
-        monkeypatch.setattr(model, "block", one)
+        monkeypatch.setattr(model, "loop", one)
         monkeypatch.setattr(model.model, "forward", prompt)
 
 
