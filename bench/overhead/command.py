@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -14,19 +14,18 @@ from sigma0.bench.core.ledger import LEDGER, Figure, OverheadRow, append_row
 from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.overhead.measure import WAYS, Bench, Case, Sample, cases
+from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Runner, Sample, Way, cases
 from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import Threads
 from sigma0.errors import needs_extra
 from sigma0.models.load import load_tokenizer, resolve_model
 
-_RUNNERS = ("eager", "compile")
 _HEADINGS = ("way", "runner", "telemetry", "sequences", "rows", "us/pass", "us/row", "operations")
 
 
 def overhead(
     ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
-    runners: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(_RUNNERS),
+    runners: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(RUNNERS),
     rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,8,64,256",
     loops: Annotated[int, typer.Option(min=1, help="T of the empty model.")] = 8,
     passes: Annotated[int, typer.Option(min=8, help="Passes of a round, about.")] = 64,
@@ -40,11 +39,19 @@ def overhead(
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("serve"):
         counts = tuple(int(part) for part in rows.split(","))
-        for name, known, given in (("way", WAYS, ways), ("runner", _RUNNERS, runners)):
+        for name, known, given in (("way", WAYS, ways), ("runner", RUNNERS, runners)):
             unknown = sorted(set(given.split(",")) - set(known))
             if unknown:
                 raise ValueError(f"no such {name}: {', '.join(unknown)}; there are {', '.join(known)}")
-        plan = list(cases(tuple(ways.split(",")), tuple(runners.split(",")), counts, loops, passes))
+        plan = list(
+            cases(
+                cast(tuple[Way, ...], tuple(ways.split(","))),
+                cast(tuple[Runner, ...], tuple(runners.split(","))),
+                counts,
+                loops,
+                passes,
+            )
+        )
         bench = Bench(load_tokenizer(resolve_model("pocket")), loops, positions=4 * passes + 64)
         if not as_json:
             bench.looped.announce = compiling
@@ -84,7 +91,7 @@ def _rows(
                 **conditions.model_dump(),
                 time=started,
                 way=case.way,
-                runner=case.runner or None,
+                runner=case.runner,
                 telemetry=case.telemetry,
                 sequences=case.sequences,
                 lanes=case.lanes,

@@ -37,7 +37,8 @@ class EmptyLoopedModel(OuroForCausalLM):
 
     def read(self, hidden: Tensor) -> Tensor:
         """The same logits for every row, `[R, V]`."""
-        return self.logits.expand(len(hidden), -1)
+        logits: Tensor = self.logits
+        return logits.expand(len(hidden), -1)
 
 
 class EmptyModel(LlamaForCausalLM):  # type: ignore[misc]
@@ -75,7 +76,7 @@ def empty_looped(vocabulary: int, loops: int, positions: int) -> EmptyLoopedMode
         max_position_embeddings=positions,
         eos_token_id=None,
     )
-    model = EmptyLoopedModel(config).eval()
+    model: EmptyLoopedModel = EmptyLoopedModel(config).eval()
     model.generation_config.pad_token_id = 0
     return model
 
@@ -93,4 +94,5 @@ def empty_plain(vocabulary: int, positions: int) -> EmptyModel:
         bos_token_id=None,
         pad_token_id=0,
     )
-    return EmptyModel(config).eval()
+    model: EmptyModel = EmptyModel(config).eval()
+    return model

@@ -7,7 +7,7 @@ token stops after its first loop and fills its planes beside the next ones).
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,11 +15,14 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.overhead.empty import WRITTEN, empty_looped, empty_plain
 from sigma0.config import ExitConfig
+from sigma0.decode.runners import RunnerName
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest
 
-WAYS = ("library", "engine", "transformers")
-SHAPES = ("one", "all")
+Way = Literal["library", "engine", "transformers"]
+Runner = Literal["eager", "compile"]
+WAYS: tuple[Way, ...] = get_args(Way)
+RUNNERS: tuple[Runner, ...] = get_args(Runner)
 _PROMPT = 4
 _EXITS = {"one": ExitConfig(mode="full"), "all": ExitConfig(q=0.5)}
 
@@ -30,15 +33,15 @@ class Case:
 
     Attributes:
         way: One of `WAYS`.
-        runner: What calls the step; "" for transformers.
+        runner: What calls the step; None for transformers.
         telemetry: Whether statistics are computed.
         sequences: How many.
         lanes: Tokens of each in flight: 1, or T.
         passes: To be timed in a round, about.
     """
 
-    way: str
-    runner: str
+    way: Way
+    runner: Runner | None
     telemetry: bool
     sequences: int
     lanes: int
@@ -71,11 +74,11 @@ class Sample:
     operations: int | None = None
 
 
-class OperationCount(TorchDispatchMode):
+class OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch dispatches."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -86,13 +89,13 @@ class OperationCount(TorchDispatchMode):
 
 
 def cases(
-    ways: tuple[str, ...], runners: tuple[str, ...], rows: tuple[int, ...], loops: int, passes: int
+    ways: tuple[Way, ...], runners: tuple[Runner, ...], rows: tuple[int, ...], loops: int, passes: int
 ) -> Iterator[Case]:
     """Every way at every number of rows."""
     for count in rows:
         for way in ways:
             if way == "transformers":
-                yield Case(way, "", False, count, 1, passes)
+                yield Case(way, None, False, count, 1, passes)
                 continue
             for lanes in (1, loops):
                 if count % lanes:
@@ -144,7 +147,7 @@ class Bench:
         return _timed(passes, counted)
 
     def _engine(self, case: Case, counted: bool) -> Sample:
-        self.looped.runner = case.runner
+        self.looped.runner = cast(RunnerName, case.runner)
         limits = EngineLimits(max_running=case.sequences, max_waiting=case.sequences, pass_rows=4096)
         engine = Engine(self.looped, self.tokenizer, "empty", limits, watch=case.telemetry)
         for _ in range(case.sequences):

@@ -12,7 +12,6 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.compiler import compiler
 
 RunnerName = Literal["auto", "eager", "compile"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
