@@ -64,7 +64,7 @@ class CompiledRunner(EagerRunner):
         self._programs = _programs_of(model)
         self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
         self._bound: dict[Hashable, BoundProgram] = {}
-        self._choice: Choice | None = None
+        self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
         # of the last loop; None where it was eager
         self._lines: Ints | None = None
@@ -129,8 +129,9 @@ class CompiledRunner(EagerRunner):
         unready = self.program.verify and choice.draws and self.lanes.probs is None
         if self._lines is None or not choice.on_device or unready:
             return super().settle(batch, looped, which, choice)
-        if choice is not self._choice:
-            self._choice = choice
+        stamp = (choice.fixed, *map(id, tensors_of(choice.tensors)))
+        if stamp != self._choice:
+            self._choice = stamp
             self._bound = {key: program for key, program in self._bound.items() if isinstance(key, int)}
         read, rows = len(which), _bucket(len(which))
         lines = np.zeros((rows, _WIDTH), dtype=np.int64)

@@ -136,7 +136,8 @@ class LayerPlanes:
         self.values.index_fill_(1, index, 0)
 
     def _by_block(self, flat: Tensor) -> Tensor:
-        return flat[:, :-1].unflatten(1, (self.blocks, self.size)).transpose(2, 3)
+        by_block = flat[:, :-1].view(len(flat), self.blocks, self.size, *flat.shape[2:])
+        return by_block.transpose(2, 3)
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

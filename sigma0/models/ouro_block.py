@@ -93,7 +93,8 @@ class OuroAttention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
-        own, shape = self._modules, (hidden_states.shape[0], -1, self.head_dim)
+        own: dict[str, Any] = self._modules
+        shape = (hidden_states.shape[0], -1, self.head_dim)
         query = linear(own["q_proj"], hidden_states).view(shape)  # [R, H, d]
         keys = linear(own["k_proj"], hidden_states).view(shape)
         values = linear(own["v_proj"], hidden_states).view(shape)
@@ -110,7 +111,7 @@ def is_plain(module: nn.Module) -> bool:
 def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
     """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
     if type(module) is nn.Linear and is_plain(module):
-        parameters = module._parameters
+        parameters: dict[str, Any] = module._parameters
         return F.linear(hidden_states, parameters["weight"], parameters["bias"])
     return module(hidden_states)  # type: ignore[no-any-return]
 
@@ -153,7 +154,7 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows) -> Tensor:
         """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
         # out of the dictionaries, since looking modules up by attribute takes as long as a small product
-        own = self._modules
+        own: dict[str, Any] = self._modules
         mlp = own["mlp"]._modules
         normed = rms_norm(own["input_layernorm"], hidden_states)
         attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)

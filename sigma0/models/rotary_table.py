@@ -32,8 +32,9 @@ class RotaryTable:
         return cos, sin
 
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin `[R, 1, d]` of `positions` `[R]`; the first half of the sines, which meets the second half of
-        a head, with its sign turned.
+        """Cos and sin `[R, 1, d]` of `positions` `[R]`.
+
+        The first half of the sines, which multiplies the second half of a head, has its sign turned.
 
         Args:
             positions: int64 `[R]`, on the device of `like`.
