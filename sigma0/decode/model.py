@@ -47,6 +47,8 @@ class KVShape(Protocol):
 class LoopedModel(Protocol):
     """All that the decoder knows of a model: three stages over the rows of a pass, and the end of a loop."""
 
+    config: PreTrainedConfig
+
     @property
     def device(self) -> torch.device:
         """Where ids are expected."""

@@ -1,10 +1,4 @@
-"""The operations of a pass, as plain torch or as Triton kernels: selected by name, with no fallback on a failure.
-
-On CUDA with the kernels, everything between two loops is queued without waiting, but for one copy to the host: which
-tokens exited (`decode.step`), since the host composes the next pass. Under `full` and `fixed` that is known beforehand.
-The id of a token that exits is copied too, for the output and the stopping criteria; under `verify` the ids of a whole
-pass at once. Logits processors and random sampling may wait more often, and so does transformers' own loop.
-"""
+"""The operations of a pass, as plain torch or as Triton kernels: selected by name, with no fallback on a failure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

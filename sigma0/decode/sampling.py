@@ -54,6 +54,7 @@ class Ids(Protocol):
         eos: Ids that end a sequence.
         criteria: Stopping criteria that must be called.
         verifies: Whether drafts are checked.
+        vocabulary: V of the head.
     """
 
     device: torch.device
@@ -64,6 +65,7 @@ class Ids(Protocol):
     eos: frozenset[int]
     criteria: StoppingCriteriaList
     verifies: bool
+    vocabulary: int
 
     @property
     def ids(self) -> Tensor:
@@ -356,7 +358,7 @@ def choice_for(loop: "Ids", logits_processor: LogitsProcessorList, config: Gener
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
     seeds = request_seeds(batch) if config.do_sample else None
     settings = SamplingSettings(batch, loop.device)
-    wanted = sampling_of(logits_processor, batch, seeds)
+    wanted = sampling_of(logits_processor, batch, seeds, loop.vocabulary)
     if wanted is not None and not loop.criteria and not scores and not logits:
         settings.set(0, *wanted)
         return Device(loop, settings)

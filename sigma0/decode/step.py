@@ -218,17 +218,20 @@ def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own:
 
 def _advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> None:
     """Every row is a loop further; a row that stops only fills its planes from now on, or leaves."""
-    lanes, decoding = batch.lanes, len(codes)
+    lanes, decoding = batch.lanes, codes.shape[0]
     stage = table[:, STAGE] + 1
     if decoding:
         stops = codes > 0
-        trailing = stage[:decoding] + stops * lanes.depth
+        trailing = torch.add(stage[:decoding], stops, alpha=lanes.depth)
         if batch.program.leaves:
             in_answer = table[:decoding, CACHE_POSITION] >= own[:, columns.PROMPT]
             at_last = loops[:decoding] >= own[:, columns.LAST]
             leaves = stops & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
             trailing = trailing.masked_fill(leaves, lanes.idle)
-        stage[:decoding] = trailing
+        if decoding < stage.shape[0]:
+            stage[:decoding] = trailing
+        else:
+            stage = trailing
     lanes.table[:, STAGE].index_copy_(0, rows, stage)
 
 

@@ -118,6 +118,7 @@ class TokenLoop:
         batch, prompt = input_ids.shape
         self.model, self.cache, self.rule, self.record = model, cache, rule, record
         self.verifies = config.after_exit == "verify"
+        self.vocabulary = int(model.config.vocab_size)
         self.device = input_ids.device
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)
         pad = generation_config._pad_token_tensor
