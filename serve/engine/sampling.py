@@ -80,9 +80,9 @@ class EngineSampler:
         return self.program
 
     @property
-    def tensors(self) -> object:
-        """What holds the tensors that it reads and writes."""
-        return self._settings, self._ids
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that it reads and writes."""
+        return *self._settings.tensors, self._ids
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """See `sigma0.decode.sampling.Choice.choose`."""

@@ -129,7 +129,7 @@ class CompiledRunner(EagerRunner):
         unready = self.program.verify and choice.draws and self.lanes.probs is None
         if self._lines is None or not choice.on_device or unready:
             return super().settle(batch, looped, which, choice)
-        stamp = (choice.fixed, *map(id, tensors_of(choice.tensors)))
+        stamp = (choice.fixed, *map(id, choice.tensors))
         if stamp != self._choice:
             self._choice = stamp
             self._bound = {key: program for key, program in self._bound.items() if isinstance(key, int)}
