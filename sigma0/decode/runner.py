@@ -52,7 +52,7 @@ class Choice(Protocol):
         """See there."""
 
     @property
-    def tensors(self) -> object:
+    def tensors(self) -> Sequence[Tensor]:
         """See there."""
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
