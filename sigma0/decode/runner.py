@@ -52,7 +52,7 @@ class Choice(Protocol):
         """See there."""
 
     @property
-    def tensors(self) -> object:
+    def tensors(self) -> Sequence[Tensor]:
         """See there."""
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -118,7 +118,7 @@ class EagerRunner:
             state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
             state.gate.copy_(lanes.gate)
         elif lanes.watched and not keeps:
-            lanes.gate.copy_(lanes.watch().gate)
+            lanes.gate.copy_(lanes.gates())
         lanes.watched = keeps
         self.program, self._batch = program, None
 

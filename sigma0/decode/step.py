@@ -37,7 +37,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.prefill import PassPlace, Prefill
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
@@ -116,12 +116,9 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
-    if beside is None:
-        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
-        raw = batch.model.loop(previous, view)
-    else:
-        place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
-        raw = beside.loop(batch.model, place, indices, previous)
+    everything = indices if beside is None else beside.behind(indices)
+    view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, live)
+    raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
     loops = planes + 1
     if live is not None:
         # from here on lanes are only written to

@@ -251,7 +251,7 @@ class TokenLoop:
             return None
         self.tail_passes = 0 if decoding else self.tail_passes + 1
         if self.record is not None:
-            self.record.after_pass(looped[1])
+            self.record.after_pass(looped[1], cache.length)
         return self._settle(*looped)
 
     def _step_late(self, runner: LateRunner) -> tuple[Emission, ...] | None:
