@@ -56,6 +56,11 @@ COMMANDS = {
         "speed",
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
+    "overhead": Target(
+        "sigma0.bench.overhead.command",
+        "overhead",
+        "Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate.",
+    ),
     "ladder": Target(
         "sigma0.bench.ladder.command",
         "ladder",

@@ -159,20 +159,34 @@ def write_and_attend(
     Returns:
         `[R, H, d]`, 0 for rows of length 0.
     """
+    kv_heads, width = keys.shape[2:]
     for held, new in ((keys, new_keys), (values, new_values)):
-        held.view(-1, *held.shape[2:]).index_copy_(0, flat, new)
+        held.view(-1, kv_heads, width).index_copy_(0, flat, new)
     rows = [row for row in table.tolist() if row[3]]
-    live = len(rows)
-    if live == 1:
-        ((plane, first, _, length),) = rows
-        spans: Sequence[Span] = (Span(0, 1, plane, first, 0, (length,)),)
+    live, own = len(rows), query[: len(rows)]
+    if query.dtype.itemsize >= 4 and len({row[0] for row in rows}) == live:
+        attended = _attend_singly(own, keys, values, rows, scaling)
     else:
-        spans = spans_of(*zip(*rows, strict=True))
-    if live == len(query):
-        return span_attention(query, keys, values, spans, scaling)
-    attended = torch.zeros_like(query)
-    attended[:live] = span_attention(query[:live], keys, values, spans, scaling)
+        attended = span_attention(own, keys, values, spans_of(*zip(*rows, strict=True)), scaling)
+    if live < len(query):
+        attended = torch.cat([attended, query.new_zeros((len(query) - live, *query.shape[1:]))])
     return attended
+
+
+def _attend_singly(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Sequence[int]], scaling: float
+) -> Tensor:
+    """Rows of planes that are all different, as of one sequence: without the work of finding spans."""
+    _, positions, kv_heads, width = keys.shape
+    step, attended = kv_heads * width, []
+    for own, (plane, first, _, length) in zip(
+        query.view(1, -1, kv_heads, query.shape[1] // kv_heads, width).unbind(1), rows, strict=True
+    ):
+        stretch = (1, kv_heads, length, width), (0, width, step, 1), (plane * positions + first) * step
+        attended.append(
+            F.scaled_dot_product_attention(own, keys.as_strided(*stretch), values.as_strided(*stretch), scale=scaling)
+        )
+    return (attended[0] if len(attended) == 1 else torch.cat(attended)).view(query.shape)
 
 
 def _attended_shape(

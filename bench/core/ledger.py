@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.core.rows import Conditions, Figure, row_key
 from sigma0.bench.core.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, Promise, SpeedRow
-from sigma0.bench.core.rows_systems import LadderRow, Percentiles, ServeRow, SimulationRow, Tail
+from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
 from sigma0.bench.core.rows_tasks import HumanEvalRow, StrategyQARow
 from sigma0.errors import one_line
 
@@ -27,6 +27,7 @@ __all__ = [
     "Figure",
     "HumanEvalRow",
     "LadderRow",
+    "OverheadRow",
     "Percentiles",
     "Promise",
     "Row",
@@ -46,7 +47,17 @@ __all__ = [
 
 LEDGER = Path("bench/results/leaderboard.jsonl")
 
-AnyRow = FidelityRow | DepthRow | SpeedRow | LadderRow | ServeRow | HumanEvalRow | StrategyQARow | SimulationRow
+AnyRow = (
+    FidelityRow
+    | DepthRow
+    | SpeedRow
+    | LadderRow
+    | ServeRow
+    | HumanEvalRow
+    | StrategyQARow
+    | SimulationRow
+    | OverheadRow
+)
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)
 

@@ -222,3 +222,42 @@ def simulation_key(
         traffic: What is assumed of users.
     """
     return json.dumps(["simulation", inputs_sha256, routing, sizes, rate, traffic], sort_keys=True)
+
+
+class OverheadRow(Conditions):
+    """Host time of a pass whose block computes nothing.
+
+    Attributes:
+        benchmark: "overhead".
+        time: When the run ended, ISO 8601, UTC; the same for all its rows.
+        way: What runs the passes; with "transformers" a pass is a token of every sequence.
+        runner: What calls the step; None for transformers.
+        telemetry: Whether statistics are computed.
+        sequences: How many.
+        lanes: Tokens of each that are in flight.
+        rounds: How often every way was measured, in turn.
+        rows_per_pass: Mean, the passes at the end of a text included.
+        microseconds_per_pass: Time of the thread that runs the passes; median of the rounds, least and greatest.
+        microseconds_per_row: The same over the rows.
+        operations_per_pass: Operations that torch dispatches.
+    """
+
+    benchmark: Literal["overhead"] = "overhead"
+    time: str
+    way: Literal["library", "engine", "transformers"]
+    runner: Literal["eager", "compile"] | None
+    telemetry: bool
+    sequences: int
+    lanes: int
+    rounds: int
+    rows_per_pass: float
+    microseconds_per_pass: Figure
+    microseconds_per_row: Figure
+    operations_per_pass: float
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another run is another measurement."""
+        return json.dumps(
+            [self.benchmark, self.time, self.way, self.runner, self.telemetry, self.sequences, self.lanes]
+        )

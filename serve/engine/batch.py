@@ -14,11 +14,6 @@ from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.step import (
-    read,
-    settle,
-    settle_verified,
-)
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import ServedModel
@@ -217,13 +212,8 @@ class RunningBatch:
         which = self._runner.to_read(rows)
         if not len(which):
             return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)
-        logits = read(batch, rows, which)
-        token_ids, stands = self._sampler.sample(batch, rows, which, logits)
-        if batch.program.verify:
-            lines = to_host(settle_verified(batch, rows, which, token_ids, stands))
-        else:
-            lines = to_host(settle(batch, rows, which, token_ids))
-        return PassOutput(lines, logits, left, complete)
+        lines, logits = self._runner.settle(batch, rows, which, self._sampler)
+        return PassOutput(to_host(lines), logits, left, complete)
 
     def _count(self) -> Ints:
         """Counts the rows of new tokens in the coming pass.

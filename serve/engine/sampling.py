@@ -3,7 +3,7 @@
 Processors that only Python knows (`on_collapse="tighten"`) run on the host for the rows of their own request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from sigma0.decode.lanes import CACHE_POSITION, DRAFT
 from sigma0.decode.row_sampling import sample_rows
 from sigma0.decode.sampler import process
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
-from sigma0.decode.step import Batch, Looped, sample_greedy
+from sigma0.decode.step import Batch, Looped, read, sample_greedy
 from sigma0.decode.transfer import to_host
 
 
@@ -64,6 +64,31 @@ class EngineSampler:
         self.errors.pop(slot, None)
         self.program = self._settings.program()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether nothing but tensors takes part."""
+        return not self._hosted
+
+    @property
+    def draws(self) -> bool:
+        """Whether some ids are drawn."""
+        return self.program.draws
+
+    @property
+    def fixed(self) -> Hashable:
+        """What a compiled choice takes for constant."""
+        return self.program
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that it reads and writes."""
+        return *self._settings.tensors, self._ids
+
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """See `sigma0.decode.sampling.Choice.choose`."""
+        logits = read(batch, looped, which)
+        return *self.sample(batch, looped, which, logits), None, logits
+
     def sample(self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Samples for rows that were read.
 
@@ -90,7 +115,9 @@ class EngineSampler:
         token_ids = flag_broken(token_ids, logits)
         for slot in self.errors:
             token_ids = token_ids.masked_fill(sequences == slot, BROKEN)
-        self._ids[sequences, lengths] = token_ids
+        # rows of nobody's lane are written where nothing is read
+        owned = looped.lanes.index_select(0, which) < batch.lanes.count
+        self._ids[sequences, torch.where(owned, lengths, self._ids.shape[1] - 1)] = token_ids
         return token_ids, stands
 
     def _on_host(

@@ -17,7 +17,7 @@ from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, state_key, tensors_of
+from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, model_tensors, state_key, tensors_of
 from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
@@ -64,7 +64,7 @@ class CompiledRunner(EagerRunner):
         self._programs = _programs_of(model)
         self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
         self._bound: dict[Hashable, BoundProgram] = {}
-        self._choice: Choice | None = None
+        self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
         # of the last loop; None where it was eager
         self._lines: Ints | None = None
@@ -129,8 +129,9 @@ class CompiledRunner(EagerRunner):
         unready = self.program.verify and choice.draws and self.lanes.probs is None
         if self._lines is None or not choice.on_device or unready:
             return super().settle(batch, looped, which, choice)
-        if choice is not self._choice:
-            self._choice = choice
+        stamp = (choice.fixed, *map(id, choice.tensors))
+        if stamp != self._choice:
+            self._choice = stamp
             self._bound = {key: program for key, program in self._bound.items() if isinstance(key, int)}
         read, rows = len(which), _bucket(len(which))
         lines = np.zeros((rows, _WIDTH), dtype=np.int64)
@@ -172,7 +173,7 @@ class CompiledRunner(EagerRunner):
         return batch
 
     def _compile_loop(self, batch: Batch, count: int, decoding: int) -> list[Tensor] | None:
-        fixed = self._fixed(batch)
+        fixed = batch = self._fixed(batch)
 
         def loop() -> list[Tensor]:
             looped = run_loop(_over_planes(fixed), count, decoding, padded=True)
@@ -186,7 +187,7 @@ class CompiledRunner(EagerRunner):
         return self._ready(count, loop, [], batch, None, f"a loop of {count} rows")
 
     def _compile_settle(self, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
-        fixed = self._fixed(batch)
+        fixed = batch = self._fixed(batch)
         rows = len(given[0])
 
         def end(lines: Tensor, *read: Tensor) -> list[Tensor]:
@@ -222,12 +223,7 @@ class CompiledRunner(EagerRunner):
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
         planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        parts = [
-            self.lanes,
-            self.settings,
-            self._starts_of(batch.placement),
-            None if choice is None else choice.tensors,
-        ]
+        parts = [self.lanes, self.settings, batch.placement, None if choice is None else choice.tensors]
         state = planes + tensors_of(parts)
         key = (
             name,
@@ -246,7 +242,7 @@ class CompiledRunner(EagerRunner):
         if known is None:
             try:
                 with self._announce(what):
-                    known, results = compile_program(function, given, state, planes)
+                    known, results = compile_program(function, given, state, planes, model_tensors(self.model))
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
                 self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)

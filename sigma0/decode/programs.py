@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Shapes are the runner's business (`state_key`), so nothing is checked again in every call.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
@@ -95,6 +95,7 @@ def compile_program(
     given: Sequence[Tensor],
     state: Sequence[Tensor],
     planes: Sequence[Tensor],
+    constants: Sequence[Tensor],
 ) -> tuple[StateProgram, list[Tensor]]:
     """Compiles a function as one graph of fixed shapes, but for the number of positions in a plane, and runs it.
 
@@ -103,9 +104,13 @@ def compile_program(
         given: Arguments.
         state: Tensors of the state.
         planes: Those of them that are `[planes, positions, ...]` of any number of positions, the same for all.
+        constants: Tensors that are the same for every state: the model's.
 
     Returns:
         The program, and the results of this first run.
+
+    Raises:
+        RuntimeError: If the function reads any other tensor: another runner would read it too.
     """
     recorded: dict[str, Any] = {}
 
@@ -126,6 +131,7 @@ def compile_program(
     inputs = list(recorded["inputs"])
     places = {id(tensor): which for which, tensor in enumerate(state)}
     arguments = {id(tensor): which for which, tensor in enumerate(given)}
+    known = set(map(id, constants))
     outputs = {id(output): which for which, output in enumerate(recorded["outputs"])}
     of_state, of_given, sizes = [], [], []
     for place, value in enumerate(inputs):
@@ -136,8 +142,10 @@ def compile_program(
         elif isinstance(value, int):
             assert value == planes[0].shape[1]
             sizes.append(place)
-        else:
+        elif id(value) in known:
             continue
+        else:
+            raise RuntimeError(f"input {place} is neither state nor weight")
         inputs[place] = None
     order = [outputs[id(result)] for result in results]
     return StateProgram(recorded["call"], inputs, of_state, of_given, sizes, order), results
@@ -152,6 +160,14 @@ def tensors_of(thing: Any) -> list[Tensor]:
     if type(thing).__module__.startswith("sigma0.") and hasattr(thing, "__dict__"):
         return [tensor for part in vars(thing).values() for tensor in tensors_of(part)]
     return []
+
+
+def model_tensors(model: Any) -> list[Tensor]:
+    """Weights and buffers of a model, and what its modules keep beside them, such as rotary tables."""
+    if not isinstance(model, nn.Module):
+        return []
+    beside = [part for module in model.modules() for part in vars(module).values() if not isinstance(part, nn.Module)]
+    return [*model.parameters(), *model.buffers(), *tensors_of(beside)]
 
 
 def state_key(state: Sequence[Tensor], planes: Sequence[Tensor]) -> Hashable:

@@ -1,6 +1,6 @@
 """How a step chooses ids: the argmax, draws on the device, or with what only Python knows."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,7 +85,7 @@ class Choice(Protocol):
         on_device: Whether nothing but tensors takes part.
         draws: Whether ids are drawn.
         fixed: What a compiled choice takes for constant.
-        tensors: What holds the tensors that it reads.
+        tensors: Those that it reads and writes.
     """
 
     @property
@@ -101,7 +101,7 @@ class Choice(Protocol):
         """See above."""
 
     @property
-    def tensors(self) -> object:
+    def tensors(self) -> Sequence[Tensor]:
         """See above."""
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
@@ -151,9 +151,9 @@ class Device:
         return self.program, self._loop.shift
 
     @property
-    def tensors(self) -> SamplingSettings:
-        """What holds the tensors that it reads."""
-        return self._settings
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that it reads."""
+        return self._settings.tensors
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """See `Choice.first`."""
@@ -208,7 +208,7 @@ class Host:
         raw_logits: As `scores`, before processing.
     """
 
-    on_device, draws, fixed, tensors = False, False, None, None
+    on_device, draws, fixed, tensors = False, False, None, ()
 
     def __init__(
         self,

@@ -200,6 +200,11 @@ class SamplingSettings:
             self.words[rows], self.word_lengths[rows] = self._moved(words), self._moved(lengths)
         self._set[rows] = wanted
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths
+
     def clear(self, sequence: int) -> None:
         """Forgets a sequence, which is greedy from now on."""
         self._forget(slice(sequence, sequence + 1))

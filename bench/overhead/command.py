@@ -1,0 +1,126 @@
+"""`python -m sigma0.bench overhead`: time the host, print and append."""
+
+import statistics
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Annotated, cast
+
+import torch
+import typer
+from rich.console import Console
+
+from sigma0.bench.core.conditions import describe_weights
+from sigma0.bench.core.ledger import LEDGER, Figure, OverheadRow, append_row
+from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
+from sigma0.bench.core.output import tell_rows
+from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.overhead.measure import RUNNERS, WAYS, Bench, Case, Runner, Sample, Way, cases
+from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import Threads
+from sigma0.errors import needs_extra
+from sigma0.models.load import load_tokenizer, resolve_model
+
+_HEADINGS = ("way", "runner", "telemetry", "sequences", "rows", "us/pass", "us/row", "operations")
+
+
+def overhead(
+    ways: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(WAYS),
+    runners: Annotated[str, typer.Option(help="Some of these, parted by commas.")] = ",".join(RUNNERS),
+    rows: Annotated[str, typer.Option(help="Rows of a pass, parted by commas.")] = "1,8,64,256",
+    loops: Annotated[int, typer.Option(min=1, help="T of the empty model.")] = 8,
+    passes: Annotated[int, typer.Option(min=8, help="Passes of a round, about.")] = 64,
+    rounds: Rounds = 7,
+    threads: Threads = 1,
+    out: LedgerFile = LEDGER,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Host time and dispatched operations of a pass whose block is empty: library, engine, transformers' generate."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("serve"):
+        counts = tuple(int(part) for part in rows.split(","))
+        for name, known, given in (("way", WAYS, ways), ("runner", RUNNERS, runners)):
+            unknown = sorted(set(given.split(",")) - set(known))
+            if unknown:
+                raise ValueError(f"no such {name}: {', '.join(unknown)}; there are {', '.join(known)}")
+        plan = list(
+            cases(
+                cast(tuple[Way, ...], tuple(ways.split(","))),
+                cast(tuple[Runner, ...], tuple(runners.split(","))),
+                counts,
+                loops,
+                passes,
+            )
+        )
+        bench = Bench(load_tokenizer(resolve_model("pocket")), loops, positions=4 * passes + 64)
+        if not as_json:
+            bench.looped.announce = compiling
+        samples: dict[Case, list[Sample]] = {case: [] for case in plan}
+        operations: dict[Case, Sample] = {}
+        with progress_bar("rounds", len(plan) * (rounds + 1), hidden=as_json) as advance:
+            done = iter(range(1, len(plan) * (rounds + 1) + 1))
+            for case in plan:
+                # compiles and warms up, then counts
+                bench.run(case)
+                operations[case] = bench.run(case, counted=True)
+                advance(next(done))
+            for _ in range(rounds):
+                for case in plan:
+                    samples[case].append(bench.run(case))
+                    advance(next(done))
+        found = _rows(bench, samples, operations, rounds)
+        for row in found:
+            append_row(out, row)
+    tell_rows(found, as_json, lambda: _print(found), f"{len(found)} rows in {out}")
+
+
+def _rows(
+    bench: Bench, samples: dict[Case, list[Sample]], operations: dict[Case, Sample], rounds: int
+) -> list[OverheadRow]:
+    started, found = datetime.now(timezone.utc).isoformat(), []
+    for case, own in samples.items():
+        model = bench.plain if case.way == "transformers" else bench.looped
+        conditions = describe_weights(
+            model, "empty", "empty", "empty", "one word", [(0,)], [None], case.passes, batch_size=case.sequences
+        )
+        per_pass = [sample.seconds / sample.passes * 1e6 for sample in own]
+        rows = own[0].rows / own[0].passes
+        counted = operations[case]
+        found.append(
+            OverheadRow(
+                **conditions.model_dump(),
+                time=started,
+                way=case.way,
+                runner=case.runner,
+                telemetry=case.telemetry,
+                sequences=case.sequences,
+                lanes=case.lanes,
+                rounds=rounds,
+                rows_per_pass=rows,
+                microseconds_per_pass=_figure(per_pass),
+                microseconds_per_row=_figure([value / rows for value in per_pass]),
+                operations_per_pass=(counted.operations or 0) / counted.passes,
+            )
+        )
+    return found
+
+
+def _figure(values: list[float]) -> Figure:
+    return Figure(value=statistics.median(values), low=min(values), high=max(values))
+
+
+def _print(rows: Sequence[OverheadRow]) -> None:
+    cells = [
+        (
+            row.way,
+            row.runner or "",
+            "on" if row.telemetry else "off",
+            f"{row.sequences} x {row.lanes}",
+            f"{row.rows_per_pass:.1f}",
+            f"{row.microseconds_per_pass.value:.0f}",
+            f"{row.microseconds_per_row.value:.1f}",
+            f"{row.operations_per_pass:.0f}",
+        )
+        for row in rows
+    ]
+    Console().print(BenchTable(_HEADINGS, cells, left=_HEADINGS[:4]).rich(compact=True))

@@ -1,0 +1,98 @@
+"""Models whose block computes nothing, so that what is left of a pass is the host's work."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sigma0.decode.model import BatchRows
+from sigma0.models.ouro import OuroForCausalLM
+from sigma0.models.ouro_config import OuroConfig
+
+# The id that is written all the time: an ordinary word of the tokenizer.
+WRITTEN = 100
+_WIDTH = 64
+
+
+class EmptyLoopedModel(OuroForCausalLM):
+    """A looped model of which a loop returns its input, and the head the same logits for every row.
+
+    Its gate is open: under `qexit` a token stops after its first loop, and its other loops follow beside later tokens.
+    """
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__(config)
+        logits = torch.zeros(1, config.vocab_size)
+        logits[0, WRITTEN] = 1.0
+        self.register_buffer("logits", logits, persistent=False)
+        with torch.no_grad():
+            self.model.early_exit_gate.weight.zero_()
+            self.model.early_exit_gate.bias.fill_(20.0)
+
+    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+        """The input."""
+        return hidden
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """The same logits for every row, `[R, V]`."""
+        logits: Tensor = self.logits
+        return logits.expand(len(hidden), -1)
+
+
+class EmptyModel(LlamaForCausalLM):  # type: ignore[misc]
+    """A model of transformers that does nothing but keep its cache as long as its text."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        logits = torch.zeros(1, 1, config.vocab_size)
+        logits[..., WRITTEN] = 1.0
+        self.register_buffer("logits", logits, persistent=False)
+        self.one = nn.Parameter(torch.zeros(1))
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: DynamicCache | None = None, **kwargs: Any
+    ) -> CausalLMOutputWithPast:
+        """The same logits for every row, `[B, 1, V]`."""
+        batch, length = input_ids.shape
+        if past_key_values is not None:
+            new = self.one.expand(batch, 1, length, 1)
+            past_key_values.update(new, new, 0)
+        return CausalLMOutputWithPast(logits=self.logits.expand(batch, 1, -1), past_key_values=past_key_values)
+
+
+def empty_looped(vocabulary: int, loops: int, positions: int) -> EmptyLoopedModel:
+    """An empty looped model of T loops."""
+    torch.manual_seed(0)
+    config = OuroConfig(
+        vocab_size=vocabulary,
+        hidden_size=_WIDTH,
+        intermediate_size=_WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        total_ut_steps=loops,
+        max_position_embeddings=positions,
+        eos_token_id=None,
+    )
+    model: EmptyLoopedModel = EmptyLoopedModel(config).eval()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def empty_plain(vocabulary: int, positions: int) -> EmptyModel:
+    """An empty model of transformers."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=_WIDTH,
+        intermediate_size=_WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    model: EmptyModel = EmptyModel(config).eval()
+    return model
