@@ -15,6 +15,7 @@ from sigma0.decode.prefill import Prefill
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.transfer import to_device, to_host
+from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import ServedModel
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.sampling import EngineSampler
@@ -34,7 +35,7 @@ class PassOutput:
         lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
         logits: `[K, V]`; None where nothing was read.
         left: Slot and cache position of each token that has left its lane after its last loop, `[N, 2]`.
-        complete: Leading cache positions that are exact in every plane now, by slot.
+        complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
     """
 
     lines: Ints
@@ -51,21 +52,21 @@ class RunningBatch:
         planes: Paged K/V.
         slots: S.
         longest: Cache positions of the longest sequence.
-        watch: Whether statistics are wanted: then the states after every loop are kept.
+        watch: Whether statistics are wanted.
 
     Attributes:
         lanes: Tokens that decode.
         prefill: Positions beside them.
+        notes: On the loops of tokens; None without statistics.
         states: Request of each slot; None where it is free.
         counts: Passes and rows so far.
     """
 
     def __init__(self, model: ServedModel, planes: PagedPlanes, slots: int, longest: int, watch: bool) -> None:
-        self._model, self._planes, self._watch = model, planes, watch
+        self._model, self._planes = model, planes
         like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
         self.lanes = Lanes(slots, model.num_loops, like)
-        if watch:
-            self.lanes.remember_paths(2 * model.num_loops)
+        self.notes = LoopNotes(model, self.lanes) if watch else None
         self.prefill = Prefill()
         self.states: list[RequestState | None] = [None] * slots
         self.counts = PassCounts()
@@ -74,6 +75,7 @@ class RunningBatch:
         chosen = choose_runner(getattr(model, "runner", "auto"), model)
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
+        self._recomputing: set[int] = set()
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
@@ -116,6 +118,8 @@ class RunningBatch:
     def _admit(self, state: RequestState) -> None:
         slot, request = state.entry.slot, state.request
         self.states[slot] = state
+        if state.saved is not None:
+            self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
         self._passes[slot] = self._rows[slot] = 0
         self._settings.set_exit([slot], state.exit)
@@ -125,14 +129,18 @@ class RunningBatch:
         self._use_program()
 
     def _use_program(self) -> None:
-        program = self._settings.program(paths=self._watch, draws=self._sampler.program.draws)
+        kernel = self.notes is not None and self.notes.from_kernel
+        paths = self.notes is not None and not kernel
+        program = self._settings.program(watch=kernel, paths=paths, draws=self._sampler.program.draws)
         if program != self._runner.program:
             self._runner.use(program)
 
     def _preempt(self, state: RequestState, slot: int) -> None:
         # preempted again while it recomputes, it still has what was in flight before
         saved = SavedLanes.of(self.lanes, slot)
-        state.saved = saved or state.saved
+        if saved is not None:
+            state.saved = saved
+            state.saved_notes = None if self.notes is None else self.notes.save(slot)
         self.remove(slot)
 
     def remove(self, slot: int) -> None:
@@ -141,6 +149,7 @@ class RunningBatch:
         state.passes += int(self._passes[slot])
         state.rows += int(self._rows[slot])
         self.states[slot] = None
+        self._recomputing.discard(slot)
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
         if self.lanes.probs is not None:
@@ -158,11 +167,15 @@ class RunningBatch:
 
     def _resume(self) -> None:
         """Puts tokens of preempted requests back in flight, once all before them are recomputed."""
-        for slot, state in enumerate(self.states):
-            if state is None or state.saved is None or state.entry.remaining or self.prefill.has(slot):
-                continue
-            state.saved.restore(self.lanes, slot)
-            state.saved = None
+        for slot in sorted(self._recomputing):
+            state = self.state_of(slot)
+            if not state.entry.remaining and not self.prefill.has(slot):
+                assert state.saved is not None
+                state.saved.restore(self.lanes, slot)
+                if self.notes is not None:
+                    self.notes.restore(slot, state.saved_notes)
+                state.saved = None
+                self._recomputing.remove(slot)
 
     def _enter(self, entering: Sequence[tuple[RequestState, int, int]]) -> None:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside."""
@@ -193,6 +206,8 @@ class RunningBatch:
         assert looped is not None
         complete = self._complete(left)
         batch, rows = looped
+        if self.notes is not None:
+            self.notes.note(rows)
         which = self._runner.to_read(rows)
         if not len(which):
             return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)
@@ -230,7 +245,9 @@ class RunningBatch:
                 whole = whole[whole < prompt]
             if len(whole):
                 complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
-        exact = ~self._drops[left[:, 0]] | (left[:, 1] < self._prompts[left[:, 0]])
-        for slot, position in left[exact].tolist():
+        # only whole blocks are registered, and no position is left out
+        fills = left[(left[:, 1] + 1) % self._planes.shape.size == 0]
+        exact = ~self._drops[fills[:, 0]] | (fills[:, 1] < self._prompts[fills[:, 0]])
+        for slot, position in fills[exact].tolist():
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete

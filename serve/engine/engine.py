@@ -101,7 +101,7 @@ class Engine:
         planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest)
         watching = switches().verdict if watch is None else watch
         self._batch = RunningBatch(model, planes, slots, longest, watching)
-        self._outputs = OutputProcessor(model, name, self._batch.lanes, watching)
+        self._outputs = OutputProcessor(model, name, self._batch.lanes, self._batch.notes)
         self._states: dict[int, RequestState] = {}
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0
@@ -179,6 +179,8 @@ class Engine:
     def _schedule(self) -> None:
         step = self.scheduler.schedule(len(self._batch))
         self._preemptions += len(step.preempted)
+        if step.preempted:
+            self._outputs.flush()
         for entry in step.admitted:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
@@ -197,31 +199,28 @@ class Engine:
         """Takes in the tokens of a pass, and makes its outputs."""
         batch, lines = self._batch, passed.lines
         events: list[Event] = []
-        broken = set(lines[lines[:, TOKEN] == BROKEN, SEQUENCE].tolist())
-        keys = {slot: batch.state_of(slot).entry.key for slot in {*lines[:, SEQUENCE].tolist(), *passed.complete}}
-        fed = lines[(lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
-        self.scheduler.update(
-            StepOutput(
-                {keys[slot]: (position, token_id) for slot, position, token_id in fed if slot not in broken},
-                {keys[slot]: positions for slot, positions in passed.complete.items() if slot not in broken},
-            )
-        )
-        for slot in broken:
+        broken = lines[lines[:, TOKEN] == BROKEN, SEQUENCE]
+        complete = passed.complete
+        if len(broken):
+            complete = {slot: positions for slot, positions in complete.items() if slot not in broken}
+            lines = np.where(np.isin(lines[:, SEQUENCE], broken)[:, None], 0, lines)
+        is_fed = (lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)
+        fed = {
+            batch.state_of(slot).entry.key: (position, token_id)
+            for slot, position, token_id in lines[is_fed][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
+        }
+        ready = {batch.state_of(slot).entry.key: positions for slot, positions in complete.items()}
+        self.scheduler.update(StepOutput(fed, ready))
+        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
+        for slot in set(broken.tolist()):
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
         emitted: Ints = np.flatnonzero(lines[:, EMITTED])
-        left = passed.left
-        if broken:
-            emitted = emitted[~np.isin(lines[emitted, SEQUENCE], list(broken))]
-            left = left[~np.isin(left[:, 0], list(broken))]
-        if not len(emitted) and not len(left):
-            return events
-        lines, owners = lines[emitted], [batch.state_of(slot) for slot in left[:, 0].tolist()]
+        lines, logits = lines[emitted], passed.logits if len(emitted) else None
         states = [batch.state_of(slot) for slot in lines[:, SEQUENCE].tolist()]
-        logits = passed.logits
         if logits is not None and len(emitted) < len(logits):
             logits = logits.index_select(0, to_device(emitted, logits.device))
-        tokens = self._outputs.outputs(states, lines, logits, left, owners)
+        tokens = self._outputs.outputs(states, lines, logits, left)
         for state, token, is_last in zip(states, tokens, lines[:, ENDS].tolist(), strict=True):
             try:
                 events += self._output(state, token, bool(is_last))

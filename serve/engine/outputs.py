@@ -11,11 +11,12 @@ from torch import Tensor
 from sigma0.decode.batch import Ints
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, MET_FLAG, STAGE, Lanes
-from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, Fate
-from sigma0.decode.sampling_params import logprobs_of
-from sigma0.decode.stats import PathReader, compute_logit_stats
+from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
+from sigma0.decode.sampling_params import Alternative, logprobs_of
+from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
-from sigma0.decode.transfer import to_device, to_host
+from sigma0.decode.transfer import to_host
+from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
@@ -23,7 +24,12 @@ from sigma0.signals.savings import savings
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, of_token, patience_for
 
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
+# The first loops of a token have no fate.
+_NO_FATE = 2
+_UNKNOWN = (np.nan, np.nan, np.nan)
 Floats = npt.NDArray[np.float32]
+# A token that has left its lane: request, slot and cache position.
+Left = tuple[RequestState, int, int]
 
 
 class OutputProcessor:
@@ -32,101 +38,143 @@ class OutputProcessor:
     Args:
         model: The looped model.
         name: Of the model.
-        lanes: Tokens in flight, with their states after every loop if statistics are wanted.
-        watch: Whether statistics and verdicts are wanted.
+        lanes: Tokens in flight.
+        notes: On the loops of tokens; None where neither statistics nor verdicts are wanted.
     """
 
-    def __init__(self, model: ServedModel, name: str, lanes: Lanes, watch: bool) -> None:
-        self._model, self._lanes, self._name = model, lanes, name
+    def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes | None) -> None:
+        self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
         self._patience = patience_for(self._policy, self._total_loops)
-        self._readers: dict[float, PathReader] = {}
-        self.watch = watch
+        self._left: list[Left] = []
+        self._waited = 0
+        self.watch = notes is not None
 
     @torch.no_grad()
     def outputs(
-        self, states: Sequence[RequestState], lines: Ints, logits: Tensor, left: Ints, owners: Sequence[RequestState]
+        self,
+        states: Sequence[RequestState],
+        lines: Ints,
+        logits: Tensor | None,
+        left: Sequence[Left],
     ) -> list[TokenOutput]:
         """Token outputs of one pass, at most one of each request; their texts are added by the engine.
 
         Args:
             states: Request of each token, `[N]`.
-            lines: Emitted lines, `[N, 8]`.
-            logits: That each was sampled from, `[N, V]`.
-            left: Slots and cache positions of tokens that have left their lanes, `[M, 2]`.
-            owners: Requests of those.
+            lines: Emitted lines, `[N, 9]`.
+            logits: That each was sampled from, `[N, V]`; None where there is no token.
+            left: Tokens that have left their lanes.
         """
-        repeated = [state.repetition for state in states]
-        for repetition, token_id in zip(repeated, lines[:, TOKEN].tolist(), strict=True):
-            repetition.append(token_id)
-        count = len(states)
-        numbers: list[list[float]] = [[np.nan] * len(LOGIT_STATS)] * count
-        fates: list[Fate | None] = [None] * count
-        statistics: Floats | None = None
-        if self.watch:
-            tokens = np.stack([lines[:, SEQUENCE], lines[:, FED_AT] - 1], axis=1)
-            loops = np.concatenate([lines[:, READ_AT], np.full(len(left), self._total_loops)])
-            found = self._observe([*states, *owners], np.concatenate([tokens, left]), loops)
-            if count:
-                statistics, seen = found[0][:count], found[1][:count]
-                fates = [FATES[fate] for fate in self._fates_of(seen, lines[:, READ_AT]).tolist()]
-                drops = [state.entropy_drop for state in states]
-                numbers = compute_logit_stats(logits, [each.at(-1) for each in repeated], drops).tolist()
+        if not self.watch or logits is None:
+            self._passed(left)
+            for state, token_id in zip(states, lines[:, TOKEN].tolist(), strict=True):
+                state.repetition.append(token_id)
+            return [self._output(states[row], line, logits, row) for row, line in enumerate(lines.tolist())]
+        repeated = []
+        for state, token_id in zip(states, lines[:, TOKEN].tolist(), strict=True):
+            state.repetition.append(token_id)
+            repeated.append(state.repetition.at(-1))
+        statistics = compute_logit_stats(logits, repeated, [state.entropy_drop for state in states])
+        certain = statistics[:, [_PROXIMITY, _MARGIN, _ENTROPY]].tolist()
+        loops = self._loops_of(states, lines, [values[1] for values in certain])
+        # those that were read at the last loop are known already
+        final = set(lines[lines[:, READ_AT] == self._total_loops, SEQUENCE].tolist())
+        self._passed([each for each in left if each[1] not in final])
         return [
-            self._output(state, line, fate, values, logits[row], None if statistics is None else statistics[row])
-            for row, (state, line, fate, values) in enumerate(zip(states, lines.tolist(), fates, numbers, strict=True))
+            self._output(state, line, logits, row, (values[0], values[1], values[2]), loops.get(row, (None, None)))
+            for row, (state, line, values) in enumerate(zip(states, lines.tolist(), certain, strict=True))
         ]
 
     def _output(
         self,
         state: RequestState,
         line: list[int],
-        fate: Fate | None,
-        values: list[float],
-        logits: Tensor,
-        statistics: Floats | None,
+        logits: Tensor | None,
+        row: int,
+        certain: tuple[float, float, float] = _UNKNOWN,
+        loops: tuple[Fate | None, bool | None] = (None, None),
     ) -> TokenOutput:
-        wanted, depth, token_id, why = state.request.logprobs, line[READ_AT], line[TOKEN], line[WHY]
-        logprob, alternatives = (None, ()) if wanted is None else logprobs_of(logits, token_id, wanted)
-        would_have_met = None
-        if state.shadow_rule is not None and statistics is not None:
-            would_have_met = state.shadow_rule.would_have_been_met(statistics[:depth], values[_MARGIN])
+        wanted, token_id, why = state.request.logprobs, line[TOKEN], line[WHY]
+        logprob: float | None = None
+        alternatives: tuple[Alternative, ...] = ()
+        if wanted is not None:
+            assert logits is not None
+            logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
         return TokenOutput(
             id=token_id,
             text="",
-            depth=depth,
+            depth=line[READ_AT],
             reason=exit_reason(state.rule.config.mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG)),
-            fate=fate,
-            proximity=_finite(values[_PROXIMITY]),
-            margin=_finite(values[_MARGIN]),
-            entropy=_finite(values[_ENTROPY]),
+            fate=loops[0],
+            proximity=_finite(certain[0]),
+            margin=_finite(certain[1]),
+            entropy=_finite(certain[2]),
             logprob=logprob,
             alternatives=alternatives,
             rung=self._name,
-            would_have_met=would_have_met,
+            would_have_met=loops[1],
         )
 
-    def _observe(self, states: Sequence[RequestState], tokens: Ints, loops: Ints) -> tuple[Floats, Ints]:
-        """Statistics of the loops of tokens in or just out of their lanes; the fates are noted with their requests.
+    def _loops_of(
+        self, states: Sequence[RequestState], lines: Ints, margins: Sequence[float]
+    ) -> dict[int, tuple[Fate | None, bool | None]]:
+        """What the loops of emitted tokens say: fate, and whether a rule that stops nothing would have been met."""
+        # with fewer loops a token has no fate yet
+        late = lines[:, READ_AT] >= _NO_FATE + self._patience
+        late |= np.array([state.shadow_rule is not None for state in states])
+        rows: Ints = np.flatnonzero(late)
+        if not len(rows):
+            return {}
+        depths, own = lines[rows, READ_AT], [states[row] for row in rows.tolist()]
+        statistics, fates = self._observe(own, lines[rows, SEQUENCE], lines[rows, FED_AT] - 1, depths)
+        found = self._fates_of(fates, depths).tolist()
+        loops: dict[int, tuple[Fate | None, bool | None]] = {}
+        for index, (row, state, depth) in enumerate(zip(rows.tolist(), own, depths.tolist(), strict=True)):
+            met = None
+            if state.shadow_rule is not None:
+                met = state.shadow_rule.would_have_been_met(statistics[index, :depth], margins[row])
+            loops[row] = FATES[found[index]], met
+        return loops
+
+    def _passed(self, left: Sequence[Left]) -> None:
+        """Notes tokens that have run all their loops; their states are looked at together, before they are gone."""
+        if not self.watch:
+            return
+        self._left += left
+        self._waited += 1
+        assert self._notes is not None
+        # before the next tokens take their places
+        if self._left and self._waited >= self._notes.window - self._total_loops - 1:
+            self.flush()
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Looks at the states of all tokens that have left their lanes; before a request loses its slot."""
+        left, self._left, self._waited = self._left, [], 0
+        if left:
+            states, slots, positions = zip(*left, strict=True)
+            self._observe(states, np.array(slots), np.array(positions), np.full(len(left), self._total_loops))
+
+    def _observe(
+        self, states: Sequence[RequestState], slots: Ints, positions: Ints, loops: Ints
+    ) -> tuple[Floats, Ints]:
+        """Statistics of the loops of tokens in or out of their lanes; the fates are noted with their requests.
 
         Args:
             states: Request of each token, `[N]`.
-            tokens: Slot and cache position of each, `[N, 2]`.
+            slots: Slot of each, `[N]`.
+            positions: Cache position of each, `[N]`.
             loops: Loops that each has finished, `[N]`.
 
         Returns:
             `STATISTICS` of every loop, `[N, T, 8]`, and fates `[N, T]`; undefined past the finished loops.
         """
-        if not len(states):
-            return np.zeros((0, self._total_loops, len(STATISTICS)), np.float32), np.zeros((0, self._total_loops), int)
-        lanes, rule = self._lanes, states[0].rule
-        assert lanes.paths is not None
-        at = to_device(tokens.T.copy(), lanes.device)
-        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
-        statistics, fates = PathReader(self._model.gate, rule.params(watch=True)).read(paths)
-        seen = np.where(np.arange(self._total_loops) < loops[:, None], to_host(fates), 0)
-        for state, position, own in zip(states, tokens[:, 1].tolist(), seen.astype(np.int8), strict=True):
+        assert self._notes is not None
+        statistics, fates = self._notes.read(slots, positions)
+        seen = np.where(np.arange(self._total_loops) < loops[:, None], fates, 0)
+        for state, position, own in zip(states, positions.tolist(), seen.astype(np.int8), strict=True):
             state.fates[position - state.prompt_length + 1] = own
         return to_host(statistics), seen
 
@@ -152,6 +200,7 @@ class OutputProcessor:
         """
         tokens, verdict, opened, text = state.outputs, None, None, None
         if self.watch:
+            self.flush()
             tokens = self._with_final_fates(state)
             score = check(state.detokenizer.text, state.request.context).score
             parts = [of_token(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
@@ -186,8 +235,8 @@ class OutputProcessor:
         newest = state.prompt_length - 2 + len(state.outputs)
         rows = table[(table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)]
         if len(rows):
-            tokens = np.stack([np.full(len(rows), slot), rows[:, CACHE_POSITION]], axis=1)
-            self._observe([state] * len(rows), tokens, rows[:, STAGE] % lanes.depth)
+            slots = np.full(len(rows), slot)
+            self._observe([state] * len(rows), slots, rows[:, CACHE_POSITION], rows[:, STAGE] % lanes.depth)
         fates = state.fates[: len(state.outputs)].astype(np.int64)
         known = fates > 0
         loops = np.where(known.any(axis=1), self._total_loops - known[:, ::-1].argmax(axis=1), 0)

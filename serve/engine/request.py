@@ -2,6 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
@@ -38,6 +39,7 @@ class RequestState:
         outputs: Tokens so far.
         fates: Of every loop of the position that each token was sampled from, int8 `[new, T]`.
         saved: Tokens that were in flight at preemption; None once they are resumed.
+        saved_notes: Notes on the loops of its last tokens at preemption.
         passes: Passes with a row of a new token.
         rows: Rows of new tokens.
         cached: Cache positions of the prompt that were found in the prefix cache.
@@ -66,6 +68,7 @@ class RequestState:
         self.outputs: list[TokenOutput] = []
         self.fates: npt.NDArray[np.int8] = np.zeros((request.max_new_tokens, model.num_loops), dtype=np.int8)
         self.saved: SavedLanes | None = None
+        self.saved_notes: Tensor | None = None
         self.passes = 0
         self.rows = 0
         self.cached = 0

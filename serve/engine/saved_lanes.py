@@ -45,7 +45,7 @@ class SavedLanes:
         return cls(
             table,
             lanes.hidden[own].clone(),
-            (lanes.gate if state is None else state.gate)[own].clone(),
+            lanes.gates()[own].clone(),
             None
             if state is None
             else (state.differences[own].clone(), state.gram[own].clone(), state.counts[own].clone()),

@@ -198,7 +198,8 @@ class Scheduler:
             entry.entered = entry.cached = len(blocks) * self.pool.size
             entry.slot = self._free_slots.pop()
             self.running[entry.key] = entry
-            near = entry.slot * self.pool.total // self._slots
+            # at the same distance from slot to slot, so that rows of many sequences are read at once on a CPU
+            near = entry.slot * (self.pool.total // self._slots)
             entry.blocks += self.pool.allocate_run(missing, near, blocks[-1] if blocks else None)
             self._changed.add(entry.key)
             admitted.append(entry)

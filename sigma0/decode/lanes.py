@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.ops import ExitState
+from sigma0.decode.transfer import to_host
 
 # Columns of the table of lanes.
 STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS = range(6)
@@ -69,9 +70,12 @@ class Lanes:
         table: STAGE, CACHE_POSITION, POSITION, DRAFT (the id read from the token, or `NO_DRAFT`), DEPTH (the loop it
             was read at) and FLAGS, int64 `[S T + 1, 6]`.
         next: The lane of the token behind each, int64 `[S T + 1]`.
+        kept: What a line of the table is multiplied with for the token behind, int64 `[6]`.
+        offset: What is added then, int64 `[6]`.
         hidden: State after the last finished loop, `[S T + 1, D]`.
         gate: What `qexit` keeps of a token: chance that it has gone on so far and its complement, float32
             `[S T + 1, 2]`.
+        fresh: A line of `gate` before the first loop, `[2]`.
         exit_state: What rules over differences keep, of S T + 1 slots; None until `watch`.
         probs: Distribution that a draft was drawn from, float32 `[S T + 1, V]`; None until `remember_probs`.
         paths: States after every loop of the tokens at the last `window` cache positions, position c at c mod window,
@@ -92,11 +96,15 @@ class Lanes:
             table[:, STAGE] = self.idle
             table[:, DRAFT] = NO_DRAFT
             self.table = table
+            # of the token behind one: positions are one further, and nothing else is kept
+            self.kept = torch.tensor([0, 1, 1, 0, 0, 0], device=device)
+            self.offset = torch.tensor([0, 1, 1, NO_DRAFT, 0, 0], device=device)
             self.next = torch.full((rows,), self.count, device=device)
             self.next[:-1] = lanes // depth * depth + (lanes + 1) % depth
             self.hidden = torch.zeros((rows, like.shape[1]), dtype=like.dtype, device=device)
             self.gate = torch.zeros((rows, 2), dtype=torch.float32, device=device)
             self.gate[:, SURVIVAL] = 1.0
+            self.fresh = self.gate[-1].clone()
         self.exit_state: ExitState | None = None
         self.probs: Tensor | None = None
         self.watched = False
@@ -144,7 +152,7 @@ class Lanes:
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Stages on the host, `[S T]`; on a CPU the very memory of the table."""
-        return self.table[:-1, STAGE].cpu().numpy()
+        return to_host(self.table[:-1, STAGE])
 
     def lane_of(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """The lanes of tokens, `[N]`."""
@@ -174,14 +182,21 @@ class Lanes:
 
     def forget(self, lanes: Tensor) -> None:
         """Resets what exit rules keep of the tokens before."""
-        fresh = self.gate.new_tensor([1.0, 0.0]).expand(len(lanes), 2)
-        self.gate.index_copy_(0, lanes, fresh)
+        self.gate.index_copy_(0, lanes, self.fresh.expand(lanes.shape[0], 2))
         if self.exit_state is not None:
             self.exit_state.counts.index_fill_(0, lanes, 0)
 
+    def gates(self) -> Tensor:
+        """What `qexit` keeps of every token, wherever it is kept now, `[S T + 1, 2]`."""
+        if not self.watched or self.exit_state is None:
+            return self.gate
+        # a lane that has not run holds what an earlier token left there
+        fresh = self.exit_state.counts[:, :1] == 0
+        return torch.where(fresh, self.gate.new_tensor([1.0, 0.0]), self.exit_state.gate)
+
     def rows(self) -> LaneRows | None:
         """The tokens in flight, suspended ones included; None if there are none."""
-        table = self.table[:-1].cpu().numpy()
+        table = to_host(self.table[:-1])
         stage = np.where(table[:, STAGE] >= _SUSPENDED * self.depth, table[:, STAGE] % self.idle, table[:, STAGE])
         live = np.flatnonzero(stage < self.idle)
         if not len(live):

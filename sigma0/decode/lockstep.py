@@ -80,7 +80,7 @@ def _run(runner: EagerRunner, cache: DepthCache, batch: int) -> tuple[Tensor, Te
         own, looped = step
         which = runner.to_read(looped)
         if cache.record is not None:
-            cache.record.after_pass(looped)
+            cache.record.after_pass(looped, cache.length)
         if not len(which):
             continue
         stopped = read(own, looped, which)

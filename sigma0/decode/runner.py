@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
@@ -116,7 +116,7 @@ class EagerRunner:
             state.counts[:, 0] = torch.where(stage < lanes.depth, stage, 0)
             state.gate.copy_(lanes.gate)
         elif lanes.watched and not keeps:
-            lanes.gate.copy_(lanes.watch().gate)
+            lanes.gate.copy_(lanes.gates())
         lanes.watched = keeps
         self.program, self._batch = program, None
 
@@ -170,17 +170,17 @@ class EagerRunner:
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
-        codes = to_host(looped.codes).tolist()
-        which: Ints = np.array([row for row, code in enumerate(codes) if code], dtype=np.int64)
-        if self.program.verify and looped.loops.shape[0] > len(codes):
-            checked = np.arange(len(codes), looped.loops.shape[0])
-            own = self.settings.table.cpu().numpy()[to_host(looped.sequences[len(codes) :])]
-            loops = to_host(looped.loops[len(codes) :])
-            at_this_loop = (own[:, REDRAFT] > 0) | (loops == self.lanes.depth)
-            which = np.concatenate([which, checked[(own[:, VERIFY] > 0) & at_this_loop]])
+        codes, count = looped.codes.tolist(), looped.loops.shape[0]
+        which = [row for row, code in enumerate(codes) if code]
+        if self.program.judges_all:
+            which += range(len(codes), count)
+        elif self.program.verify and count > len(codes):
+            own = to_host(self.settings.table)[to_host(looped.sequences[len(codes) :])]
+            at_this_loop = (own[:, REDRAFT] > 0) | (to_host(looped.loops[len(codes) :]) == self.lanes.depth)
+            which += (len(codes) + np.flatnonzero((own[:, VERIFY] > 0) & at_this_loop)).tolist()
         if not self.program.margin or self.program.verify:
             self.counts.head_rows += len(which)
-        return to_device(which, looped.loops.device)
+        return to_device(np.array(which, dtype=np.int64), looped.loops.device)
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """Reads rows, samples, judges and feeds back.
@@ -197,17 +197,25 @@ class EagerRunner:
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
         if not batch.program.verify:
             return settle(batch, looped, which, token_ids, ends), logits
-        if which.device.type == "cpu":
-            # a draft that stands before loop T changes nothing; on a CPU that is seen without waiting
-            index = which.numpy()
-            final = looped.loops.numpy()[index] >= self.lanes.depth
-            eventful = np.flatnonzero((index < len(looped.codes)) | final | ~stands.numpy().astype(np.bool_))
-            if not len(eventful):
-                return which.new_zeros((0, LINE_WIDTH)), logits
-            if len(eventful) < len(index):
-                rows = torch.from_numpy(eventful)
-                which, token_ids, stands, logits = (
-                    part.index_select(0, rows) for part in (which, token_ids, stands, logits)
-                )
-                ends = None if ends is None else ends.index_select(0, rows)
-        return settle_verified(batch, looped, which, token_ids, stands, ends), logits
+        if which.device.type != "cpu":
+            return settle_verified(batch, looped, which, token_ids, stands, ends), logits
+        # a draft that stands before loop T changes nothing; on a CPU that is seen without waiting
+        decoding, depth = looped.codes.shape[0], self.lanes.depth
+        rows, keeps, loops = which.tolist(), stands.tolist(), looped.loops.tolist()
+        new = [row < decoding for row in rows]
+        falls = [not (keep or is_new) for keep, is_new in zip(keeps, new, strict=True)]
+        eventful = [place for place, row in enumerate(rows) if new[place] or falls[place] or loops[row] >= depth]
+        if not eventful:
+            return which.new_zeros((0, LINE_WIDTH)), logits
+        if len(eventful) < len(rows):
+            index = torch.tensor(eventful)
+            which, token_ids, stands, logits = (
+                part.index_select(0, index) for part in (which, token_ids, stands, logits)
+            )
+            ends = None if ends is None else ends.index_select(0, index)
+        some_fall = any(falls)
+        some_are_new = some_fall or any(new)
+        lines = settle_verified(
+            batch, looped, which, token_ids, stands, ends, some_fall=some_fall, some_are_new=some_are_new
+        )
+        return lines, logits

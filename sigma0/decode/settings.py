@@ -30,6 +30,8 @@ class Program:
         breaks: Some token stops where its loop diverges.
         margin: Some sequence stops by `margin`, so the head reads every token that decodes.
         verify: Some sequence checks its drafts.
+        mixed: Some sequence does not check its drafts, though another one does.
+        judges_all: Every sequence checks its drafts, at every loop.
         redrafts: Some sequence checks its drafts at every loop.
         leaves: Some token leaves before loop T: under `drop`, or under `fixed`.
         drops: Some token runs no loop after its exit.
@@ -45,6 +47,8 @@ class Program:
     breaks: bool = False
     margin: bool = False
     verify: bool = False
+    mixed: bool = False
+    judges_all: bool = False
     redrafts: bool = False
     leaves: bool = False
     drops: bool = False
@@ -177,6 +181,8 @@ class SequenceSettings:
             breaks=breaks,
             margin=any(each.rule.needs_logits for each in wanted),
             verify=any(each.verify for each in wanted),
+            mixed=len({each.verify for each in wanted}) > 1,
+            judges_all=bool(wanted) and all(each.verify and each.rule.config.redraft for each in wanted),
             redrafts=any(each.verify and each.rule.config.redraft for each in wanted),
             leaves=any(each.drop or (not each.verify and each.rule.last_loop < self.depth) for each in wanted),
             drops=any(each.drop for each in wanted),

@@ -175,32 +175,37 @@ class RunRecord:
         """Notes the states `[T', B, D]` of the last prompt position."""
         self.first_position, self._prompt, self._reader = cache_position, states.detach(), reader
 
-    def after_pass(self, looped: Looped) -> None:
-        """Notes the loop that rows have just run; works it out before its place is taken by a newer token."""
+    def after_pass(self, looped: Looped, longest: int) -> None:
+        """Notes the loop that rows have just run; works it out before its place is taken by a newer token.
+
+        Args:
+            looped: The rows.
+            longest: Bound on their cache positions, plus one.
+        """
         self._is_stale = True
         if looped.statistics is not None and looped.fates is not None:
-            self._put(looped)
+            self._by_kernel = True
+            self._put(looped, longest)
             return
         assert self._lanes is not None
         # drafts may be as many tokens ahead of what is final as there are lanes
         if int((self._known - self._open).max()) + self._lanes.depth + 2 >= self._lanes.window:
             self._flush_loops()
 
-    def _put(self, looped: Looped) -> None:
-        """Statistics that a kernel has computed."""
-        assert looped.statistics is not None and looped.fates is not None and self._lanes is not None
-        self._by_kernel = True
-        indices = looped.table[:, CACHE_POSITION] - self.first_position
-        self._reserve(int(to_host(indices).max()) + 1)
-        # earlier tokens of a cache that is continued have no index
-        where = indices >= 0
-        at = (looped.sequences[where], indices[where], looped.loops[where] - 1)
-        self._loops[at] = looped.statistics[where].to(self.device)
-        self._fates[at] = looped.fates[where].to(self.device, torch.int8)
-        fresh = at[2] == 0
-        # what an earlier token at this position has left behind
-        self._loops[at[0][fresh], at[1][fresh], 1:] = torch.nan
-        self._fates[at[0][fresh], at[1][fresh], 1:] = 0
+    def _put(self, looped: Looped, longest: int) -> None:
+        """Statistics that a kernel has computed, without waiting for them."""
+        assert looped.statistics is not None and looped.fates is not None
+        self._reserve(longest - self.first_position)
+        # a prompt is read before its tokens are, so no token in flight is older than the first one told of
+        indices = (looped.table[:, CACHE_POSITION] - self.first_position).clamp_min(0)
+        sequences, loops = looped.sequences, looped.loops - 1
+        # what a rejected token at this position has left behind
+        fresh = loops == 0
+        stale, stale_fates = self._loops[sequences, indices], self._fates[sequences, indices]
+        self._loops[sequences, indices] = stale.masked_fill(fresh[:, None, None], torch.nan)
+        self._fates[sequences, indices] = stale_fates.masked_fill(fresh[:, None], 0)
+        self._loops[sequences, indices, loops] = looped.statistics.to(self.device)
+        self._fates[sequences, indices, loops] = looped.fates.to(self.device, torch.int8)
 
     def note_depths(self, sequences: Ints, indices: Ints, depths: Ints) -> None:
         """Notes the loop at which tokens were read: under `drop` the last that is run.

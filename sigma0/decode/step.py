@@ -29,7 +29,6 @@ from sigma0.decode.lanes import (
     DRAFT,
     FLAGS,
     MET_FLAG,
-    NO_DRAFT,
     POSITION,
     STAGE,
     SURVIVAL,
@@ -38,7 +37,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
 from sigma0.decode.planes import LayerPlanes
-from sigma0.decode.prefill import PassPlace, Prefill
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 
 # Columns of what a step emits.
@@ -119,12 +118,9 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
-    if beside is None:
-        view = PassRows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
-        raw = batch.model.loop(previous, view)
-    else:
-        place = PassPlace(batch.layers, batch.placement, batch.ops, batch.longest)
-        raw = beside.loop(batch.model, place, indices, previous)
+    everything = indices if beside is None else beside.behind(indices)
+    view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, live)
+    raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
     loops = planes + 1
     if live is not None:
         # from here on lanes are only written to
@@ -272,8 +268,7 @@ def settle(
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
     if ends is None:
         ends = _ends(batch, sequences, table[:, CACHE_POSITION], token_ids)
-    codes = looped.codes.index_select(0, which)
-    flags = (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
+    flags = _flags_of(looped, which)
     rows = looped.lanes.index_select(0, which)
     ones = torch.ones_like(flags)
     emitted = ones if live is None else live.long()
@@ -292,6 +287,8 @@ def settle_verified(
     stands: Tensor,
     ends: Tensor | None = None,
     live: Tensor | None = None,
+    some_fall: bool = True,
+    some_are_new: bool = True,
 ) -> Tensor:
     """Accept, advance and emit, where some sequence checks drafts.
 
@@ -303,48 +300,60 @@ def settle_verified(
         stands: Whether a draft stands, bool `[K]`.
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
         live: Which of the K count, bool `[K]`; None where all do.
+        some_fall: False where every draft among them is known to stand.
+        some_are_new: False where none of them is known to be new, and none falls.
 
     Returns:
         int64 `[K, 9]`.
     """
     lanes, depth = batch.lanes, batch.lanes.depth
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
-    stage, cache_positions, _, drafts, depths, flags = table.unbind(1)
-    loops, rows = looped.loops.index_select(0, which), looped.lanes.index_select(0, which)
-    decodes = stage < depth
-    # the oldest draft that falls takes everything behind it along
-    falls = ~decodes & ~stands
-    if live is not None:
-        falls = falls & live
+    stage, cache_positions, _, _, depths, flags = table.unbind(1)
+    loops = looped.loops.index_select(0, which)
+    decodes, final = stage < depth, loops >= depth
+    survives = torch.ones_like(decodes) if live is None else live
+    falls = ~survives
+    if some_fall:
+        falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
+        survives = survives & _survives(batch, sequences, cache_positions, falls)
+    if ends is None:
+        ends = _ends(batch, sequences, cache_positions, token_ids)
+    fed = falls
+    if some_are_new:
+        flags = torch.where(decodes, _flags_of(looped, which), flags)
+        depths = torch.where(decodes | falls, loops, depths)
+        fed = (decodes | falls) & survives
+        rows = torch.where(fed, looped.lanes.index_select(0, which), lanes.count)
+        # a new draft is noted with the token that it was read from
+        drafts = torch.stack([token_ids, depths, flags], dim=1)
+        at = torch.where(final, lanes.count, rows)
+        lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, at, drafts)
+        _enter(batch, rows, table, token_ids, ends, fed)
+    emits = final
+    if batch.program.mixed:
+        checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
+        emits = final | (decodes & ~checked)
+    why = torch.where(falls, 0, flags)
+    line = [survives & emits, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls, fed]
+    return torch.stack([column.long() for column in line], dim=1)
+
+
+def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: Tensor) -> Tensor:
+    """Drops every token behind the oldest draft that falls, in its sequence; which rows are none of them, `[K]`."""
+    lanes = batch.lanes
     oldest = torch.full((lanes.sequences,), NO_LIMIT, dtype=torch.int64, device=lanes.device)
     oldest.scatter_reduce_(0, sequences, torch.where(falls, cache_positions, NO_LIMIT), "amin")
     lanes.drop(oldest + 1)
-    survives = cache_positions <= oldest.index_select(0, sequences)
-    if live is not None:
-        survives = survives & live
-    fed = (decodes | falls) & survives
-    if ends is None:
-        ends = _ends(batch, sequences, cache_positions, token_ids)
-    codes = looped.codes.new_zeros(len(looped.loops))
-    codes[: len(looped.codes)] = looped.codes
+    return cache_positions <= oldest.index_select(0, sequences)
+
+
+def _flags_of(looped: Looped, which: Tensor) -> Tensor:
+    """Why rows were read where they were, for those that stop in this pass, `[K]`."""
+    codes = looped.codes
+    if codes.shape[0] < looped.loops.shape[0]:
+        codes = torch.nn.functional.pad(codes, (0, looped.loops.shape[0] - codes.shape[0]))
     codes = codes.index_select(0, which)
-    flags = torch.where(decodes, (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG, flags)
-    depths = torch.where(decodes | falls, loops, depths)
-    final = loops >= depth
-    _remember(batch, rows, torch.where(fed, token_ids, drafts), depths, flags, fed & ~final)
-    _enter(batch, torch.where(fed, rows, lanes.count), table, token_ids, ends, fed)
-    checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0
-    emitted = survives & (final | (decodes & ~checked))
-    why = torch.where(falls, 0, flags)
-    columns_out = [emitted, sequences, token_ids, depths, cache_positions + 1, why, ends, ~falls, fed]
-    return torch.stack([column.long() for column in columns_out], dim=1)
-
-
-def _remember(batch: Batch, rows: Tensor, drafts: Tensor, depths: Tensor, flags: Tensor, where: Tensor) -> None:
-    """Notes a new draft with the token that it was read from."""
-    lanes = batch.lanes
-    at = torch.where(where, rows, lanes.count)
-    lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, at, torch.stack([drafts, depths, flags], dim=1))
+    return (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
 
 
 def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: Tensor) -> Tensor:
@@ -361,12 +370,9 @@ def _enter(
     """Feeds ids back, each behind the lane that it was read from; the lane stays idle where the sequence ends."""
     own, following = batch.lanes, batch.lanes.next.index_select(0, lanes)
     stays_out = ends if fed is None else ends | ~fed
-    entries = table.clone()
-    entries[:, CACHE_POSITION : CACHE_POSITION + 2] += 1
+    entries = torch.addcmul(own.offset, table, own.kept)
     entries[:, STAGE] = stays_out * own.idle
-    entries[:, DRAFT] = NO_DRAFT
-    entries[:, FLAGS] = 0
     own.table.index_copy_(0, following, entries)
-    own.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, CACHE_POSITION + 1]))
+    own.hidden.index_copy_(0, following, batch.model.enter(token_ids.clamp_min(0), entries[:, POSITION]))
     if batch.program.gate or own.exit_state is not None:
         own.forget(following)

@@ -241,7 +241,7 @@ class TokenLoop:
             return None
         self.tail_passes = 0 if decoding else self.tail_passes + 1
         if self.record is not None:
-            self.record.after_pass(looped[1])
+            self.record.after_pass(looped[1], cache.length)
         return self._settle(*looped)
 
     def _settle(self, batch: Batch, looped: Looped) -> tuple[Emission, ...]:

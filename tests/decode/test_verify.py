@@ -150,8 +150,8 @@ def test_after_a_drafted_end_nothing_is_fed_until_it_is_verified():
     drafts = []
     original = runner.settle_verified
 
-    def spy(*args):
-        lines = original(*args)
+    def spy(*args, **kwargs):
+        lines = original(*args, **kwargs)
         fresh = (lines[:, FRESH] > 0) & (lines[:, EMITTED] == 0)
         drafts.extend((token, bool(ends)) for token, ends in lines[fresh][:, [TOKEN, ENDS]].tolist())
         return lines

@@ -174,6 +174,22 @@ def test_alone_is_what_generate_says(pocket, config, number):
     assert done.door == expected.door and done.verdict.reason == expected.verdict.reason
 
 
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[6]], ids=str)
+def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
+    """Beside `qexit` and `margin`, a request whose rule needs differences begins and ends, again and again."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(8, 16, 64, 4, KV), watch=True)
+    asked = [job(6, 40, seed, exit_config=config, sampling=SAMPLINGS[seed % 2]) for seed in range(4)]
+    keys, found, turn = [engine.submit(each) for each in asked], {}, 0
+    while any(key not in found or not isinstance(found[key][-1], RequestOutput) for key in keys):
+        if turn % 9 == 0:
+            engine.submit(job(2, 1 + turn % 2, turn, exit_config=CONFIGS[9 + turn % 2]))
+        turn += 1
+        for key, event in engine.step():
+            found.setdefault(key, []).append(event)
+    for key, each in zip(keys, asked, strict=True):
+        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
+
+
 def job(length=5, new=6, seed=1, **settings):
     ids = np.random.default_rng(seed).integers(5, 60, length).tolist()
     return EngineRequest(tuple(ids), new, settings.pop("exit_config", ExitConfig(q=0.5)), **settings)

@@ -1,0 +1,77 @@
+"""What the loops of the last tokens of every request were like, for statistics.
+
+In plain torch the states after every loop are kept (`Lanes.paths`), and looked at once for many tokens. A kernel that
+computes statistics at the end of a loop has them already: they are kept as they are.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.config import ExitConfig
+from sigma0.decode.batch import Ints
+from sigma0.decode.lanes import CACHE_POSITION, Lanes
+from sigma0.decode.ops import STATISTICS
+from sigma0.decode.stats import PathReader
+from sigma0.decode.step import Looped
+from sigma0.decode.transfer import to_device, to_host
+from sigma0.serve.engine.messages import ServedModel
+
+# Tokens that are kept of a request, in tokens that are in flight.
+_WINDOW = 4
+
+
+class LoopNotes:
+    """Notes on the tokens at the last cache positions of S requests.
+
+    Args:
+        model: The looped model.
+        lanes: Tokens in flight.
+
+    Attributes:
+        window: Cache positions that are kept.
+        from_kernel: Whether a kernel computes statistics with every loop.
+    """
+
+    def __init__(self, model: ServedModel, lanes: Lanes) -> None:
+        self._lanes = lanes
+        # what diverges is the same under every rule
+        self._reader = PathReader(model.gate, model.exit_rule(ExitConfig(mode="full")).params(watch=True))
+        self.window = _WINDOW * lanes.depth
+        self.from_kernel = model.operations.backend == "triton"
+        if self.from_kernel:
+            shape = (lanes.sequences * self.window, lanes.depth, len(STATISTICS) + 1)
+            with torch.inference_mode(False):
+                # the last number is the fate
+                self._kept = torch.zeros(shape, dtype=torch.float32, device=lanes.device)
+        else:
+            lanes.remember_paths(self.window)
+
+    def note(self, looped: Looped) -> None:
+        """Keeps what a kernel has said of the rows of a pass."""
+        if not self.from_kernel:
+            return
+        assert looped.statistics is not None and looped.fates is not None
+        at = looped.sequences * self.window + looped.table[:, CACHE_POSITION] % self.window
+        self._kept[at, looped.loops - 1] = torch.cat([looped.statistics, looped.fates.float()[:, None]], dim=1)
+
+    def read(self, slots: Ints, positions: Ints) -> tuple[Tensor, Ints]:
+        """Statistics float32 `[N, T, 8]` and fates `[N, T]` of tokens; undefined past the loops that they have run."""
+        lanes = self._lanes
+        if self.from_kernel:
+            kept = self._kept.index_select(0, to_device(slots * self.window + positions % self.window, lanes.device))
+            return kept[:, :, :-1], to_host(kept[:, :, -1]).astype(np.int64)
+        assert lanes.paths is not None
+        at = to_device(np.stack([slots, positions]), lanes.device)
+        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
+        statistics, fates = self._reader.read(paths)
+        return statistics, to_host(fates).astype(np.int64)
+
+    def save(self, slot: int) -> Tensor | None:
+        """A copy of what a kernel has said of a request; states are saved with its lanes."""
+        return self._kept[slot * self.window : (slot + 1) * self.window].clone() if self.from_kernel else None
+
+    def restore(self, slot: int, saved: Tensor | None) -> None:
+        """Puts it back."""
+        if saved is not None:
+            self._kept[slot * self.window : (slot + 1) * self.window] = saved
