@@ -156,6 +156,7 @@ class RunningBatch:
             # not a NaN for the next request's drafts
             self.lanes.probs[slot * self.lanes.depth : (slot + 1) * self.lanes.depth] = 0.0
         self.prefill.remove(slot)
+        self._planes.release(slot)
         self._settings.clear(slot)
         self._sampler.clear(slot)
         self._use_program()

@@ -189,11 +189,13 @@ class Engine:
 
     def _remove(self, state: RequestState) -> None:
         """Ends a request, waiting or running."""
-        slot = state.entry.slot
-        self.scheduler.remove(state.entry)
-        if slot >= 0:
-            self._batch.remove(slot)
-        del self._states[state.entry.key]
+        entry = state.entry
+        if entry.slot >= 0:
+            self._batch.remove(entry.slot)
+            self.scheduler.update(StepOutput(ended=(entry.key,)))
+        else:
+            self.scheduler.remove(entry)
+        del self._states[entry.key]
 
     def _postprocess(self, passed: PassOutput) -> list[Event]:
         """Takes in the tokens of a pass, and makes its outputs."""

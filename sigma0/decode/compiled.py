@@ -89,7 +89,7 @@ class CompiledRunner(EagerRunner):
         if batch.placement.first is not None and min(batch.placement.first) < 0:
             # K/V of some sequence are scattered
             return super().loop(longest)
-        waiting = int(np.count_nonzero(stages < self.lanes.depth)) if self.program.margin else 0
+        waiting = int(np.count_nonzero(stages < self.lanes.depth))
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
         program = self._bound.get(count)
@@ -97,6 +97,8 @@ class CompiledRunner(EagerRunner):
         if results is None:
             return super().loop(longest)
         lines, *parts = results
+        # rows behind those that decode have no decision, as in the eager step
+        parts[5] = parts[5][:waiting]
         self._lines = lines.numpy()
         looped = Looped(*parts, *[None] * (9 - len(parts)))
         self.counts.passes += 1

@@ -59,6 +59,10 @@ class PagedPlanes:
         self._stretches[sequence] = to_device(stretch, self.table.device)
         self.table[sequence, : len(blocks)] = to_device(numbers, self.table.device)
 
+    def release(self, sequence: int) -> None:
+        """Forgets where the blocks of a sequence lie: others are read at once only where all are in place."""
+        self.first[sequence] = self.rooms[sequence] = 0
+
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie."""
         total = self.blocks * self.shape.size + 1

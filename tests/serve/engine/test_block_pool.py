@@ -62,6 +62,33 @@ def test_sequences_share_blocks_where_their_salts_are_the_same():
     assert pool.match_prefix([1, 2], 2, root_hash("c")) == ([], root_hash("c"))
 
 
+def test_a_run_of_blocks_is_found_where_there_is_one():
+    pool = BlockPool(10, 1)
+    assert pool.allocate_run(3, near=4) == [4, 5, 6]
+    assert pool.allocate_run(2, near=4) == [7, 8], "the next run from there on"
+    assert pool.allocate_run(3, near=4) == [0, 1, 2], "or from the beginning"
+    assert pool.allocate_run(3) == [] and pool.used == 8, "all or nothing"
+    assert pool.allocate_run(2) == [3, 9], "in pieces where there is no run"
+
+
+def test_a_sequence_grows_in_place_as_long_as_the_next_block_is_free():
+    pool = BlockPool(6, 1)
+    first, second = pool.allocate(), pool.allocate_run(1, near=3)
+    assert (first, second) == (0, [3])
+    assert [pool.allocate(after=0), pool.allocate(after=1)] == [1, 2]
+    assert pool.allocate(after=2) == 4, "3 is held"
+    pool.free([1])
+    assert pool.allocate(after=4) == 5 and pool.allocate(after=5) == 1
+
+
+def test_what_is_evicted_for_a_run_lies_together():
+    pool = BlockPool(6, 1)
+    blocks = pool.allocate_run(6)
+    register_all(pool, [5, 6, 7, 8, 9, 10], blocks)
+    pool.free(blocks)
+    assert pool.allocate_run(3) == [3, 4, 5] and pool.cached == 3
+
+
 def test_ids_cannot_be_told_apart_otherwise():
     assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])
     assert block_hash(block_hash(b"", [1]), [2]) != block_hash(block_hash(b"", [2]), [1])

@@ -1,0 +1,63 @@
+"""`bench overhead`: every way over an empty model, and what its rows say."""
+
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.commands import app
+from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.overhead.measure import Bench, Case, cases
+from sigma0.models.load import load_tokenizer, resolve_model
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(load_tokenizer(resolve_model("pocket")), loops=4, positions=128)
+
+
+@pytest.mark.parametrize("telemetry", [False, True])
+@pytest.mark.parametrize("way", ["library", "engine"])
+def test_rows_are_those_of_the_case(bench, way, telemetry):
+    one = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=1, passes=16))
+    assert (one.passes, one.rows) == (16, 48)
+    # a token enters in every pass of each sequence, and T of it are in flight but for the first and the last few
+    every = bench.run(Case(way, "eager", telemetry, sequences=3, lanes=4, passes=16))
+    assert every.rows / every.passes > 3 * 4 * 0.75
+
+
+def test_operations_are_counted(bench):
+    sample = bench.run(Case("library", "eager", False, sequences=2, lanes=1, passes=16), counted=True)
+    assert sample.operations > sample.passes * 10
+
+
+def test_cases_are_every_way_at_every_number_of_rows():
+    ways = list(cases(("library", "transformers"), ("eager", "compile"), (1, 8), loops=8, passes=16))
+    assert len(ways) == 4 + 1 + 8 + 1
+    assert {case.sequences * case.lanes for case in ways} == {1, 8}
+
+
+def test_the_rows_are_in_the_ledger(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    arguments = [
+        "overhead",
+        "--runners",
+        "eager",
+        "--rows",
+        "1",
+        "--rounds",
+        "1",
+        "--passes",
+        "8",
+        "--out",
+        str(ledger),
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    rows = read_rows(ledger)
+    assert [(row.way, row.runner, row.telemetry) for row in rows] == [
+        ("library", "eager", False),
+        ("library", "eager", True),
+        ("engine", "eager", False),
+        ("engine", "eager", True),
+        ("transformers", None, False),
+    ]
+    assert all(row.microseconds_per_pass.value > 0 for row in rows)
