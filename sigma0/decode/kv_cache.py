@@ -12,7 +12,7 @@ from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.transfer import to_device
+from sigma0.decode.transfer import to_device, to_host
 
 
 class PlaneStore:
@@ -312,7 +312,7 @@ class DepthCache(Cache):  # type: ignore[misc]
             first = self._seen.int().argmax(dim=1)
             cache_positions = torch.arange(self._seen.shape[1], device=first.device)
             self._starts = first
-            self._has_holes = bool(((cache_positions >= first[:, None]) != self._seen).any())
+            self._has_holes = bool(to_host(((cache_positions >= first[:, None]) != self._seen).any()))
 
     def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool) -> None:
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.ops import ExitState
-from sigma0.decode.transfer import to_host
+from sigma0.decode.transfer import to_device, to_host
 
 # Columns of the table of lanes.
 STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS = range(6)
@@ -203,7 +203,7 @@ class Lanes:
             return None
         loops = stage % self.depth
         live = live[np.argsort(-loops[live], kind="stable")]
-        hidden = self.hidden.index_select(0, torch.from_numpy(live).to(self.device))
+        hidden = self.hidden.index_select(0, to_device(live, self.device))
         return LaneRows(
             hidden, live // self.depth, table[live, CACHE_POSITION], table[live, POSITION], loops[live], live
         )
