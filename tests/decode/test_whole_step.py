@@ -333,6 +333,20 @@ def test_nothing_is_looked_at_in_a_step(draws, noted, monkeypatch):
             assert counted.calls > 20 and not counted.looks, counted.looks
 
 
+@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
+def test_a_whole_run_is_looked_at_through_one_door(after_exit, late_on_cpu, monkeypatch):
+    """From the first token to the last, and as the run is closed: `np.asarray`, as `Landing` and `to_host` do it."""
+    model = tiny_model(seed=2, total_ut_steps=4)
+    ops = replace(model.operations, depth_attention=depth_attention_reference)
+    monkeypatch.setattr(type(model), "operations", property(lambda self: ops))
+    loop, first = opened(model, [[5, 6, 7], [8, 9]], ExitConfig(q=0.4, after_exit=after_exit), new=9)
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        emitted = [emission for emissions in loop.run(first) for emission in emissions]
+    assert loop.runner.chosen.late and len(emitted) == 18
+
+
 def test_the_count_of_looks_can_fail():
     with Counted() as counted:
         values = torch.arange(3)

@@ -171,16 +171,18 @@ def test_a_broken_model_is_named_by_both(asked):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
-@pytest.mark.parametrize("after_exit", ["finish", "drop"])
-def test_a_pass_waits_for_nothing_but_its_exits(pocket, after_exit):
-    """With the debug mode on, whatever waits for the device raises, but for `to_host`."""
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("after_exit", ["finish", "verify", "drop"])
+def test_a_pass_waits_for_nothing_but_what_is_read(pocket, after_exit, statistics):
+    """With the debug mode on, whatever waits for the device raises, but for `to_host`, and a `Landing` that is read."""
     model, tokenizer = pocket
     config = ExitConfig(q=0.6, after_exit=after_exit)
     batch = tokenizer(STORIES, padding=True, return_tensors="pt").to(DEVICE)
     loop, first = model.generate(
-        **batch, max_new_tokens=9, do_sample=False, exit_config=config, output_statistics=True,
+        **batch, max_new_tokens=9, do_sample=False, exit_config=config, output_statistics=statistics,
         custom_generate=type(model).open_token_loop,
     )  # fmt: skip
+    assert loop.runner.chosen.late is not statistics
     torch.cuda.set_sync_debug_mode("error")
     try:
         emitted = [emission for emissions in loop.run(first) for emission in emissions]
