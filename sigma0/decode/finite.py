@@ -4,8 +4,6 @@ A NaN anywhere in the weights makes every logit a NaN, and the argmax of those i
 checks a broken checkpoint writes an empty text and reports savings.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -61,16 +59,6 @@ def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:
     Single logits of minus infinity are no fault.
     """
     return torch.where(logits.amax(dim=-1).isfinite().to(token_ids.device), token_ids, BROKEN)
-
-
-def check_sampled(token_ids: Iterable[int]) -> None:
-    """Checks ids on the host for the flag.
-
-    Raises:
-        FloatingPointError: If any was.
-    """
-    if BROKEN in token_ids:
-        raise FloatingPointError(NOT_FINITE)
 
 
 def check_logits(logits: Tensor) -> None:

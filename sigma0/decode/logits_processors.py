@@ -1,4 +1,4 @@
-"""transformers' logits processors and the settings of `decode.sampler`, turned into each other."""
+"""transformers' logits processors, turned into the settings of `decode.sampler`."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as processors
 
-from sigma0.decode.sampling_params import SamplingParams
 from sigma0.decode.sampling_settings import SequenceSampling
 
 
@@ -47,34 +46,6 @@ _ORDER: tuple[type, ...] = (
     processors.TopPLogitsWarper,
     processors.MinPLogitsWarper,
 )
-
-
-def processors_for(params: SamplingParams, prompt: int = 0) -> LogitsProcessorList:
-    """Logits processors in the order of transformers; those that would change nothing are left out.
-
-    Args:
-        params: Sampling of the request.
-        prompt: Number of prompt ids, for the presence and frequency penalties.
-
-    Raises:
-        ValueError: For a value that transformers refuses.
-    """
-    chosen = LogitsProcessorList()
-    if params.presence_penalty or params.frequency_penalty:
-        chosen.append(OutputPenalty(prompt, params.presence_penalty, params.frequency_penalty))
-    if params.repetition_penalty != 1.0:
-        chosen.append(processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.temperature == 0.0:
-        return chosen
-    if params.temperature != 1.0:
-        chosen.append(processors.TemperatureLogitsWarper(params.temperature))
-    if params.top_k:
-        chosen.append(processors.TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        chosen.append(processors.TopPLogitsWarper(params.top_p))
-    if params.min_p > 0.0:
-        chosen.append(processors.MinPLogitsWarper(params.min_p))
-    return chosen
 
 
 def sampling_of(

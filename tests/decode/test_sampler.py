@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors
 
-from sigma0.decode.logits_processors import OutputPenalty, processors_for, sampling_of
+from sigma0.decode.logits_processors import OutputPenalty, sampling_of
 from sigma0.decode.random_numbers import OWN_DRAW, request_seed
 from sigma0.decode.sampler import distribution, draw, draw_uniform, process
 from sigma0.decode.sampling_params import SamplingParams
@@ -17,6 +17,26 @@ from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, S
 
 CPU = torch.device("cpu")
 TENSORS = ("numbers", "table", "keys", "eos", "words", "word_lengths")
+
+
+def processors_for(params, prompt):
+    """Logits processors that do what a request asks for, in the order of transformers."""
+    chosen = LogitsProcessorList()
+    if params.presence_penalty or params.frequency_penalty:
+        chosen.append(OutputPenalty(prompt, params.presence_penalty, params.frequency_penalty))
+    if params.repetition_penalty != 1.0:
+        chosen.append(processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.temperature == 0.0:
+        return chosen
+    if params.temperature != 1.0:
+        chosen.append(processors.TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        chosen.append(processors.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        chosen.append(processors.TopPLogitsWarper(params.top_p))
+    if params.min_p > 0.0:
+        chosen.append(processors.MinPLogitsWarper(params.min_p))
+    return chosen
 
 
 def prepared(wanted):
