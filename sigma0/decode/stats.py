@@ -155,6 +155,7 @@ class RunRecord:
             depths: Loop at which, `[N]`; under `drop` the last that is run.
         """
         index = cache_position - self.first_position
+        self._reserve(index + 1)
         self._known[sequences] = index + 1
         if self.drops_rows:
             self.note_depths(sequences, np.full(len(sequences), index), depths)
