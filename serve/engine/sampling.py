@@ -85,7 +85,7 @@ class EngineSampler:
         return *self._settings.tensors, self._ids
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """See `sigma0.decode.sampling.Choice.choose`."""
+        """See `sigma0.decode.runner.Choice.choose`."""
         logits = read(batch, looped, which)
         return *self.sample(batch, looped, which, logits), None, logits
 

@@ -101,12 +101,7 @@ class CompiledRunner(EagerRunner):
         parts[5] = parts[5][:waiting]
         self._lines = lines.numpy()
         looped = Looped(*parts, *[None] * (9 - len(parts)))
-        self.counts.passes += 1
-        self.counts.rows += live
-        if self.program.margin:
-            self.counts.head_rows += waiting
-        if self.program.drops:
-            self._note_exits(looped)
+        self._count_loop(looped, live, waiting)
         return batch, looped
 
     def to_read(self, looped: Looped) -> Tensor:

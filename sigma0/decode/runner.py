@@ -36,27 +36,48 @@ class Storage(Protocol):
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further, all `[N]`."""
 
 
+# Ids, which drafts stand, which sequences end, and logits, as `Choice.choose` returns them.
+Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
+
+
 class Choice(Protocol):
-    """How ids are chosen: `sigma0.decode.sampling.Choice`."""
+    """Chooses ids for the rows of a step.
+
+    Attributes:
+        on_device: Whether nothing but tensors takes part.
+        draws: Whether ids are drawn.
+        fixed: What a compiled choice takes for constant.
+        tensors: Those that it reads and writes.
+    """
 
     @property
     def on_device(self) -> bool:
-        """See there."""
+        """See above."""
 
     @property
     def draws(self) -> bool:
-        """See there."""
+        """See above."""
 
     @property
     def fixed(self) -> Hashable:
-        """See there."""
+        """See above."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """See there."""
+        """See above."""
 
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """See there."""
+    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
+        """What is read from rows.
+
+        Args:
+            batch: Model, lanes and settings.
+            looped: The rows of a pass.
+            which: Those that are read, int64 `[K]`.
+
+        Returns:
+            Ids int64 `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
+            settings alone say it; and the logits `[K, V]`.
+        """
 
 
 @dataclass(frozen=True)
@@ -149,14 +170,18 @@ class EagerRunner:
             return None
         batch = self.batch(longest)
         looped = run_loop(batch, live, decoding, beside)
-        self.counts.passes += 1
         self.counts.prompt_rows += 0 if beside is None else len(beside)
+        self._count_loop(looped, live, decoding)
+        return batch, looped
+
+    def _count_loop(self, looped: Looped, live: int, decoding: int) -> None:
+        """Counts a loop of so many live rows, and lets readers know which of them run no further."""
+        self.counts.passes += 1
         self.counts.rows += live
         if self.program.margin:
             self.counts.head_rows += decoding
         if self.program.drops:
             self._note_exits(looped)
-        return batch, looped
 
     def _note_exits(self, looped: Looped) -> None:
         stopped = np.flatnonzero(to_host(looped.codes))

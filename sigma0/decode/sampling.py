@@ -1,6 +1,6 @@
 """How a step chooses ids: the argmax, draws on the device, or with what only Python knows."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, STAGE
 from sigma0.decode.logits_processors import sampling_of
 from sigma0.decode.random_numbers import OWN_DRAW, request_seeds
 from sigma0.decode.row_sampling import sample_rows
+from sigma0.decode.runner import Choice as StepChoice
+from sigma0.decode.runner import Chosen
 from sigma0.decode.sampler import draw, process
 from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT
@@ -37,9 +39,6 @@ class First:
 
     sequences: Tensor
     positions: Tensor
-
-
-Chosen = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class Ids(Protocol):
@@ -78,47 +77,11 @@ class Ids(Protocol):
         """As `Operations` has it."""
 
 
-class Choice(Protocol):
-    """Chooses ids.
-
-    Attributes:
-        on_device: Whether nothing but tensors takes part.
-        draws: Whether ids are drawn.
-        fixed: What a compiled choice takes for constant.
-        tensors: Those that it reads and writes.
-    """
-
-    @property
-    def on_device(self) -> bool:
-        """See above."""
-
-    @property
-    def draws(self) -> bool:
-        """See above."""
-
-    @property
-    def fixed(self) -> Hashable:
-        """See above."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """See above."""
+class Choice(StepChoice, Protocol):
+    """Chooses ids for the rows of a step, and before it for the last prompt tokens."""
 
     def first(self, logits: Tensor, rows: First) -> tuple[Tensor, Tensor | None]:
         """Ids `[B]` behind the prompts, given logits `[B, V]`, and what criteria say of them, bool `[B]` or None."""
-
-    def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """What is read from rows.
-
-        Args:
-            batch: Model, lanes and settings.
-            looped: The rows of a pass.
-            which: Those that are read, int64 `[K]`.
-
-        Returns:
-            Ids `[K]`; which drafts stand, bool `[K]`; which sequences end by criteria, bool `[K]`, None where the
-            settings alone say it; and the logits `[K, V]`.
-        """
 
 
 class Device:
@@ -167,7 +130,7 @@ class Device:
         return self._broadcast(flag_broken(token_ids, logits))
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """See `Choice.choose`."""
+        """See `sigma0.decode.runner.Choice.choose`."""
         logits = read(batch, looped, which)
         if self.program.is_greedy:
             token_ids = sample_greedy(batch, logits)
@@ -238,7 +201,7 @@ class Host:
         return token_ids, self._over(sequences, lengths, token_ids)
 
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> Chosen:
-        """See `Choice.choose`."""
+        """See `sigma0.decode.runner.Choice.choose`."""
         logits = read(batch, looped, which)
         sequences = to_host(looped.sequences.index_select(0, which))
         lengths = to_host(looped.table[:, CACHE_POSITION].index_select(0, which)) + 1 + self._loop.shift
