@@ -7,7 +7,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sigma0.decode.ops import DepthRows, Operations, Span, depth_attention_reference, span_attention, spans_of
+from sigma0.decode.ops import (
+    DepthRows,
+    Operations,
+    RowPlaces,
+    Span,
+    depth_attention_reference,
+    span_attention,
+    spans_of,
+)
 from sigma0.decode.planes import LayerPlanes
 
 
@@ -25,7 +33,6 @@ class Placement:
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
         exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
-        stretches: `first` and `rooms` as a tensor, int64 `[S, 2]`, for a compiled pass.
     """
 
     size: int
@@ -36,7 +43,6 @@ class Placement:
     starts: Tensor | None = None
     seen: Tensor | None = None
     exits: Tensor | None = None
-    stretches: Tensor | None = None
 
     def flat(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:
         """Flat positions of cache positions, both int64 `[N]`."""
@@ -93,64 +99,49 @@ class PassRows:
         self._placement = placement
         self._ops = ops
         self._live = live
-        self._by_device: dict[torch.device, tuple[RowIndices, Tensor]] = {}
-        position = placement.flat(indices.sequences, indices.cache_positions)
-        if live is not None:
-            position = torch.where(live, position, placement.total - 1)
-        self._indices, self._flat = indices, position.add(indices.loops, alpha=placement.total)
+        self._indices, self._by_device = indices, {indices.loops.device: indices}
+        self._places = None if ops.attend_rows is None else self._placed()
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`."""
-        return self._on(device)[0].positions
+        return self._on(device).positions
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
-        indices, flat = self._on(keys.device)
-        # where rows may be nobody's, nothing but the operator leaves them out
-        static = torch.compiler.is_compiling() or self._live is not None
-        if self._ops.depth_attention is None and static:
-            return self._attend_compiled(planes, indices, flat, query, keys, values, scaling)
-        planes.write(flat, keys, values)
+        if self._ops.attend_rows is not None and self._places is not None:
+            own_keys, own_values = planes.flat_keys, planes.flat_values
+            return self._ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
+        indices = self._on(keys.device)
+        planes.write(self._flat.to(keys.device), keys, values)
         if self._ops.depth_attention is not None:
             return self._ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
             return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)
 
-    def _attend_compiled(
-        self,
-        planes: LayerPlanes,
-        indices: RowIndices,
-        flat: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-    ) -> Tensor:
-        """As one operator, since spans are made of values."""
-        place, ends = self._placement, indices.cache_positions + 1
-        if place.stretches is None:
-            firsts, rooms = indices.sequences * place.size, torch.full_like(ends, place.size)
-        else:
-            firsts, rooms = place.stretches.index_select(0, indices.sequences).unbind(1)
-        if place.starts is not None:
-            starts = torch.minimum(place.starts.index_select(0, indices.sequences), ends - 1)
-            firsts, rooms, ends = firsts + starts, rooms - starts, ends - starts
+    def _placed(self) -> RowPlaces:
+        at, place = self._indices, self._placement
+        cache_positions = at.cache_positions
         if self._live is not None:
-            ends = torch.where(self._live, ends, 0)
-        table = torch.stack([indices.loops, firsts, rooms, ends], dim=1)
-        attended: Tensor = torch.ops.sigma0.attend_rows(
-            planes.flat_keys, planes.flat_values, flat, query, keys, values, table, scaling
+            cache_positions = torch.where(self._live, cache_positions, -1)
+        return RowPlaces(
+            at.sequences, cache_positions, at.loops, place.size, place.blocks, place.starts, place.seen, place.exits
         )
-        return attended
 
-    def _on(self, device: torch.device) -> tuple[RowIndices, Tensor]:
-        if self._flat.device == device:
-            return self._indices, self._flat
+    def _on(self, device: torch.device) -> RowIndices:
         if device not in self._by_device:
-            self._by_device[device] = self._indices.to(device), self._flat.to(device)
+            self._by_device[device] = self._indices.to(device)
         return self._by_device[device]
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        """plane * positions + position that each row writes, int64 `[R]`."""
+        at, place = self._indices, self._placement
+        position = place.flat(at.sequences, at.cache_positions)
+        if self._live is not None:
+            position = torch.where(self._live, position, place.total - 1)
+        return position.add(at.loops, alpha=place.total)
 
     def _depth_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device

@@ -86,9 +86,6 @@ class CompiledRunner(EagerRunner):
         if not live:
             return None
         batch = self._current(longest)
-        if batch.placement.first is not None and min(batch.placement.first) < 0:
-            # K/V of some sequence are scattered
-            return super().loop(longest)
         waiting = int(np.count_nonzero(stages < self.lanes.depth))
         count = min(_bucket(live), self.lanes.count)
         decoding = min(count, self.lanes.sequences)
@@ -251,9 +248,7 @@ class CompiledRunner(EagerRunner):
     def _fixed(self, batch: Batch) -> Batch:
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
-        place = Placement(
-            place.size, place.total, place.blocks, starts=self._starts_of(place), stretches=place.stretches
-        )
+        place = Placement(place.size, place.total, place.blocks, starts=self._starts_of(place))
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )
@@ -267,7 +262,7 @@ def _over_planes(batch: Batch) -> Batch:
     layer = batch.layers[0]
     total = layer.flat_keys.shape[1]
     place, size = batch.placement, (total - 1) // layer.blocks
-    placement = Placement(size, total, place.blocks, starts=place.starts, stretches=place.stretches)
+    placement = Placement(size, total, place.blocks, starts=place.starts)
     return Batch(
         batch.model, batch.lanes, batch.settings, batch.program, batch.layers, placement, batch.longest, batch.ops
     )

@@ -65,7 +65,7 @@ class LateRunner(EagerRunner):
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""
         super().use(program)
-        if program.drops and self.ops.depth_attention is not None:
+        if program.drops and not self.ops.copies_exits:
             # so that there is something to note exits in
             none = torch.zeros(0, dtype=torch.int64, device=self.lanes.device)
             self.storage.note_exits(none, none, none, False)

@@ -60,7 +60,7 @@ def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, b
     settings = SequenceSettings(batch, cache.depth, lanes.device)
     settings.set_exit(range(batch), SequenceExit(rule, drop))
     runner = EagerRunner(model, lanes, settings, cache, cache.counts)
-    if runner.ops.depth_attention is None:
+    if runner.ops.copies_exits:
         cache.materialize_exits()
     record = cache.record
     paths = record is not None and runner.ops.backend != "triton"

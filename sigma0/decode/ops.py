@@ -1,7 +1,7 @@
 """The operations of a pass, as plain torch or as Triton kernels: selected by name, with no fallback on a failure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Literal, Protocol, get_args
@@ -46,6 +46,7 @@ from sigma0.kernels.exit_state import (
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
+    "RowPlaces",
     "RuleRows",
     "Span",
     "Steps",
@@ -125,7 +127,8 @@ class Operations:
         loop_end: End of a loop (`sigma0.kernels.loop_end`).
         collapse: Statistics of logits and ids (`sigma0.kernels.collapse`).
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
-        depth_attention: Attention of rows each at its own plane; None where `span_attention` is used.
+        depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
+        attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -135,7 +138,13 @@ class Operations:
     collapse: Callable[[Tensor, Tensor | None, CollapseState | None, Tensor | None, CollapseRule], Collapse]
     leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
+    attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
+
+    @property
+    def copies_exits(self) -> bool:
+        """Whether K/V of a token that runs no further have to be copied to deeper planes: attention picks none."""
+        return self.depth_attention is None and self.attend_rows is None
 
 
 def _loop_end_in_torch(
@@ -154,6 +163,7 @@ def _loop_end_in_triton(
 
 
 TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
+CPU = replace(TORCH, attend_rows=attend_rows)
 TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
 
 
@@ -162,7 +172,8 @@ def operations(backend: Backend, device: torch.device) -> Operations:
     """The operations of a backend.
 
     Args:
-        backend: "torch", "triton", or "auto": triton on CUDA, torch elsewhere.
+        backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch, on a CPU with attention in C++ where there
+            is a compiler.
         device: Where the tensors are.
 
     Raises:
@@ -170,6 +181,8 @@ def operations(backend: Backend, device: torch.device) -> Operations:
     """
     if backend not in get_args(Backend):
         raise ValueError(f"no such backend: {backend!r}; there are {', '.join(get_args(Backend))}")
+    if backend == "auto" and device.type == "cpu" and is_available():
+        return CPU
     if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return TORCH
     if find_spec("triton") is None:

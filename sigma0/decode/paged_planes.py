@@ -45,7 +45,6 @@ class PagedPlanes:
         width = blocks if longest is None else -(-longest // shape.size)
         with torch.inference_mode(False):
             self.table = torch.zeros((sequences, width), dtype=torch.int64, device=device)
-            self._stretches = torch.zeros((sequences, 2), dtype=torch.int64, device=device)
         self.first = [0] * sequences
         self.rooms = [0] * sequences
 
@@ -55,8 +54,6 @@ class PagedPlanes:
         in_place = bool((numbers[1:] == numbers[:-1] + 1).all())
         self.first[sequence] = int(numbers[0]) * self.shape.size if in_place else -1
         self.rooms[sequence] = len(blocks) * self.shape.size
-        stretch = np.array([self.first[sequence], self.rooms[sequence]])
-        self._stretches[sequence] = to_device(stretch, self.table.device)
         self.table[sequence, : len(blocks)] = to_device(numbers, self.table.device)
 
     def release(self, sequence: int) -> None:
@@ -66,7 +63,7 @@ class PagedPlanes:
     def placement(self, longest: int) -> Placement:
         """Where cache positions lie."""
         total = self.blocks * self.shape.size + 1
-        return Placement(self.shape.size, total, self.table, self.first, self.rooms, stretches=self._stretches)
+        return Placement(self.shape.size, total, self.table, self.first, self.rooms)
 
     def note_exits(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor, copy: bool = True) -> None:
         """Lets readers at loop t take plane min(t, exit) of tokens that run no further (`drop`).

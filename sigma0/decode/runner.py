@@ -191,7 +191,7 @@ class EagerRunner:
             own = self.settings.table.index_select(0, sequences)
             leaves = (own[:, LEAVES] > 0) & (table[:, CACHE_POSITION] >= own[:, PROMPT])
             planes = torch.where(leaves, looped.loops.index_select(0, which), self.lanes.depth) - 1
-            copies = self.ops.depth_attention is None
+            copies = self.ops.copies_exits
             self.storage.note_exits(sequences, table[:, CACHE_POSITION], planes, copies)
             self._batch = None
 

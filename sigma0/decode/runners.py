@@ -6,7 +6,7 @@ from torch import nn
 
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import Announce, CompiledRunner, silently
-from sigma0.decode.compiler import compiler
+from sigma0.kernels.cpp_compiler import compiler
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
@@ -77,8 +77,7 @@ def open_runner(
     if choice.name == "compile" and storage.placement(0).seen is not None:
         choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
     if choice.name == "eager":
-        spans = model.operations.depth_attention is None
-        if choice.late and spans and storage.placement(0).seen is not None:
+        if choice.late and model.operations.copies_exits and storage.placement(0).seen is not None:
             choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
         kind = LateRunner if choice.late else EagerRunner
         return kind(model, lanes, settings, storage, counts, choice)

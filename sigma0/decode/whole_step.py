@@ -75,7 +75,7 @@ def _leave(batch: Batch, looped: Looped) -> None:
     own = batch.settings.table.index_select(0, sequences)
     leaves = (looped.codes > 0) & (own[:, columns.LEAVES] > 0) & (cache_positions >= own[:, columns.PROMPT])
     planes = torch.where(leaves, looped.loops[:decoding], lanes.depth) - 1
-    if batch.ops.depth_attention is None:
+    if batch.ops.copies_exits:
         positions = torch.where(leaves, place.flat(sequences, cache_positions), place.total - 1)
         for layer in batch.layers:
             layer.propagate_past_exit(positions, planes)

@@ -1,4 +1,4 @@
-"""The C++ compiler that compiled steps need."""
+"""The C++ compiler of this machine, for attention on a CPU and for compiled steps."""
 
 import os
 import shutil

@@ -1,0 +1,176 @@
+"""Attention of the rows of a pass on a CPU: `depth_attention.py` in C++, which also writes the rows' own K/V.
+
+Formula and reference are those of `depth_attention.py`. Each row reads K/V in place, wherever its blocks lie, and every
+head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32. torch's own attention
+takes one call for each stretch of a plane, 10 us each (`span_attention.py`, which needs no compiler).
+
+The source is compiled for a dtype and a head width when they are first used, and kept by inductor.
+"""
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sigma0.errors import first_line
+from sigma0.kernels.cpp_compiler import compiler
+
+_ELEMENTS = {torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
+_POINTERS, _SIZES = 13, 8
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """The rows of one pass, and where the cache positions of their sequences lie; all contiguous.
+
+    Attributes:
+        sequences: int64 `[R]`.
+        cache_positions: Cache position of each row, -1 of rows that are nobody's, int64 `[R]`.
+        planes: Loop of each, counted from 0, int64 `[R]`.
+        size: Cache positions of a block.
+        blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
+        starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
+        seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
+        exits: Last plane of each cache position, counted from 0, int32 `[S, C]`; None where all are written.
+    """
+
+    sequences: Tensor
+    cache_positions: Tensor
+    planes: Tensor
+    size: int
+    blocks: Tensor | None = None
+    starts: Tensor | None = None
+    seen: Tensor | None = None
+    exits: Tensor | None = None
+
+
+@lru_cache
+def is_available() -> bool:
+    """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
+    if compiler() is None:
+        return False
+    try:
+        _compiled(torch.float32, 32)
+    except Exception as error:  # whatever a compiler may say; `span_attention` does without it
+        warnings.warn(f"attention in C++ could not be compiled, torch's is taken: {first_line(error)}", stacklevel=2)
+        return False
+    return True
+
+
+def attend_rows(
+    keys: Tensor, values: Tensor, query: Tensor, new_keys: Tensor, new_values: Tensor, rows: RowPlaces, scaling: float
+) -> Tensor:
+    """Writes the K/V of rows, then attends; in a compiled graph the operator `sigma0::attend_rows`.
+
+    Args:
+        keys: Keys of one layer, `[planes, positions, H_kv, d]`, contiguous; written.
+        values: As `keys`.
+        query: `[R, H, d]`.
+        new_keys: `[R, H_kv, d]`.
+        new_values: `[R, H_kv, d]`.
+        rows: The rows.
+        scaling: Factor on the scores.
+
+    Returns:
+        `[R, H, d]`, 0 for rows that are nobody's.
+    """
+    run = torch.ops.sigma0.attend_rows if torch.compiler.is_compiling() else _attend_rows
+    attended: Tensor = run(
+        keys,
+        values,
+        query,
+        new_keys,
+        new_values,
+        rows.sequences,
+        rows.cache_positions,
+        rows.planes,
+        rows.size,
+        rows.blocks,
+        rows.starts,
+        rows.seen,
+        rows.exits,
+        scaling,
+    )
+    return attended
+
+
+def _attend_rows(
+    keys: Tensor,
+    values: Tensor,
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    sequences: Tensor,
+    cache_positions: Tensor,
+    planes: Tensor,
+    size: int,
+    blocks: Tensor | None,
+    starts: Tensor | None,
+    seen: Tensor | None,
+    exits: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    # bound to names, since the compiled function sees their memory only
+    query, new_keys, new_values = query.contiguous(), new_keys.contiguous(), new_values.contiguous()
+    sequences, cache_positions, planes = sequences.contiguous(), cache_positions.contiguous(), planes.contiguous()
+    output = torch.empty_like(query)
+    count, heads, width = query.shape
+    _compiled(query.dtype, width)(
+        keys.data_ptr(),
+        values.data_ptr(),
+        query.data_ptr(),
+        new_keys.data_ptr(),
+        new_values.data_ptr(),
+        output.data_ptr(),
+        sequences.data_ptr(),
+        cache_positions.data_ptr(),
+        planes.data_ptr(),
+        None if blocks is None else blocks.data_ptr(),
+        None if starts is None else starts.data_ptr(),
+        None if seen is None else seen.data_ptr(),
+        None if exits is None else exits.data_ptr(),
+        count,
+        heads,
+        keys.shape[2],
+        size,
+        keys.shape[1],
+        0 if blocks is None else blocks.shape[1],
+        0 if seen is None else seen.shape[1],
+        0 if exits is None else exits.shape[1],
+        scaling,
+        torch.get_num_threads(),
+    )
+    return output
+
+
+@lru_cache
+def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
+    """The function of a dtype and a head width."""
+    from torch._inductor.codecache import CppCodeCache
+
+    text = Path(__file__).with_suffix(".cpp").read_text()
+    library = CppCodeCache.load(f"#define ELEMENT {_ELEMENTS[dtype]}\n#define HEAD_DIM {width}\n{text}")
+    function: Callable[..., None] = library.attend_rows
+    function.argtypes = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_float, ctypes.c_int64]  # type: ignore[attr-defined]
+    function.restype = None  # type: ignore[attr-defined]
+    return function
+
+
+def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+# Not `torch.library.custom_op`, of which a call takes 20 us longer.
+_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor query, Tensor new_keys, Tensor new_values, "
+    "Tensor sequences, Tensor cache_positions, Tensor planes, SymInt size, Tensor? blocks, Tensor? starts, "
+    "Tensor? seen, Tensor? exits, float scaling) -> Tensor"
+)
+_LIBRARY.impl("attend_rows", _attend_rows, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("sigma0::attend_rows", _attended_shape, lib=_LIBRARY)
