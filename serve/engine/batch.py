@@ -24,7 +24,6 @@ from sigma0.serve.engine.scheduler import ScheduledStep
 from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
-_WIDTH = 9
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
-        chosen = choose_runner(getattr(model, "runner", "auto"), model)
+        chosen = choose_runner(getattr(model, "runner", "auto"), model, "the scheduler sees every step before the next")
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         self._recomputing: set[int] = set()
@@ -203,17 +202,11 @@ class RunningBatch:
         """Runs a pass: a loop of every row, then the tokens of those that stop."""
         longest = max(state.entry.entered for state in self.states if state is not None)
         left = self._count()
-        looped = self._runner.loop(longest, self.prefill)
-        assert looped is not None
-        complete = self._complete(left)
-        batch, rows = looped
-        if self.notes is not None:
-            self.notes.note(rows)
-        which = self._runner.to_read(rows)
-        if not len(which):
-            return PassOutput(np.zeros((0, _WIDTH), dtype=np.int64), None, left, complete)
-        lines, logits = self._runner.settle(batch, rows, which, self._sampler)
-        return PassOutput(to_host(lines), logits, left, complete)
+        step = self._runner.step(longest, self._sampler, self.prefill)
+        assert step is not None
+        if self.notes is not None and step.looped is not None:
+            self.notes.note(step.looped)
+        return PassOutput(step.lines, step.logits, left, self._complete(left))
 
     def _count(self) -> Ints:
         """Counts the rows of new tokens in the coming pass.

@@ -1,7 +1,8 @@
-"""The compiling runner: parts 1 to 3 of a step are one compiled program, parts 4 to 8 another, for each row bucket.
+"""The compiling runner: a step is one compiled program, or two with the host's look at the decisions between them.
 
-The host looks at the decisions in between, which costs nothing on a CPU, so that the head is not read when nothing
-stops. Rows are padded to buckets of 1, 2, 4, 8, ... with lanes that are idle.
+Where the exit rule reads the head in every pass, the whole step is one program. Otherwise parts 1 to 3 are one and
+parts 4 to 8 another, so that the head is read of the rows that stop and of no others. A program takes one row, or any
+number of rows from two on.
 """
 
 import warnings
@@ -18,13 +19,16 @@ from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, model_tensors, state_key, tensors_of
-from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Storage
+from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import EMITTED, FRESH, Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.whole_step import take_lines, whole_step
 from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.
 _SHORTEST = 1024
+# Which program: its part of a step, and whether it takes more than one row of each kind.
+Name = tuple[str | bool, ...]
 # Columns of a row between the two programs: its lane, its line of the table, sequence, loops finished, decision.
 _LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _WIDTH = 0, slice(1, 7), 7, 8, 9, 10
 
@@ -43,7 +47,7 @@ class CompiledRunner(EagerRunner):
         model: The looped model.
         lanes: Tokens in flight.
         settings: Of every sequence.
-        storage: K/V, where block s is all of sequence s.
+        storage: K/V.
         counts: What was computed; updated.
         chosen: What was chosen, and why.
         announce: Called with what is about to be compiled; the context lasts until it is.
@@ -63,34 +67,54 @@ class CompiledRunner(EagerRunner):
         self._announce = announce
         self._programs = _programs_of(model)
         self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
-        self._bound: dict[Hashable, BoundProgram] = {}
+        self._bound: dict[Name, BoundProgram] = {}
         self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
         # of the last loop; None where it was eager
         self._lines: Ints | None = None
         self._most = 0
-        self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
+        with torch.inference_mode(False):
+            self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
+            self._numbers = torch.arange(lanes.count)
 
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""
         super().use(program)
         self._stamp = ()
 
+    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+        """See `EagerRunner.step`; as one program where the head is read in every pass anyway."""
+        in_one = self.program.margin and not beside and self.chosen.name == "compile" and self._can_settle(choice)
+        if not in_one:
+            return super().step(longest, choice, beside)
+        live, waiting = self.live()
+        if not live:
+            return None
+        batch = self._current(longest)
+        self._bind_choice(choice)
+        given = self._counted(live, waiting)
+        name = ("step", *(len(numbers) > 1 for numbers in given))
+        program = self._bound.get(name)
+        results = self._compile_step(name, batch, choice, given) if program is None else program(*given)
+        if results is None:
+            return super().step(longest, choice, beside)
+        lines, _ = take_lines(results[0].numpy(), self.program, self.counts)
+        rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
+        return Step(lines[rows], waiting, None, results[1], rows)
+
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """See `EagerRunner.loop`; a pass with prefill is eager, since it has its own shape every time."""
         self._lines = None
         if beside or self.chosen.name == "eager":
             return super().loop(longest, beside)
-        stages = self._stages
-        live = int(np.count_nonzero(stages < self.lanes.idle))
+        live, waiting = self.live()
         if not live:
             return None
         batch = self._current(longest)
-        waiting = int(np.count_nonzero(stages < self.lanes.depth))
-        count = min(_bucket(live), self.lanes.count)
-        decoding = min(count, self.lanes.sequences)
-        program = self._bound.get(count)
-        results = self._compile_loop(batch, count, decoding) if program is None else program()
+        given = self._counted(live, waiting)
+        name = ("loop", *(len(numbers) > 1 for numbers in given))
+        program = self._bound.get(name)
+        results = self._compile_loop(name, batch, given) if program is None else program(*given)
         if results is None:
             return super().loop(longest)
         lines, *parts = results
@@ -119,29 +143,35 @@ class CompiledRunner(EagerRunner):
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """See `EagerRunner.settle`."""
-        # the first draft that is drawn makes room for the distributions of drafts
-        unready = self.program.verify and choice.draws and self.lanes.probs is None
-        if self._lines is None or not choice.on_device or unready:
+        if self._lines is None or not self._can_settle(choice):
             return super().settle(batch, looped, which, choice)
+        self._bind_choice(choice)
+        rows = which.numpy()
+        given = [torch.from_numpy(self._lines[rows])]
+        if looped.logits is not None and not self.program.verify:
+            given.append(looped.logits.index_select(0, which))
+        name = ("settle", len(rows) > 1)
+        program = self._bound.get(name)
+        results = self._compile_settle(name, batch, choice, given) if program is None else program(*given)
+        if results is None:
+            return super().settle(batch, looped, which, choice)
+        return results[0], results[1]
+
+    def _can_settle(self, choice: Choice) -> bool:
+        """Whether ids are chosen in a program: the first draft that is drawn makes room for distributions first."""
+        return choice.on_device and not (self.program.verify and choice.draws and self.lanes.probs is None)
+
+    def _bind_choice(self, choice: Choice) -> None:
+        """Programs that choose are bound anew where the choice is another."""
         stamp = (choice.fixed, *map(id, choice.tensors))
         if stamp != self._choice:
             self._choice = stamp
-            self._bound = {key: program for key, program in self._bound.items() if isinstance(key, int)}
-        read, rows = len(which), _bucket(len(which))
-        lines = np.zeros((rows, _WIDTH), dtype=np.int64)
-        lines[:read] = self._lines[which.numpy()]
-        lines[read:, _LANE] = self.lanes.count
-        given = [torch.from_numpy(lines)]
-        if looped.logits is not None and not self.program.verify:
-            index = np.zeros(rows, dtype=np.int64)
-            index[:read] = which
-            given.append(looped.logits.index_select(0, torch.from_numpy(index)))
-        program = self._bound.get(("settle", rows))
-        results = self._compile_settle(batch, choice, given) if program is None else program(*given)
-        if results is None:
-            return super().settle(batch, looped, which, choice)
-        emitted, logits = results
-        return emitted[:read], logits[:read]
+            self._bound = {name: program for name, program in self._bound.items() if name[0] == "loop"}
+
+    def _counted(self, live: int, waiting: int) -> list[Tensor]:
+        """The numbers of the live rows, and of those that may have to be read: one, or some number from two on."""
+        bound = 1 if self.lanes.sequences == 1 or live == 1 else max(2, waiting)
+        return [self._numbers[:live], self._numbers[:bound]]
 
     def _current(self, longest: int) -> Batch:
         """What the next step works on; programs are bound anew where some tensor was replaced."""
@@ -157,6 +187,7 @@ class CompiledRunner(EagerRunner):
             lanes.exit_state,
             lanes.probs,
             lanes.paths,
+            place.exits,
         )
         fits = longest <= self._most and len(stamp) == len(self._stamp)
         if not fits or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
@@ -166,23 +197,34 @@ class CompiledRunner(EagerRunner):
             self.model.reserve_positions(self._most, lanes.hidden)
         return batch
 
-    def _compile_loop(self, batch: Batch, count: int, decoding: int) -> list[Tensor] | None:
-        fixed = batch = self._fixed(batch)
+    def _compile_step(
+        self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]
+    ) -> list[Tensor] | None:
+        fixed = self._fixed(batch)
 
-        def loop() -> list[Tensor]:
-            looped = run_loop(_over_planes(fixed), count, decoding, padded=True)
+        def step(live: Tensor, waiting: Tensor) -> list[Tensor]:
+            return list(whole_step(_over_planes(fixed), len(live), choice, len(waiting)))
+
+        return self._ready(name, step, given, batch, choice, "a step")
+
+    def _compile_loop(self, name: Name, batch: Batch, given: list[Tensor]) -> list[Tensor] | None:
+        fixed = self._fixed(batch)
+
+        def loop(live: Tensor, waiting: Tensor) -> list[Tensor]:
+            looped = run_loop(_over_planes(fixed), len(live), len(waiting), bounded=True)
             codes = torch.zeros_like(looped.loops)
-            codes[:decoding] = looped.codes
+            codes[: len(waiting)] = looped.codes
             columns = [part[:, None] for part in (looped.sequences, looped.loops, codes)]
             lines = torch.cat([looped.lanes[:, None], looped.table, *columns], dim=1)
             parts = [looped.lanes, looped.table, looped.sequences, looped.loops, looped.hidden, codes]
             return [lines, *parts, *([] if looped.logits is None else [looped.logits])]
 
-        return self._ready(count, loop, [], batch, None, f"a loop of {count} rows")
+        return self._ready(name, loop, given, batch, None, "a loop")
 
-    def _compile_settle(self, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
-        fixed = batch = self._fixed(batch)
-        rows = len(given[0])
+    def _compile_settle(
+        self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]
+    ) -> list[Tensor] | None:
+        fixed = self._fixed(batch)
 
         def end(lines: Tensor, *read: Tensor) -> list[Tensor]:
             lanes, table = lines[:, _LANE], lines[:, _TABLE]
@@ -191,20 +233,17 @@ class CompiledRunner(EagerRunner):
             looped = Looped(
                 lanes, table, lines[:, _SEQUENCE], lines[:, _LOOPS], hidden, lines[:, _CODE], logits, None, None
             )
-            which = torch.arange(rows)
-            live = lanes < fixed.lanes.count
+            which = torch.arange(len(lines))
             token_ids, stands, ends, logits = choice.choose(fixed, looped, which)
             if fixed.program.verify:
-                emitted = settle_verified(fixed, looped, which, token_ids, stands, ends, live)
-            else:
-                emitted = settle(fixed, looped, which, token_ids, ends, live)
-            return [emitted, logits]
+                return [settle_verified(fixed, looped, which, token_ids, stands, ends), logits]
+            return [settle(fixed, looped, which, token_ids, ends), logits]
 
-        return self._ready(("settle", rows), end, given, batch, choice, f"the reading of {rows} rows")
+        return self._ready(name, end, given, batch, choice, "the reading of rows")
 
     def _ready(
         self,
-        name: Hashable,
+        name: Name,
         function: Callable[..., list[Tensor]],
         given: list[Tensor],
         batch: Batch,
@@ -216,9 +255,11 @@ class CompiledRunner(EagerRunner):
         Returns:
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
-        planes = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
+        flexible = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
+        if batch.placement.exits is not None:
+            flexible.append(batch.placement.exits)
         parts = [self.lanes, self.settings, batch.placement, None if choice is None else choice.tensors]
-        state = planes + tensors_of(parts)
+        state = flexible + [*tensors_of(parts), self._no_starts]
         key = (
             name,
             self.program,
@@ -228,33 +269,31 @@ class CompiledRunner(EagerRunner):
             self.settings.spiral,
             self._weights,
             torch.get_num_threads(),
-            state_key(state, planes),
-            tuple(tensor.shape for tensor in given),
+            state_key(state, flexible),
         )
         known = self._programs.programs.get(key)
         results = None
         if known is None:
+            some = "one row" if len(given[0]) == 1 else "some rows"
             try:
-                with self._announce(what):
-                    known, results = compile_program(function, given, state, planes, model_tensors(self.model))
+                with self._announce(f"{what}, {some}"):
+                    known, results = compile_program(function, given, state, flexible, model_tensors(self.model))
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
                 self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)
                 return None
             self._programs.programs[key] = known
-        bound = self._bound[name] = known.bind(state, planes[0].shape[1])
+        bound = self._bound[name] = known.bind(state)
         return bound(*given) if results is None else results
 
     def _fixed(self, batch: Batch) -> Batch:
         """The batch that a program is made from: with a bound on positions that lasts, and with starts in any case."""
         place = batch.placement
-        place = Placement(place.size, place.total, place.blocks, starts=self._starts_of(place))
+        starts = self._no_starts if place.starts is None else place.starts
+        place = Placement(place.size, place.total, place.blocks, starts=starts, exits=place.exits)
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )
-
-    def _starts_of(self, place: Placement) -> Tensor:
-        return self._no_starts if place.starts is None else place.starts
 
 
 def _over_planes(batch: Batch) -> Batch:
@@ -262,7 +301,7 @@ def _over_planes(batch: Batch) -> Batch:
     layer = batch.layers[0]
     total = layer.flat_keys.shape[1]
     place, size = batch.placement, (total - 1) // layer.blocks
-    placement = Placement(size, total, place.blocks, starts=place.starts)
+    placement = Placement(size, total, place.blocks, starts=place.starts, exits=place.exits)
     return Batch(
         batch.model, batch.lanes, batch.settings, batch.program, batch.layers, placement, batch.longest, batch.ops
     )

@@ -6,39 +6,18 @@ under way. Ends by ids and lengths are taken on the device; what the host alone 
 """
 
 from collections import deque
-from dataclasses import dataclass
-
-import torch
-
-from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Storage
-from sigma0.decode.settings import Program, SequenceSettings
+from sigma0.decode.prefill import Prefill
+from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
+from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH
 from sigma0.decode.transfer import Landing
-from sigma0.decode.whole_step import DECODING, LIVE, READ, ROWS, SEQUENCES, whole_step
-
-# Steps that are under way while one is read.
-LAG = 1
-
-
-@dataclass(frozen=True)
-class StepRead:
-    """What was read of a step.
-
-    Attributes:
-        lines: What it has emitted and fed, `[N, 9]`.
-        decoding: Rows of it that waited for their reading.
-    """
-
-    lines: Ints
-    decoding: int
-
+from sigma0.decode.whole_step import DECODING, LIVE, SEQUENCES, take_lines, whole_step
 
 class LateRunner(EagerRunner):
     """Runs whole steps, and reads each one while the next runs.
-
     Args:
         model: The looped model.
         lanes: Tokens in flight.
@@ -47,6 +26,8 @@ class LateRunner(EagerRunner):
         counts: What was computed, of the steps that were read; updated.
         chosen: What was chosen, and why.
     """
+
+    lag = 1
 
     def __init__(
         self,
@@ -62,25 +43,19 @@ class LateRunner(EagerRunner):
         # lanes and sequences that were live after the last step that was read; None before the first
         self._seen: tuple[int, int] | None = None
 
-    def use(self, program: Program) -> None:
-        """See `EagerRunner.use`."""
-        super().use(program)
-        if program.drops and not self.ops.copies_exits:
-            # so that there is something to note exits in
-            none = torch.zeros(0, dtype=torch.int64, device=self.lanes.device)
-            self.storage.note_exits(none, none, none, False)
-
-    def advance(self, longest: int, choice: Choice) -> StepRead | None:
+    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Launches a step, the first time two, and then reads the oldest that is under way.
 
         Args:
-            longest: Bound on the cache positions of the step, plus one: what is known of, and `LAG` more.
+            longest: Bound on the cache positions of the step, plus one: what is known of, and `lag` more.
             choice: How ids are chosen, on the device.
+            beside: Nothing.
 
         Returns:
             What was read; None where nothing is in flight, or under way, any more.
         """
-        while len(self._under_way) <= LAG and (bound := self._bound()):
+        assert not beside, "prefill runs with a runner that waits"
+        while len(self._under_way) <= self.lag and (bound := self._bound()):
             self._launch(longest, choice, bound)
         return self._read() if self._under_way else None
 
@@ -97,17 +72,9 @@ class LateRunner(EagerRunner):
         return min(1 << (rows - 1).bit_length(), self.lanes.count)
 
     def _launch(self, longest: int, choice: Choice, count: int) -> None:
-        self._under_way.append(Landing(whole_step(self.batch(longest), count, choice)))
+        self._under_way.append(Landing(whole_step(self.batch(longest), count, choice)[0]))
 
-    def _read(self) -> StepRead:
-        lines = self._under_way.popleft().array()
-        lines, counted = lines[:-1], lines[-1]
+    def _read(self) -> Step:
+        lines, counted = take_lines(self._under_way.popleft().array(), self.program, self.counts)
         self._seen = int(counted[LIVE]), int(counted[SEQUENCES])
-        rows, decoding, counts = int(counted[ROWS]), int(counted[DECODING]), self.counts
-        counts.passes += rows > 0
-        counts.rows += rows
-        if self.program.margin:
-            counts.head_rows += decoding
-        if not self.program.margin or self.program.verify:
-            counts.head_rows += int(counted[READ])
-        return StepRead(lines[(lines[:, EMITTED] > 0) | (lines[:, FRESH] > 0)], decoding)
+        return Step(lines[(lines[:, EMITTED] > 0) | (lines[:, FRESH] > 0)], int(counted[DECODING]))

@@ -22,21 +22,30 @@ class BoundProgram:
 
     Args:
         call: The compiled graph.
-        inputs: What it is called with; None where `given` belongs.
+        inputs: What it is called with; None where `given` or their sizes belong.
         given: Place among the inputs, and which argument stands there.
+        lengths: Place among the inputs, and of which argument the length stands there.
         outputs: Which output of the graph each result is.
     """
 
     def __init__(
-        self, call: Callable[..., Any], inputs: list[Any], given: list[tuple[int, int]], outputs: list[int]
+        self,
+        call: Callable[..., Any],
+        inputs: list[Any],
+        given: list[tuple[int, int]],
+        lengths: list[tuple[int, int]],
+        outputs: list[int],
     ) -> None:
-        self._call, self._inputs, self._given, self._outputs = call, inputs, given, outputs
+        self._call, self._inputs, self._outputs = call, inputs, outputs
+        self._given, self._lengths = given, lengths
 
     def __call__(self, *given: Tensor) -> list[Tensor]:
         """The results of the function, in its order."""
         inputs = self._inputs
         for place, which in self._given:
             inputs[place] = given[which]
+        for place, which in self._lengths:
+            inputs[place] = len(given[which])
         outputs = self._call(*inputs)
         return [outputs[which] for which in self._outputs]
 
@@ -49,26 +58,28 @@ class StateProgram:
         call: The compiled graph.
         constants: What it is called with; None where a runner's state or an argument belongs.
         state: Place among the inputs, and which tensor of the state stands there.
+        sizes: Place among the inputs, and of which tensor of the state the second size stands there.
         given: As `state`, for arguments.
-        sizes: Places of the number of positions in a plane.
+        lengths: As `sizes`, for the first size of arguments.
         outputs: Which output of the graph each result is.
     """
 
     call: Callable[..., Any]
     constants: list[Any]
     state: list[tuple[int, int]]
+    sizes: list[tuple[int, int]]
     given: list[tuple[int, int]]
-    sizes: list[int]
+    lengths: list[tuple[int, int]]
     outputs: list[int]
 
-    def bind(self, state: Sequence[Tensor], positions: int) -> BoundProgram:
-        """The program over this state, whose planes have so many positions."""
+    def bind(self, state: Sequence[Tensor]) -> BoundProgram:
+        """The program over this state."""
         inputs = list(self.constants)
         for place, which in self.state:
             inputs[place] = state[which]
-        for place in self.sizes:
-            inputs[place] = positions
-        return BoundProgram(self.call, inputs, self.given, self.outputs)
+        for place, which in self.sizes:
+            inputs[place] = state[which].shape[1]
+        return BoundProgram(self.call, inputs, self.given, self.lengths, self.outputs)
 
 
 class ModelPrograms:
@@ -94,16 +105,16 @@ def compile_program(
     function: Callable[..., Sequence[Tensor]],
     given: Sequence[Tensor],
     state: Sequence[Tensor],
-    planes: Sequence[Tensor],
+    flexible: Sequence[Tensor],
     constants: Sequence[Tensor],
 ) -> tuple[StateProgram, list[Tensor]]:
-    """Compiles a function as one graph of fixed shapes, but for the number of positions in a plane, and runs it.
+    """Compiles a function as one graph, whose shapes are fixed but for those named here, and runs it.
 
     Args:
         function: Of the given tensors, and of a state that it knows; it changes that in place, and returns none of it.
-        given: Arguments.
+        given: Arguments, of one row each, or of any number from two on.
         state: Tensors of the state.
-        planes: Those of them that are `[planes, positions, ...]` of any number of positions, the same for all.
+        flexible: Those of them whose second size may be any.
         constants: Tensors that are the same for every state: the model's.
 
     Returns:
@@ -116,6 +127,9 @@ def compile_program(
 
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         call = generate_code(graph, examples)
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        recorded["examples"] = [node.meta["example_value"] for node in placeholders]
+        recorded["sources"] = [node.meta["grapharg"].source.name for node in placeholders]
 
         def run(*inputs: Any) -> Any:
             recorded["call"], recorded["inputs"], recorded["outputs"] = call, inputs, call(*inputs)
@@ -123,32 +137,61 @@ def compile_program(
 
         return run
 
-    for tensor in planes:
+    for tensor in flexible:
         torch._dynamo.mark_dynamic(tensor, 1)
+    for tensor in given:
+        if len(tensor) > 1:
+            torch._dynamo.mark_dynamic(tensor, 0)
     # what is compiled is kept by the code object, so one of its own for each program
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
-    results = list(torch.compile(own, backend=backend, fullgraph=True, dynamic=False)(*given))
-    inputs = list(recorded["inputs"])
+    # sizes that are the same in this run need not be in another
+    with torch.fx.experimental._config.patch(use_duck_shape=False):
+        results = list(torch.compile(own, backend=backend, fullgraph=True, dynamic=False)(*given))
+    inputs, examples = list(recorded["inputs"]), recorded["examples"]
     places = {id(tensor): which for which, tensor in enumerate(state)}
     arguments = {id(tensor): which for which, tensor in enumerate(given)}
     known = set(map(id, constants))
-    outputs = {id(output): which for which, output in enumerate(recorded["outputs"])}
-    of_state, of_given, sizes = [], [], []
+    of_state, of_given, sizes, lengths = [], [], [], []
     for place, value in enumerate(inputs):
+        if isinstance(value, int):
+            continue
         if id(value) in arguments:
             of_given.append((place, arguments[id(value)]))
+            lengths += [(size, arguments[id(value)]) for size in _places_of(examples[place].shape[0], examples)]
         elif id(value) in places:
             of_state.append((place, places[id(value)]))
-        elif isinstance(value, int):
-            assert value == planes[0].shape[1]
-            sizes.append(place)
+            if value.dim() > 1:
+                sizes += [(size, places[id(value)]) for size in _places_of(examples[place].shape[1], examples)]
         elif id(value) in known:
             continue
         else:
             raise RuntimeError(f"input {place} is neither state nor weight")
         inputs[place] = None
+    told = {place for place, _ in sizes + lengths}
+    names = own.__code__.co_varnames[: own.__code__.co_argcount]
+    for place, source in enumerate(recorded["sources"]):
+        # of an argument of which nothing but the length is read
+        match = [which for which, name in enumerate(names) if source == f"L['{name}'].size()[0]"]
+        if place not in told and match:
+            lengths.append((place, match[0]))
+            told.add(place)
+    if any(isinstance(value, int) and place not in told for place, value in enumerate(inputs)):
+        raise RuntimeError("a size of the graph is none of a tensor that it is called with")
+    outputs = {id(output): which for which, output in enumerate(recorded["outputs"])}
     order = [outputs[id(result)] for result in results]
-    return StateProgram(recorded["call"], inputs, of_state, of_given, sizes, order), results
+    return StateProgram(recorded["call"], inputs, of_state, sizes, of_given, lengths, order), results
+
+
+def _places_of(size: Any, examples: Sequence[Any]) -> list[int]:
+    """Where among the inputs of a graph a size of one of them stands."""
+    if not isinstance(size, torch.SymInt):
+        return []
+    symbol = size.node.expr
+    return [
+        place
+        for place, example in enumerate(examples)
+        if isinstance(example, torch.SymInt) and example.node.expr == symbol
+    ]
 
 
 def tensors_of(thing: Any) -> list[Tensor]:
@@ -170,12 +213,12 @@ def model_tensors(model: Any) -> list[Tensor]:
     return [*model.parameters(), *model.buffers(), *tensors_of(beside)]
 
 
-def state_key(state: Sequence[Tensor], planes: Sequence[Tensor]) -> Hashable:
-    """Shapes, strides and dtypes; of planes without the number of positions."""
-    flexible = {id(tensor) for tensor in planes}
+def state_key(state: Sequence[Tensor], flexible: Sequence[Tensor]) -> Hashable:
+    """Shapes, strides and dtypes; of flexible tensors without the second size."""
+    any_size = {id(tensor) for tensor in flexible}
     return tuple(
         (tensor.shape[:1] + tensor.shape[2:], tensor.dtype)
-        if id(tensor) in flexible
+        if id(tensor) in any_size
         else (tensor.shape, tensor.stride(), tensor.dtype)
         for tensor in state
     )

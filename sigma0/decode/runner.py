@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import PassCounts
+from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
@@ -95,6 +95,32 @@ class RunnerChoice:
     late: bool = False
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the host has seen of a step.
+
+    Attributes:
+        lines: What it has emitted and fed, in the columns of `sigma0.decode.step`, `[K, 9]`.
+        decoding: Rows of it that waited for their reading.
+        looped: The rows; None where the whole step was one call.
+        read: Logits that were read, `[K, V]`, or of more rows than there are lines; None for none.
+        rows: Which of them the lines are about; None for all.
+    """
+
+    lines: Ints
+    decoding: int
+    looped: Looped | None = None
+    read: Tensor | None = None
+    rows: Ints | None = None
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Logits of the lines, `[K, V]`; None where nothing was read, or it is not known."""
+        if self.read is None or self.rows is None:
+            return self.read
+        return self.read.index_select(0, to_device(self.rows, self.read.device))
+
+
 class EagerRunner:
     """Runs loops over the lanes of a cache or of an engine.
 
@@ -105,7 +131,12 @@ class EagerRunner:
         storage: K/V.
         counts: What was computed; updated.
         chosen: What was chosen, and why.
+
+    Attributes:
+        lag: Steps that are under way while one is seen.
     """
+
+    lag = 0
 
     def __init__(
         self,
@@ -142,6 +173,10 @@ class EagerRunner:
             lanes.gate.copy_(lanes.gates())
         lanes.watched = keeps
         self.program, self._batch = program, None
+        if program.drops and not self.ops.copies_exits:
+            # so that there is something to note exits in
+            none = torch.zeros(0, dtype=torch.int64, device=lanes.device)
+            self.storage.note_exits(none, none, none, False)
 
     def live(self) -> tuple[int, int]:
         """Lanes that are live, and those of them that wait for their reading."""
@@ -160,6 +195,27 @@ class EagerRunner:
             known = Batch(self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops)
             self._batch, self._first_keys = known, first
         return known
+
+    def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
+        """Runs a loop of every row, then reads those that stop, samples, judges and feeds back.
+
+        Args:
+            longest: Bound on the cache positions of the step, plus one.
+            choice: How ids are chosen.
+            beside: Prefill that runs a loop in the same pass.
+
+        Returns:
+            What was seen; None where there are no rows.
+        """
+        looped = self.loop(longest, beside)
+        if looped is None:
+            return None
+        batch, rows = looped
+        decoding, which = len(rows.codes), self.to_read(rows)
+        if not len(which):
+            return Step(np.zeros((0, LINE_WIDTH), dtype=np.int64), decoding, rows)
+        lines, logits = self.settle(batch, rows, which, choice)
+        return Step(to_host(lines), decoding, rows, logits)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""

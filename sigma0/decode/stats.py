@@ -176,15 +176,15 @@ class RunRecord:
         """Notes the states `[T', B, D]` of the last prompt position."""
         self.first_position, self._prompt, self._reader = cache_position, states.detach(), reader
 
-    def after_pass(self, looped: Looped, longest: int) -> None:
+    def after_pass(self, looped: Looped | None, longest: int) -> None:
         """Notes the loop that rows have just run; works it out before its place is taken by a newer token.
 
         Args:
-            looped: The rows.
+            looped: The rows; None where nothing but their states after every loop is kept.
             longest: Bound on their cache positions, plus one.
         """
         self._is_stale = True
-        if looped.statistics is not None and looped.fates is not None:
+        if looped is not None and looped.statistics is not None and looped.fates is not None:
             self._by_kernel = True
             self._put(looped, longest)
             return

@@ -96,7 +96,14 @@ class Looped:
     fates: Tensor | None
 
 
-def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = None, padded: bool = False) -> Looped:
+def run_loop(
+    batch: Batch,
+    count: int,
+    decoding: int,
+    beside: Prefill | None = None,
+    padded: bool = False,
+    bounded: bool = False,
+) -> Looped:
     """Rows, block and loop end.
 
     Args:
@@ -104,8 +111,9 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
         count: R, live lanes, or a bound on them.
         decoding: L, those of them that decode, or a bound on them.
         beside: Prefill that runs a loop in the same pass; None for none.
-        padded: Whether the two are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
+        padded: Whether both are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
             and written nowhere.
+        bounded: Whether L is a bound, and R is not.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
@@ -130,10 +138,10 @@ def run_loop(batch: Batch, count: int, decoding: int, beside: Prefill | None = N
         path = lanes.path_index(sequences, cache_positions)
         lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
-    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded)
+    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded and not bounded)
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
-    if padded:
+    if padded or bounded:
         codes = codes.masked_fill(stage[:decoding] >= depth, 0)
     _advance_stages(batch, rows, table, loops, own, codes)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
@@ -222,7 +230,8 @@ def _advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, ow
             at_last = loops[:decoding] >= own[:, columns.LAST]
             leaves = stops & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
             trailing = trailing.masked_fill(leaves, lanes.idle)
-        if decoding < stage.shape[0]:
+        # which of the two is smaller must not become part of a compiled pass
+        if torch.compiler.is_compiling() or decoding < stage.shape[0]:
             stage[:decoding] = trailing
         else:
             stage = trailing

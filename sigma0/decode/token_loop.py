@@ -28,10 +28,9 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.late import LAG, LateRunner
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.runner import EagerRunner
+from sigma0.decode.runner import EagerRunner, Step
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
@@ -237,49 +236,36 @@ class TokenLoop:
             positions = where + to_device(self.offsets[going], lanes.device)
             own = token_ids.index_select(0, index).clamp_min(0)
             lanes.enter(lanes.lane_of(index, where), self.model.enter(own, positions), where, positions)
-        return self._take(lines, first.logits)
+        return self._take(Step(np.array(lines, dtype=np.int64), batch, read=first.logits))
 
     @torch.no_grad()
     def _step(self) -> tuple[Emission, ...] | None:
-        runner, cache = self.runner, self.cache
-        if isinstance(runner, LateRunner):
-            return self._step_late(runner)
-        cache.reserve_positions(cache.length)
-        _, decoding = runner.live()
-        looped = runner.loop(cache.length)
-        if looped is None:
-            return None
-        self.tail_passes = 0 if decoding else self.tail_passes + 1
-        if self.record is not None:
-            self.record.after_pass(looped[1], cache.length)
-        return self._settle(*looped)
-
-    def _step_late(self, runner: LateRunner) -> tuple[Emission, ...] | None:
-        """As `_step`, of a step that was launched before; once all sequences have ended, what is left is not read."""
+        """A step; once all sequences have ended, what is left is not read."""
         if len(self._over) == len(self.lengths):
             return None
-        cache, longest = self.cache, self.cache.length + LAG
-        if self.max_length is not None:
-            longest = max(cache.length, min(longest, self.max_length - 1 - self.shift))
+        runner, cache = self.runner, self.cache
+        longest = cache.length
+        if runner.lag:
+            ahead = longest + runner.lag
+            longest = ahead if self.max_length is None else min(ahead, self.max_length - 1 - self.shift)
+        longest = max(longest, cache.length)
         cache.reserve_positions(longest)
-        step = runner.advance(longest, self.choice)
+        step = runner.step(longest, self.choice)
         if step is None:
             return None
         self.tail_passes = 0 if step.decoding else self.tail_passes + 1
-        return self._take([line for line in step.lines.tolist() if line[SEQUENCE] not in self._over])
+        if self.record is not None:
+            self.record.after_pass(step.looped, cache.length)
+        return self._take(step) if len(step.lines) else ()
 
-    def _settle(self, batch: Batch, looped: Looped) -> tuple[Emission, ...]:
-        """Reads, samples and feeds back."""
-        which = self.runner.to_read(looped)
-        if not len(which):
-            return ()
-        lines, logits = self.runner.settle(batch, looped, which, self.choice)
-        return self._take(to_host(lines).tolist(), logits)
-
-    def _take(self, lines: list[list[int]], logits: Tensor | None = None) -> tuple[Emission, ...]:
+    def _take(self, step: Step) -> tuple[Emission, ...]:
         """Notes what a step emitted; the tokens that are final."""
         emissions, final, over = [], [], []
+        lines = step.lines.tolist()
         for row, (emitted, sequence, token_id, depth, fed_at, why, ends, stands, fresh) in enumerate(lines):
+            if sequence in self._over:
+                # what was under way when it ended
+                continue
             if token_id == BROKEN:
                 raise FloatingPointError(NOT_FINITE)
             if fresh:
@@ -302,6 +288,7 @@ class TokenLoop:
             self._over.update(over)
             self.runner.lanes.suspend(over)
         if final and self.record is not None:
+            logits = step.logits
             assert logits is not None
             self._record(emissions, logits if len(final) == len(lines) else logits[final])
         return tuple(emissions)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
+from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
 from sigma0.decode.runner import Choice
+from sigma0.decode.settings import Program
 from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Batch, Looped, run_loop, settle, settle_verified
 
 # Columns of the last line: rows of the loop, those of them that decoded, rows that had to be read; and after the step
@@ -17,22 +19,28 @@ from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Batch, Loope
 ROWS, DECODING, READ, LIVE, SEQUENCES, _COUNTS = range(6)
 
 
-def whole_step(batch: Batch, count: int, choice: Choice) -> Tensor:
-    """A loop of every live lane, and all that follows from it; sequences that end are suspended.
+def whole_step(batch: Batch, count: int, choice: Choice, decoding: int | None = None) -> tuple[Tensor, Tensor]:
+    """A loop of every live lane, and all that follows from it.
 
     Args:
         batch: What the step works on. Under `drop` with an attention that picks planes, `placement.exits` is there.
-        count: Bound on the live lanes, at most S T.
+        count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
+        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is, and sequences that
+            end are suspended here.
 
     Returns:
         int64 `[K + 1, 9]`: what the step emits of every row that may have been read, EMITTED and FRESH 0 where it was
-        not; and a last line of counts.
+        not, and a last line of counts; and the logits of those rows, `[K, V]`.
     """
     lanes, program = batch.lanes, batch.program
-    # the head reads all rows once where both the rule and the drafts need it
-    decoding = count if program.margin and program.verify else min(count, lanes.sequences)
-    looped = run_loop(batch, count, decoding, padded=True)
+    padded = decoding is None
+    if program.margin and program.verify:
+        # the head reads all rows once where both the rule and the drafts need it
+        decoding = count
+    elif decoding is None:
+        decoding = min(count, lanes.sequences)
+    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded)
     if program.drops:
         _leave(batch, looped)
     reads = _reads(batch, looped, count if program.verify else decoding)  # [K]
@@ -41,15 +49,30 @@ def whole_step(batch: Batch, count: int, choice: Choice) -> Tensor:
     own = Looped(
         rows, looped.table, looped.sequences, looped.loops, looped.hidden, looped.codes, looped.logits, None, None
     )
-    token_ids, stands, ends, _ = choice.choose(batch, own, which)
+    token_ids, stands, ends, logits = choice.choose(batch, own, which)
     if program.verify:
         lines = settle_verified(batch, own, which, token_ids, stands, ends, reads)
     else:
         lines = settle(batch, own, which, token_ids, ends, reads)
-    over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
-    over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
-    lanes.suspend_where(over > 0)
-    return torch.cat([lines, _counted(batch, looped, reads)[None]])
+    if padded:
+        # the next step may be launched before the host has seen who ended
+        over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
+        over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
+        lanes.suspend_where(over > 0)
+    return torch.cat([lines, _counted(batch, looped, reads)[None]]), logits
+
+
+def take_lines(lines: Ints, program: Program, counts: PassCounts) -> tuple[Ints, Ints]:
+    """What a step has emitted and fed, `[N, 9]`, and its line of counts, which are added up."""
+    lines, counted = lines[:-1], lines[-1]
+    rows = int(counted[ROWS])
+    counts.passes += rows > 0
+    counts.rows += rows
+    if program.margin:
+        counts.head_rows += int(counted[DECODING])
+    if not program.margin or program.verify:
+        counts.head_rows += int(counted[READ])
+    return lines, counted
 
 
 def _reads(batch: Batch, looped: Looped, count: int) -> Tensor:
