@@ -32,7 +32,7 @@ class RowPlaces:
         sequences: int64 `[R]`.
         cache_positions: Cache position of each row, -1 of rows that are nobody's, int64 `[R]`.
         planes: Loop of each, counted from 0, int64 `[R]`.
-        size: Cache positions of a block.
+        count: Blocks of a plane, which all are of one size.
         blocks: Block table, int64 `[S, n]`; None where block s is all of sequence s.
         starts: First cache position of each sequence that is no pad, int64 `[S]`; None where there are no pads.
         seen: Which cache positions are no pads, bool `[S, C]`, where pads lie after a start too; else None.
@@ -42,7 +42,7 @@ class RowPlaces:
     sequences: Tensor
     cache_positions: Tensor
     planes: Tensor
-    size: int
+    count: int
     blocks: Tensor | None = None
     starts: Tensor | None = None
     seen: Tensor | None = None
@@ -68,7 +68,7 @@ def attend_rows(
     """Writes the K/V of rows, then attends; in a compiled graph the operator `sigma0::attend_rows`.
 
     Args:
-        keys: Keys of one layer, `[planes, positions, H_kv, d]`, contiguous; written.
+        keys: Keys of one layer, `[planes, positions, H_kv, d]`, contiguous; written. The last position is nobody's.
         values: As `keys`.
         query: `[R, H, d]`.
         new_keys: `[R, H_kv, d]`.
@@ -89,7 +89,7 @@ def attend_rows(
         rows.sequences,
         rows.cache_positions,
         rows.planes,
-        rows.size,
+        rows.count,
         rows.blocks,
         rows.starts,
         rows.seen,
@@ -108,7 +108,7 @@ def _attend_rows(
     sequences: Tensor,
     cache_positions: Tensor,
     planes: Tensor,
-    size: int,
+    count: int,
     blocks: Tensor | None,
     starts: Tensor | None,
     seen: Tensor | None,
@@ -119,7 +119,8 @@ def _attend_rows(
     query, new_keys, new_values = query.contiguous(), new_keys.contiguous(), new_values.contiguous()
     sequences, cache_positions, planes = sequences.contiguous(), cache_positions.contiguous(), planes.contiguous()
     output = torch.empty_like(query)
-    count, heads, width = query.shape
+    rows, heads, width = query.shape
+    positions = keys.shape[1]
     _compiled(query.dtype, width)(
         keys.data_ptr(),
         values.data_ptr(),
@@ -134,11 +135,11 @@ def _attend_rows(
         None if starts is None else starts.data_ptr(),
         None if seen is None else seen.data_ptr(),
         None if exits is None else exits.data_ptr(),
-        count,
+        rows,
         heads,
         keys.shape[2],
-        size,
-        keys.shape[1],
+        (positions - 1) // count,
+        positions,
         0 if blocks is None else blocks.shape[1],
         0 if seen is None else seen.shape[1],
         0 if exits is None else exits.shape[1],
@@ -169,7 +170,7 @@ def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) 
 _LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "attend_rows(Tensor(a!) keys, Tensor(b!) values, Tensor query, Tensor new_keys, Tensor new_values, "
-    "Tensor sequences, Tensor cache_positions, Tensor planes, SymInt size, Tensor? blocks, Tensor? starts, "
+    "Tensor sequences, Tensor cache_positions, Tensor planes, int count, Tensor? blocks, Tensor? starts, "
     "Tensor? seen, Tensor? exits, float scaling) -> Tensor"
 )
 _LIBRARY.impl("attend_rows", _attend_rows, "CPU")  # type: ignore[no-untyped-call]

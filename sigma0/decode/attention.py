@@ -125,8 +125,9 @@ class PassRows:
         cache_positions = at.cache_positions
         if self._live is not None:
             cache_positions = torch.where(self._live, cache_positions, -1)
+        count = (place.total - 1) // place.size
         return RowPlaces(
-            at.sequences, cache_positions, at.loops, place.size, place.blocks, place.starts, place.seen, place.exits
+            at.sequences, cache_positions, at.loops, count, place.blocks, place.starts, place.seen, place.exits
         )
 
     def _on(self, device: torch.device) -> RowIndices:

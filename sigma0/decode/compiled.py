@@ -193,7 +193,7 @@ class CompiledRunner(EagerRunner):
         if not fits or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
             self._stamp = stamp
             self._bound = {}
-            self._most = max(_SHORTEST, _bucket(longest))
+            self._most = max(_SHORTEST, 1 << (longest - 1).bit_length())
             self.model.reserve_positions(self._most, lanes.hidden)
         return batch
 
@@ -203,7 +203,7 @@ class CompiledRunner(EagerRunner):
         fixed = self._fixed(batch)
 
         def step(live: Tensor, waiting: Tensor) -> list[Tensor]:
-            return list(whole_step(_over_planes(fixed), len(live), choice, len(waiting)))
+            return list(whole_step(fixed, len(live), choice, len(waiting)))
 
         return self._ready(name, step, given, batch, choice, "a step")
 
@@ -211,7 +211,7 @@ class CompiledRunner(EagerRunner):
         fixed = self._fixed(batch)
 
         def loop(live: Tensor, waiting: Tensor) -> list[Tensor]:
-            looped = run_loop(_over_planes(fixed), len(live), len(waiting), bounded=True)
+            looped = run_loop(fixed, len(live), len(waiting), bounded=True)
             codes = torch.zeros_like(looped.loops)
             codes[: len(waiting)] = looped.codes
             columns = [part[:, None] for part in (looped.sequences, looped.loops, codes)]
@@ -255,11 +255,9 @@ class CompiledRunner(EagerRunner):
         Returns:
             What it returns; None where it cannot be compiled, from where on every step is eager.
         """
-        flexible = [tensor for layer in batch.layers for tensor in tensors_of(layer)]
-        if batch.placement.exits is not None:
-            flexible.append(batch.placement.exits)
+        planes, exits = tensors_of(batch.layers), tensors_of(batch.placement.exits)
         parts = [self.lanes, self.settings, batch.placement, None if choice is None else choice.tensors]
-        state = flexible + [*tensors_of(parts), self._no_starts]
+        state = [*planes, *tensors_of(parts), self._no_starts]
         key = (
             name,
             self.program,
@@ -269,7 +267,7 @@ class CompiledRunner(EagerRunner):
             self.settings.spiral,
             self._weights,
             torch.get_num_threads(),
-            state_key(state, flexible),
+            state_key(state, planes + exits),
         )
         known = self._programs.programs.get(key)
         results = None
@@ -277,7 +275,7 @@ class CompiledRunner(EagerRunner):
             some = "one row" if len(given[0]) == 1 else "some rows"
             try:
                 with self._announce(f"{what}, {some}"):
-                    known, results = compile_program(function, given, state, flexible, model_tensors(self.model))
+                    known, results = compile_program(function, given, state, planes, exits, model_tensors(self.model))
             except Exception as error:  # whatever dynamo, inductor or a compiler may raise
                 self.chosen = RunnerChoice("eager", f"{what} could not be compiled: {first_line(_cause(error))}")
                 warnings.warn(self.chosen.reason, stacklevel=2)
@@ -294,22 +292,6 @@ class CompiledRunner(EagerRunner):
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )
-
-
-def _over_planes(batch: Batch) -> Batch:
-    """The batch with sizes that are read from the planes, which need not be those that a program was compiled with."""
-    layer = batch.layers[0]
-    total = layer.flat_keys.shape[1]
-    place, size = batch.placement, (total - 1) // layer.blocks
-    placement = Placement(size, total, place.blocks, starts=place.starts, exits=place.exits)
-    return Batch(
-        batch.model, batch.lanes, batch.settings, batch.program, batch.layers, placement, batch.longest, batch.ops
-    )
-
-
-def _bucket(rows: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << (rows - 1).bit_length()
 
 
 def _programs_of(model: LoopedModel) -> ModelPrograms:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 # Shapes are the runner's business (`state_key`), so nothing is checked again in every call.
-_OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+_OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True}
 
 
 class BoundProgram:
@@ -105,6 +105,7 @@ def compile_program(
     function: Callable[..., Sequence[Tensor]],
     given: Sequence[Tensor],
     state: Sequence[Tensor],
+    opaque: Sequence[Tensor],
     flexible: Sequence[Tensor],
     constants: Sequence[Tensor],
 ) -> tuple[StateProgram, list[Tensor]]:
@@ -114,6 +115,7 @@ def compile_program(
         function: Of the given tensors, and of a state that it knows; it changes that in place, and returns none of it.
         given: Arguments, of one row each, or of any number from two on.
         state: Tensors of the state.
+        opaque: Those of them that are only handed to `sigma0::attend_rows`, which looks at their sizes itself.
         flexible: Those of them whose second size may be any.
         constants: Tensors that are the same for every state: the model's.
 
@@ -121,13 +123,16 @@ def compile_program(
         The program, and the results of this first run.
 
     Raises:
-        RuntimeError: If the function reads any other tensor: another runner would read it too.
+        RuntimeError: If the function reads any other tensor, which another runner would read too, or an opaque one.
     """
     recorded: dict[str, Any] = {}
 
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         call = generate_code(graph, examples)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        recorded["read"] = [
+            any(user.target is not torch.ops.sigma0.attend_rows for user in node.users) for node in placeholders
+        ]
         recorded["examples"] = [node.meta["example_value"] for node in placeholders]
         recorded["sources"] = [node.meta["grapharg"].source.name for node in placeholders]
 
@@ -150,7 +155,7 @@ def compile_program(
     inputs, examples = list(recorded["inputs"]), recorded["examples"]
     places = {id(tensor): which for which, tensor in enumerate(state)}
     arguments = {id(tensor): which for which, tensor in enumerate(given)}
-    known = set(map(id, constants))
+    known, hidden = set(map(id, constants)), set(map(id, opaque))
     of_state, of_given, sizes, lengths = [], [], [], []
     for place, value in enumerate(inputs):
         if isinstance(value, int):
@@ -159,6 +164,8 @@ def compile_program(
             of_given.append((place, arguments[id(value)]))
             lengths += [(size, arguments[id(value)]) for size in _places_of(examples[place].shape[0], examples)]
         elif id(value) in places:
+            if id(value) in hidden and recorded["read"][place]:
+                raise RuntimeError(f"input {place} is read by something else than attention")
             of_state.append((place, places[id(value)]))
             if value.dim() > 1:
                 sizes += [(size, places[id(value)]) for size in _places_of(examples[place].shape[1], examples)]
