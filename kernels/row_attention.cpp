@@ -8,33 +8,36 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-using Vec = at::vec::Vectorized<float>;
+// What sums are kept in.
+using Real = std::conditional_t<std::is_same_v<ELEMENT, double>, double, float>;
+using Vec = at::vec::Vectorized<Real>;
 constexpr int64_t LANES = Vec::size();
 constexpr int64_t PARTS = (HEAD_DIM + LANES - 1) / LANES;
 constexpr int64_t PADDED = PARTS * LANES;
 // Multiplications that are worth a thread.
 constexpr int64_t THREAD_WORK = 1 << 17;
 
-// HEAD_DIM numbers as float32; the rest of the last vector is 0.
+// HEAD_DIM numbers; the rest of the last vector is 0.
 struct Head {
   Vec part[PARTS];
 };
 
-inline Vec load_whole(const float* from) {
-  return Vec::loadu(from);
-}
-
-template <typename Half>
-inline Vec load_whole(const Half* from) {
-  Vec wide;
-  if constexpr (std::is_same_v<Half, at::BFloat16>) {
-    at::vec::load_fp32_from_bf16(from, wide);
+template <typename Number>
+inline Vec load_whole(const Number* from) {
+  if constexpr (std::is_same_v<Number, Real>) {
+    return Vec::loadu(from);
   } else {
-    at::vec::load_fp32_from_fp16(from, wide);
+    Vec wide;
+    if constexpr (std::is_same_v<Number, at::BFloat16>) {
+      at::vec::load_fp32_from_bf16(from, wide);
+    } else {
+      at::vec::load_fp32_from_fp16(from, wide);
+    }
+    return wide;
   }
-  return wide;
 }
 
 inline Head load_head(const ELEMENT* from) {
@@ -43,34 +46,34 @@ inline Head load_head(const ELEMENT* from) {
     head.part[i] = load_whole(from + i * LANES);
   }
   if constexpr (HEAD_DIM % LANES != 0) {
-    alignas(64) float last[LANES] = {};
+    alignas(64) Real last[LANES] = {};
     for (int64_t i = 0; i < HEAD_DIM % LANES; ++i) {
-      last[i] = static_cast<float>(from[(PARTS - 1) * LANES + i]);
+      last[i] = static_cast<Real>(from[(PARTS - 1) * LANES + i]);
     }
     head.part[PARTS - 1] = Vec::loadu(last);
   }
   return head;
 }
 
-inline float sum_of(const Vec& values) {
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, values);
+inline Real sum_of(const Vec& values) {
+  return at::vec::vec_reduce_all<Real>([](Vec& a, Vec& b) { return a + b; }, values);
 }
 
 // Softmax numerators of `count` scores in place; their sum.
-inline float exponentials(float* scores, int64_t count) {
-  float largest = -std::numeric_limits<float>::infinity();
+inline Real exponentials(Real* scores, int64_t count) {
+  Real largest = -std::numeric_limits<Real>::infinity();
   for (int64_t i = 0; i < count; ++i) {
     // NaN stays
     largest = scores[i] <= largest ? largest : scores[i];
   }
-  Vec total(0.0f);
+  Vec total(0);
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
     const Vec numerators = (Vec::loadu(scores + i) - Vec(largest)).exp();
     numerators.store(scores + i);
     total = total + numerators;
   }
-  float sum = sum_of(total);
+  Real sum = sum_of(total);
   for (; i < count; ++i) {
     scores[i] = std::exp(scores[i] - largest);
     sum += scores[i];
@@ -114,7 +117,7 @@ struct Places {
 // One head of a row: softmax over the positions of (q k) v.
 inline void attend(
     const ELEMENT* query, const ELEMENT* keys, const ELEMENT* values, const std::vector<int64_t>& at, int64_t stride,
-    float scaling, float* scores, ELEMENT* output) {
+    Real scaling, Real* scores, ELEMENT* output) {
   const int64_t count = static_cast<int64_t>(at.size());
   Head own = load_head(query);
   for (auto& part : own.part) {
@@ -128,10 +131,10 @@ inline void attend(
     }
     scores[i] = sum_of(products);
   }
-  const Vec share(1.0f / exponentials(scores, count));
+  const Vec share(1 / exponentials(scores, count));
   Head sums;
   for (auto& part : sums.part) {
-    part = Vec(0.0f);
+    part = Vec(0);
   }
   for (int64_t i = 0; i < count; ++i) {
     const Head value = load_head(values + at[i] * stride);
@@ -140,7 +143,7 @@ inline void attend(
       sums.part[j] = at::vec::fmadd(weight, value.part[j], sums.part[j]);
     }
   }
-  alignas(64) float wide[PADDED];
+  alignas(64) Real wide[PADDED];
   for (int64_t j = 0; j < PARTS; ++j) {
     (sums.part[j] * share).store(wide + j * LANES);
   }
@@ -153,7 +156,7 @@ extern "C" void attend_rows(
     ELEMENT* keys, ELEMENT* values, const ELEMENT* query, const ELEMENT* new_keys, const ELEMENT* new_values,
     ELEMENT* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,
     const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t heads, int64_t kv_heads,
-    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, float scaling,
+    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, double scaling,
     int64_t threads) {
   const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
   const int64_t stride = kv_heads * HEAD_DIM, group = heads / kv_heads;
@@ -171,7 +174,7 @@ extern "C" void attend_rows(
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     std::vector<int64_t> at;
-    std::vector<float> scores;
+    std::vector<Real> scores;
     int64_t known = -1;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < rows * kv_heads; ++task) {
@@ -189,7 +192,7 @@ extern "C" void attend_rows(
       for (int64_t head = 0; head < group; ++head) {
         attend(
             query + (row * heads + kv_head * group + head) * HEAD_DIM, keys + kv_head * HEAD_DIM,
-            values + kv_head * HEAD_DIM, at, stride, scaling, scores.data(), own + head * HEAD_DIM);
+            values + kv_head * HEAD_DIM, at, stride, static_cast<Real>(scaling), scores.data(), own + head * HEAD_DIM);
       }
     }
   }

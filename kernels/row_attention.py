@@ -1,7 +1,8 @@
 """Attention of the rows of a pass on a CPU: `depth_attention.py` in C++, which also writes the rows' own K/V.
 
 Formula and reference are those of `depth_attention.py`. Each row reads K/V in place, wherever its blocks lie, and every
-head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32. torch's own attention
+head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32,
+in float64 for such K/V. torch's own attention
 takes one call for each stretch of a plane, 10 us each (`span_attention.py`, which needs no compiler).
 
 The source is compiled for a dtype and a head width when they are first used, and kept by inductor.
@@ -20,7 +21,7 @@ from torch import Tensor
 from sigma0.errors import first_line
 from sigma0.kernels.cpp_compiler import compiler
 
-_ELEMENTS = {torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
+_ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
 _POINTERS, _SIZES = 13, 8
 
 
@@ -157,7 +158,7 @@ def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
     text = Path(__file__).with_suffix(".cpp").read_text()
     library = CppCodeCache.load(f"#define ELEMENT {_ELEMENTS[dtype]}\n#define HEAD_DIM {width}\n{text}")
     function: Callable[..., None] = library.attend_rows
-    function.argtypes = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_float, ctypes.c_int64]  # type: ignore[attr-defined]
+    function.argtypes = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]  # type: ignore[attr-defined]
     function.restype = None  # type: ignore[attr-defined]
     return function
 

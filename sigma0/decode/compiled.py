@@ -21,7 +21,7 @@ from sigma0.decode.prefill import Prefill
 from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, model_tensors, state_key, tensors_of
 from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import EMITTED, FRESH, Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import EMITTED, FRESH, Batch, Looped, run_loop, run_prefill, settle, settle_verified
 from sigma0.decode.whole_step import take_lines, whole_step
 from sigma0.errors import first_line
 
@@ -70,12 +70,14 @@ class CompiledRunner(EagerRunner):
         self._bound: dict[Name, BoundProgram] = {}
         self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
+        self._held: tuple[object, ...] = ()
         # of the last loop; None where it was eager
         self._lines: Ints | None = None
         self._most = 0
         with torch.inference_mode(False):
             self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
-            self._numbers = torch.arange(lanes.count)
+            numbers = torch.arange(lanes.count)
+        self._first = [numbers[:count] for count in range(lanes.count + 1)]
 
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""
@@ -84,33 +86,33 @@ class CompiledRunner(EagerRunner):
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """See `EagerRunner.step`; as one program where the head is read in every pass anyway."""
-        in_one = self.program.margin and not beside and self.chosen.name == "compile" and self._can_settle(choice)
-        if not in_one:
-            return super().step(longest, choice, beside)
+        in_one = self.program.margin and self.chosen.name == "compile" and self._can_settle(choice)
         live, waiting = self.live()
-        if not live:
-            return None
+        if not in_one or not live:
+            return super().step(longest, choice, beside)
         batch = self._current(longest)
+        if beside:
+            self._run_prefill(batch, beside)
         self._bind_choice(choice)
         given = self._counted(live, waiting)
         name = ("step", *(len(numbers) > 1 for numbers in given))
         program = self._bound.get(name)
         results = self._compile_step(name, batch, choice, given) if program is None else program(*given)
         if results is None:
-            return super().step(longest, choice, beside)
+            return super().step(longest, choice)
         lines, _ = take_lines(results[0].numpy(), self.program, self.counts)
         rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
         return Step(lines[rows], waiting, None, results[1], rows)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
-        """See `EagerRunner.loop`; a pass with prefill is eager, since it has its own shape every time."""
+        """See `EagerRunner.loop`; prefill, which is of another shape every time, runs eagerly before the lanes."""
         self._lines = None
-        if beside or self.chosen.name == "eager":
-            return super().loop(longest, beside)
         live, waiting = self.live()
-        if not live:
-            return None
+        if not live or self.chosen.name == "eager":
+            return super().loop(longest, beside)
         batch = self._current(longest)
+        if beside:
+            self._run_prefill(batch, beside)
         given = self._counted(live, waiting)
         name = ("loop", *(len(numbers) > 1 for numbers in given))
         program = self._bound.get(name)
@@ -124,6 +126,10 @@ class CompiledRunner(EagerRunner):
         looped = Looped(*parts, *[None] * (9 - len(parts)))
         self._count_loop(looped, live, waiting)
         return batch, looped
+
+    def _run_prefill(self, batch: Batch, beside: Prefill) -> None:
+        self.counts.prompt_rows += len(beside)
+        run_prefill(batch, beside)
 
     def to_read(self, looped: Looped) -> Tensor:
         """See `EagerRunner.to_read`."""
@@ -171,13 +177,13 @@ class CompiledRunner(EagerRunner):
     def _counted(self, live: int, waiting: int) -> list[Tensor]:
         """The numbers of the live rows, and of those that may have to be read: one, or some number from two on."""
         bound = 1 if self.lanes.sequences == 1 or live == 1 else max(2, waiting)
-        return [self._numbers[:live], self._numbers[:bound]]
+        return [self._first[live], self._first[bound]]
 
     def _current(self, longest: int) -> Batch:
         """What the next step works on; programs are bound anew where some tensor was replaced."""
         batch = self.batch(longest)
         place, settings, lanes = batch.placement, self.settings, self.lanes
-        stamp = (
+        held = (
             batch.layers[0].flat_keys,
             place.starts,
             place.blocks,
@@ -189,9 +195,10 @@ class CompiledRunner(EagerRunner):
             lanes.paths,
             place.exits,
         )
-        fits = longest <= self._most and len(stamp) == len(self._stamp)
-        if not fits or any(new is not old for new, old in zip(stamp, self._stamp, strict=True)):
-            self._stamp = stamp
+        stamp = tuple(map(id, held))
+        if longest > self._most or stamp != self._stamp:
+            # kept, so that no other tensor can come to have the id of one of them
+            self._held, self._stamp = held, stamp
             self._bound = {}
             self._most = max(_SHORTEST, 1 << (longest - 1).bit_length())
             self.model.reserve_positions(self._most, lanes.hidden)

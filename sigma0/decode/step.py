@@ -148,6 +148,14 @@ def run_loop(
     return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates)
 
 
+def run_prefill(batch: Batch, beside: Prefill) -> None:
+    """One loop of prefill by itself; before that of the lanes, which read what it writes."""
+    none = torch.zeros(0, dtype=torch.int64, device=batch.lanes.device)
+    rows = beside.behind(RowIndices(none, none, none, none))
+    view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest)
+    beside.loop(batch.model, view, batch.lanes.hidden[:0])
+
+
 def _loop_end(
     batch: Batch, raw: Tensor, previous: Tensor, rows: Tensor, sequences: Tensor
 ) -> tuple[Tensor, LoopEndOutput | None]:

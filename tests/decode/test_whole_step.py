@@ -12,7 +12,7 @@ from sigma0 import ExitConfig
 from sigma0.decode import late, runners
 from sigma0.decode import runner as runner_module
 from sigma0.decode.lanes import STAGE
-from sigma0.decode.late import LAG, LateRunner
+from sigma0.decode.late import LateRunner
 from sigma0.decode.ops import depth_attention_reference
 from sigma0.decode.programs import tensors_of
 from sigma0.decode.repetition import CollapseStop
@@ -140,7 +140,7 @@ def test_lines_and_state_are_the_eager_runners(batch, draws, noted, monkeypatch)
             expected = eager_lines(eager)
             count = rng.randrange(live, whole.runner.lanes.count + 1)
             with torch.no_grad():
-                lines = whole_step(whole.runner.batch(LONGEST), count, whole.choice).tolist()
+                lines = whole_step(whole.runner.batch(LONGEST), count, whole.choice)[0].tolist()
             assert meaningful(lines[:-1]) == meaningful(expected)
             assert_same_state(whole, eager)
             assert lines[-1][0] == live and lines[-1][3] == eager.runner.live()[0]
@@ -383,7 +383,7 @@ def test_one_copy_a_pass_and_state_that_stays_in_place(after_exit, late_on_cpu, 
         next(run)
     assert places() == before
     # of each pass that was read, and of those under way
-    assert len(copies) == loop.cache.counts.passes + LAG
+    assert len(copies) == loop.cache.counts.passes + LateRunner.lag
     monkeypatch.setattr(loop.runner.lanes, "stages", stages)
     run.close()
 
@@ -438,9 +438,9 @@ def test_a_step_is_one_graph(after_exit):
     eager, compiled = loops
     batch, count = compiled.runner.batch(LONGEST), compiled.runner.lanes.count
     whole = torch.compile(
-        lambda: whole_step(batch, count, compiled.choice), fullgraph=True, dynamic=False, backend="aot_eager"
+        lambda: whole_step(batch, count, compiled.choice)[0], fullgraph=True, dynamic=False, backend="aot_eager"
     )
     for _ in range(4):
         with torch.no_grad():
             lines = whole().tolist()
-            assert lines == whole_step(eager.runner.batch(LONGEST), count, eager.choice).tolist()
+            assert lines == whole_step(eager.runner.batch(LONGEST), count, eager.choice)[0].tolist()

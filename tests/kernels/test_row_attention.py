@@ -1,0 +1,194 @@
+"""Attention of rows on a CPU, against the formula in plain torch."""
+
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sigma0.kernels import row_attention
+from sigma0.kernels.depth_attention import DepthRows, depth_attention_reference
+from sigma0.kernels.row_attention import RowPlaces, attend_rows
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+PLANES, SIZE, PER_SEQUENCE = 4, 8, 6
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def by_block(flat, blocks):
+    """`[planes, blocks, H_kv, size, d]`, as the reference takes K/V."""
+    return flat[:, :-1].view(PLANES, blocks, -1, *flat.shape[2:]).transpose(2, 3)
+
+
+def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, exits=True, holes=True, rows=7):
+    """Planes, new K/V, queries and the places of rows; everything that no row may see is NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences, positions = 3, SIZE * PER_SEQUENCE
+    blocks = sequences * PER_SEQUENCE if paged else sequences
+    shape = (PLANES, sequences * positions + 1, kv_heads, width)
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    own = torch.stack(
+        [
+            torch.randint(0, sequences, (rows,), generator=generator),
+            torch.randint(0, positions, (rows,), generator=generator),
+            torch.randint(0, PLANES, (rows,), generator=generator),
+        ]
+    )
+    # no two rows at one place
+    own = torch.unique(own, dim=1)
+    rows = own.shape[1]
+    table = torch.randperm(blocks, generator=generator).view(sequences, -1) if paged else None
+    starts = torch.tensor([0, 3, 9])
+    seen = torch.rand(sequences, positions, generator=generator) > 0.2
+    seen[own[0], own[1]] = True
+    places = RowPlaces(
+        own[0],
+        own[1],
+        own[2],
+        blocks,
+        table,
+        torch.minimum(starts, torch.tensor([own[1][own[0] == each].min() if (own[0] == each).any() else 0 for each in range(3)])),
+        seen if holes else None,
+        torch.randint(0, PLANES, (sequences, positions), generator=generator).int() if exits else None,
+    )
+    query = torch.randn(rows, heads, width, generator=generator).to(dtype)
+    new = [torch.randn(rows, kv_heads, width, generator=generator).to(dtype) for _ in range(2)]
+    return keys, values, query, *new, places
+
+
+def expected(keys, values, query, new_keys, new_values, places, scaling):
+    """The K/V after the rows have written theirs, and the attention of the reference in float64."""
+    keys, values = keys.clone(), values.clone()
+    size = (keys.shape[1] - 1) // places.count
+    sequences, positions = places.sequences, places.cache_positions
+    blocks = sequences if places.blocks is None else places.blocks[sequences, positions // size]
+    flat = blocks * size + positions % size
+    keys[places.planes, flat], values[places.planes, flat] = new_keys, new_values
+    rows = DepthRows(
+        sequences,
+        positions,
+        places.planes,
+        places.starts,
+        places.seen,
+        places.exits,
+        None if places.blocks is None else places.blocks.int(),
+        int(positions.max()) + 1,
+    )
+    wide = [by_block(part.double(), places.count) for part in (keys, values)]
+    return keys, values, depth_attention_reference(query.double(), *wide, rows, scaling)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("width", [8, 24, 32, 128])
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (3, 3), (4, 1)])
+def test_rows_attend_as_the_formula_says(dtype, width, heads, kv_heads):
+    for paged, exits, holes in ((True, True, True), (False, False, False), (True, False, False)):
+        parts = case(1, dtype, heads, kv_heads, width, paged, exits, holes)
+        keys, values, wanted = expected(*parts, 0.3)
+        attended = attend_rows(*parts, 0.3)
+        assert torch.equal(parts[0], keys)
+        assert torch.equal(parts[1], values)
+        torch.testing.assert_close(attended.double(), wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 30))
+def test_any_rows_attend_as_the_formula_says(seed, paged, exits, holes, rows):
+    parts = case(seed, paged=paged, exits=exits, holes=holes, rows=rows)
+    _, _, wanted = expected(*parts, 0.3)
+    torch.testing.assert_close(attend_rows(*parts, 0.3).double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_reads_nothing_that_it_does_not_see():
+    """Not even to weigh it with 0: 0 times NaN is NaN."""
+    keys, values, query, new_keys, new_values, places = case(5)
+    wanted = attend_rows(keys.clone(), values.clone(), query, new_keys, new_values, places, 0.3)
+    visible = torch.zeros(keys.shape[:2], dtype=torch.bool)
+    for sequence, last, plane in zip(
+        places.sequences.tolist(), places.cache_positions.tolist(), places.planes.tolist(), strict=True
+    ):
+        for position in range(min(int(places.starts[sequence]), last), last + 1):
+            if places.seen[sequence, position]:
+                block = int(places.blocks[sequence, position // SIZE])
+                visible[min(plane, int(places.exits[sequence, position])), block * SIZE + position % SIZE] = True
+    for part in (keys, values):
+        part[~visible] = torch.nan
+    attended = attend_rows(keys, values, query, new_keys, new_values, places, 0.3)
+    assert torch.equal(attended, wanted)
+
+
+def test_rows_of_nobody_write_nothing_and_are_zero():
+    keys, values, query, new_keys, new_values, places = case(3)
+    idle = torch.arange(len(query)) % 3 == 1
+    before = keys.clone()
+    some = RowPlaces(
+        places.sequences,
+        places.cache_positions.masked_fill(idle, -1),
+        places.planes,
+        places.count,
+        places.blocks,
+        places.starts,
+        places.seen,
+        places.exits,
+    )
+    attended = attend_rows(keys, values, query, new_keys, new_values, some, 0.3)
+    kept = RowPlaces(
+        places.sequences[~idle], places.cache_positions[~idle], places.planes[~idle], *list(vars(places).values())[3:]
+    )
+    alone = attend_rows(before, values.clone(), query[~idle], new_keys[~idle], new_values[~idle], kept, 0.3)
+    assert torch.equal(attended[~idle], alone)
+    assert not attended[idle].any()
+    assert torch.equal(keys, before)
+
+
+def test_more_threads_change_nothing():
+    parts = case(2, heads=8, kv_heads=4, width=128, rows=40)
+    alone = attend_rows(*parts, 0.3)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(attend_rows(*parts, 0.3), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_scores_that_are_not_numbers_stay_so_for_their_row():
+    keys, values, query, new_keys, new_values, places = case(4)
+    query[2] = torch.nan
+    attended = attend_rows(keys, values, query, new_keys, new_values, places, 0.3)
+    broken = attended.isnan().flatten(1).any(1)
+    assert broken.tolist() == [row == 2 for row in range(len(query))]
+
+
+def test_where_it_cannot_be_compiled_it_is_said(monkeypatch):
+    def fails(dtype, width):
+        raise RuntimeError("no such header")
+
+    monkeypatch.setattr(row_attention, "_compiled", fails)
+    row_attention.is_available.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no such header"):
+            assert not row_attention.is_available()
+    finally:
+        row_attention.is_available.cache_clear()
+
+
+def test_an_operator_is_one_node_of_a_graph():
+    parts = case(6)
+    graphs = []
+
+    def keep(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    def attend(keys, values, query, new_keys, new_values):
+        return attend_rows(keys, values, query, new_keys, new_values, parts[-1], 0.3)
+
+    twin = [part.clone() for part in parts[:2]]
+    wanted = attend_rows(*twin, *parts[2:], 0.3)
+    found = torch.compile(attend, backend=keep, fullgraph=True)(*parts[:-1])
+    assert torch.equal(found, wanted)
+    assert [node.target for node in graphs[0].graph.nodes if node.op == "call_function"].count(
+        torch.ops.sigma0.attend_rows
+    ) == 1
