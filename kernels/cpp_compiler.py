@@ -1,10 +1,31 @@
-"""The C++ compiler of this machine, for attention on a CPU and for compiled steps."""
+"""The C++ compiler of this machine: for the rows of a pass on a CPU, and for compiled steps."""
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 
 def compiler() -> str | None:
     """The C++ compiler that inductor would call; None where there is none."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
+
+
+def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:
+    """A function of a source file in this folder, compiled for this CPU and kept by inductor.
+
+    Args:
+        source: Name of the file.
+        name: Of the function, which returns nothing.
+        arguments: ctypes types of its arguments.
+        **definitions: What is defined in front of the source.
+    """
+    from torch._inductor.codecache import CppCodeCache
+
+    lines = [f"#define {key} {value}" for key, value in definitions.items()]
+    text = Path(__file__).with_name(source).read_text()
+    function: Any = getattr(CppCodeCache.load("\n".join([*lines, text])), name)
+    function.argtypes, function.restype = list(arguments), None
+    return function  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Attention of the rows of a pass on a CPU: `depth_attention.py` in C++, which also writes the rows' own K/V.
 
 Formula and reference are those of `depth_attention.py`. Each row reads K/V in place, wherever its blocks lie, and every
-head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32,
-in float64 for such K/V. torch's own attention
-takes one call for each stretch of a plane, 10 us each (`span_attention.py`, which needs no compiler).
+head of K/V once: 2 (c - start + 1) d b bytes for each row and K/V head. The sums are in float32, or in
+float64 for such K/V. torch's own attention takes one call for each stretch of a plane, 10 us each (`span_attention.py`,
+which needs no compiler).
 
 The source is compiled for a dtype and a head width when they are first used, and kept by inductor.
 """
@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sigma0.errors import first_line
-from sigma0.kernels.cpp_compiler import compiler
+from sigma0.kernels.cpp_compiler import compiler, load
 
 _ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
 _POINTERS, _SIZES = 13, 8
@@ -153,14 +152,8 @@ def _attend_rows(
 @lru_cache
 def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
     """The function of a dtype and a head width."""
-    from torch._inductor.codecache import CppCodeCache
-
-    text = Path(__file__).with_suffix(".cpp").read_text()
-    library = CppCodeCache.load(f"#define ELEMENT {_ELEMENTS[dtype]}\n#define HEAD_DIM {width}\n{text}")
-    function: Callable[..., None] = library.attend_rows
-    function.argtypes = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]  # type: ignore[attr-defined]
-    function.restype = None  # type: ignore[attr-defined]
-    return function
+    arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
+    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=_ELEMENTS[dtype], HEAD_DIM=width)
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:

@@ -97,7 +97,7 @@ class PassRows:
         self.longest = longest
         self._layers = layers
         self._placement = placement
-        self._ops = ops
+        self.ops = ops
         self._live = live
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._places = None if ops.attend_rows is None else self._placed()
@@ -109,13 +109,13 @@ class PassRows:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
-        if self._ops.attend_rows is not None and self._places is not None:
+        if self.ops.attend_rows is not None and self._places is not None:
             own_keys, own_values = planes.flat_keys, planes.flat_values
-            return self._ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
+            return self.ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
         indices = self._on(keys.device)
         planes.write(self._flat.to(keys.device), keys, values)
-        if self._ops.depth_attention is not None:
-            return self._ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
+        if self.ops.depth_attention is not None:
+            return self.ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
             return depth_attention_reference(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         return span_attention(query, planes.flat_keys, planes.flat_values, self._spans, scaling)

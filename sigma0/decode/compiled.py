@@ -204,9 +204,7 @@ class CompiledRunner(EagerRunner):
             self.model.reserve_positions(self._most, lanes.hidden)
         return batch
 
-    def _compile_step(
-        self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]
-    ) -> list[Tensor] | None:
+    def _compile_step(self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
         fixed = self._fixed(batch)
 
         def step(live: Tensor, waiting: Tensor) -> list[Tensor]:
@@ -228,9 +226,7 @@ class CompiledRunner(EagerRunner):
 
         return self._ready(name, loop, given, batch, None, "a loop")
 
-    def _compile_settle(
-        self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]
-    ) -> list[Tensor] | None:
+    def _compile_settle(self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
         fixed = self._fixed(batch)
 
         def end(lines: Tensor, *read: Tensor) -> list[Tensor]:

@@ -16,6 +16,7 @@ from sigma0.decode.step import EMITTED, FRESH
 from sigma0.decode.transfer import Landing
 from sigma0.decode.whole_step import DECODING, LIVE, SEQUENCES, take_lines, whole_step
 
+
 class LateRunner(EagerRunner):
     """Runs whole steps, and reads each one while the next runs.
     Args:

@@ -14,9 +14,11 @@ class BatchRows(Protocol):
 
     Attributes:
         longest: One more than the largest cache position, or a bound on it.
+        ops: Operations of the pass.
     """
 
     longest: int
+    ops: Operations
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`, on a device."""

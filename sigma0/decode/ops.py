@@ -47,6 +47,7 @@ from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
+from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "SHORTEST",
     "SHRINK",
     "STATISTICS",
+    "TORCH",
     "WARM_UP",
     "WINDOW",
     "Backend",
@@ -129,6 +131,7 @@ class Operations:
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
+        norm_rows: RMS norm of float32 rows there, with what it is added to; else None.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -139,6 +142,7 @@ class Operations:
     leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
+    norm_rows: Callable[..., Tensor] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
     @property
@@ -163,7 +167,7 @@ def _loop_end_in_triton(
 
 
 TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
-CPU = replace(TORCH, attend_rows=attend_rows)
+CPU = replace(TORCH, attend_rows=attend_rows, norm_rows=norm_rows)
 TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
 
 

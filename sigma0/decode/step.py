@@ -138,7 +138,9 @@ def run_loop(
         path = lanes.path_index(sequences, cache_positions)
         lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = hidden
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
-    codes, logits = _decide(batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded and not bounded)
+    codes, logits = _decide(
+        batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded and not bounded
+    )
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
     if padded or bounded:

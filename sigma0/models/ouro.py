@@ -24,7 +24,7 @@ from sigma0.decode.exits import exit_probabilities, select_exits
 from sigma0.decode.finite import check_weights as check_finite
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import LoopEndWeights
+from sigma0.decode.ops import TORCH, LoopEndWeights, operations
 from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
@@ -280,7 +280,8 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
-        return rms_norm(self.model.norm, hidden)
+        ops = TORCH if torch.compiler.is_compiling() else operations(self.backend, hidden.device)
+        return rms_norm(self.model.norm, hidden, ops)
 
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]`."""

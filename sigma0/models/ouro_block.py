@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
+from sigma0.decode.ops import Operations
 from sigma0.models.ouro_config import OuroConfig
 
 
@@ -116,12 +117,16 @@ def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
     return module(hidden_states)  # type: ignore[no-any-return]
 
 
-def rms_norm(module: nn.Module, hidden_states: Tensor) -> Tensor:
-    """`module(hidden_states)`; as `linear`."""
-    if type(module) is OuroRMSNorm and hidden_states.dtype is torch.float32 and is_plain(module):
-        weight = module._parameters["weight"]
-        return torch.rms_norm(hidden_states, weight.shape, weight, module.variance_epsilon)
-    return module(hidden_states)  # type: ignore[no-any-return]
+def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tensor | None = None) -> Tensor:
+    """`module(hidden)` of rows `[R, D]`, added to `residual`; as `linear`."""
+    if type(module) is OuroRMSNorm and hidden.dtype is torch.float32 and is_plain(module):
+        weight: Any = module._parameters["weight"]
+        if ops.norm_rows is not None and not torch.compiler.is_compiling():
+            return ops.norm_rows(hidden, weight, module.variance_epsilon, residual)
+        normed = torch.rms_norm(hidden, weight.shape, weight, module.variance_epsilon)
+    else:
+        normed = module(hidden)
+    return normed if residual is None else residual + normed
 
 
 def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -156,9 +161,11 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         # out of the dictionaries, since looking modules up by attribute takes as long as a small product
         own: dict[str, Any] = self._modules
         mlp = own["mlp"]._modules
-        normed = rms_norm(own["input_layernorm"], hidden_states)
+        ops = rows.ops
+        normed = rms_norm(own["input_layernorm"], hidden_states, ops)
         attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
-        hidden_states = hidden_states + rms_norm(own["input_layernorm_2"], attended)
-        normed = rms_norm(own["post_attention_layernorm"], hidden_states)
+        hidden_states = rms_norm(own["input_layernorm_2"], attended, ops, hidden_states)
+        normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
         gated = mlp["act_fn"](linear(mlp["gate_proj"], normed)) * linear(mlp["up_proj"], normed)
-        return hidden_states + rms_norm(own["post_attention_layernorm_2"], linear(mlp["down_proj"], gated))
+        transformed = linear(mlp["down_proj"], gated)
+        return rms_norm(own["post_attention_layernorm_2"], transformed, ops, hidden_states)

@@ -48,7 +48,9 @@ def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, e
         own[2],
         blocks,
         table,
-        torch.minimum(starts, torch.tensor([own[1][own[0] == each].min() if (own[0] == each).any() else 0 for each in range(3)])),
+        torch.minimum(
+            starts, torch.tensor([own[1][own[0] == each].min() if (own[0] == each).any() else 0 for each in range(3)])
+        ),
         seen if holes else None,
         torch.randint(0, PLANES, (sequences, positions), generator=generator).int() if exits else None,
     )
