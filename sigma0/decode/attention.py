@@ -137,7 +137,7 @@ class PassRows:
 
     @cached_property
     def _flat(self) -> Tensor:
-        """plane * positions + position that each row writes, int64 `[R]`."""
+        """Plane * positions + position that each row writes, int64 `[R]`."""
         at, place = self._indices, self._placement
         position = place.flat(at.sequences, at.cache_positions)
         if self._live is not None:

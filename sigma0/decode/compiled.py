@@ -6,7 +6,7 @@ number of rows from two on.
 """
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -27,8 +27,8 @@ from sigma0.errors import first_line
 
 # Positions that a program is compiled for at least; more take another one for each power of two.
 _SHORTEST = 1024
-# Which program: its part of a step, and whether it takes more than one row of each kind.
-Name = tuple[str | bool, ...]
+# Which program: its part of a step, and whether each of its arguments is of more than one row.
+Name = tuple[str, tuple[bool, ...]]
 # Columns of a row between the two programs: its lane, its line of the table, sequence, loops finished, decision.
 _LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _WIDTH = 0, slice(1, 7), 7, 8, 9, 10
 
@@ -95,7 +95,7 @@ class CompiledRunner(EagerRunner):
             self._run_prefill(batch, beside)
         self._bind_choice(choice)
         given = self._counted(live, waiting)
-        name = ("step", *(len(numbers) > 1 for numbers in given))
+        name = _name("step", given)
         program = self._bound.get(name)
         results = self._compile_step(name, batch, choice, given) if program is None else program(*given)
         if results is None:
@@ -114,7 +114,7 @@ class CompiledRunner(EagerRunner):
         if beside:
             self._run_prefill(batch, beside)
         given = self._counted(live, waiting)
-        name = ("loop", *(len(numbers) > 1 for numbers in given))
+        name = _name("loop", given)
         program = self._bound.get(name)
         results = self._compile_loop(name, batch, given) if program is None else program(*given)
         if results is None:
@@ -156,7 +156,7 @@ class CompiledRunner(EagerRunner):
         given = [torch.from_numpy(self._lines[rows])]
         if looped.logits is not None and not self.program.verify:
             given.append(looped.logits.index_select(0, which))
-        name = ("settle", len(rows) > 1)
+        name = _name("settle", given)
         program = self._bound.get(name)
         results = self._compile_settle(name, batch, choice, given) if program is None else program(*given)
         if results is None:
@@ -295,6 +295,10 @@ class CompiledRunner(EagerRunner):
         return Batch(
             batch.model, batch.lanes, batch.settings, batch.program, batch.layers, place, self._most, batch.ops
         )
+
+
+def _name(part: str, given: Sequence[Tensor]) -> Name:
+    return part, tuple(len(argument) > 1 for argument in given)
 
 
 def _programs_of(model: LoopedModel) -> ModelPrograms:

@@ -6,6 +6,7 @@ under way. Ends by ids and lengths are taken on the device; what the host alone 
 """
 
 from collections import deque
+
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
@@ -19,6 +20,7 @@ from sigma0.decode.whole_step import DECODING, LIVE, SEQUENCES, take_lines, whol
 
 class LateRunner(EagerRunner):
     """Runs whole steps, and reads each one while the next runs.
+
     Args:
         model: The looped model.
         lanes: Tokens in flight.

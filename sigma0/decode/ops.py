@@ -176,8 +176,8 @@ def operations(backend: Backend, device: torch.device) -> Operations:
     """The operations of a backend.
 
     Args:
-        backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch, on a CPU with attention in C++ where there
-            is a compiler.
+        backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch; on a CPU with a C++ compiler with
+            attention and norm in C++.
         device: Where the tensors are.
 
     Raises:

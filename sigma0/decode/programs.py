@@ -5,7 +5,7 @@ every call. Here that walk is recorded: the compiled graph is called with the te
 those that are some runner's own state are replaced by another runner's, in the same places.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -17,24 +17,23 @@ from torch import Tensor, nn
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True}
 
 
+# Place among the inputs of a graph, and which tensor belongs there.
+Places = list[tuple[int, int]]
+
+
 class BoundProgram:
     """A program with the state of one runner.
 
     Args:
         call: The compiled graph.
-        inputs: What it is called with; None where `given` or their sizes belong.
+        inputs: What it is called with; None where an argument or its length belongs.
         given: Place among the inputs, and which argument stands there.
         lengths: Place among the inputs, and of which argument the length stands there.
         outputs: Which output of the graph each result is.
     """
 
     def __init__(
-        self,
-        call: Callable[..., Any],
-        inputs: list[Any],
-        given: list[tuple[int, int]],
-        lengths: list[tuple[int, int]],
-        outputs: list[int],
+        self, call: Callable[..., Any], inputs: list[Any], given: Places, lengths: Places, outputs: list[int]
     ) -> None:
         self._call, self._inputs, self._outputs = call, inputs, outputs
         self._given, self._lengths = given, lengths
@@ -51,35 +50,46 @@ class BoundProgram:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """What a graph is called with.
+
+    Attributes:
+        constants: The model's tensors; None where something else belongs.
+        state: Place among the inputs, and which tensor of the state stands there.
+        sizes: Place among the inputs, and of which tensor of the state the second size stands there.
+        given: As `state`, for arguments.
+        lengths: As `sizes`, for the first size of arguments.
+    """
+
+    constants: list[Any]
+    state: Places
+    sizes: Places
+    given: Places
+    lengths: Places
+
+
+@dataclass(frozen=True)
 class StateProgram:
     """A program that any runner may use whose state has the same `state_key`.
 
     Attributes:
         call: The compiled graph.
-        constants: What it is called with; None where a runner's state or an argument belongs.
-        state: Place among the inputs, and which tensor of the state stands there.
-        sizes: Place among the inputs, and of which tensor of the state the second size stands there.
-        given: As `state`, for arguments.
-        lengths: As `sizes`, for the first size of arguments.
+        inputs: What it is called with.
         outputs: Which output of the graph each result is.
     """
 
     call: Callable[..., Any]
-    constants: list[Any]
-    state: list[tuple[int, int]]
-    sizes: list[tuple[int, int]]
-    given: list[tuple[int, int]]
-    lengths: list[tuple[int, int]]
+    inputs: Inputs
     outputs: list[int]
 
     def bind(self, state: Sequence[Tensor]) -> BoundProgram:
         """The program over this state."""
-        inputs = list(self.constants)
-        for place, which in self.state:
+        inputs = list(self.inputs.constants)
+        for place, which in self.inputs.state:
             inputs[place] = state[which]
-        for place, which in self.sizes:
+        for place, which in self.inputs.sizes:
             inputs[place] = state[which].shape[1]
-        return BoundProgram(self.call, inputs, self.given, self.lengths, self.outputs)
+        return BoundProgram(self.call, inputs, self.inputs.given, self.inputs.lengths, self.outputs)
 
 
 class ModelPrograms:
@@ -130,14 +140,11 @@ def compile_program(
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         call = generate_code(graph, examples)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        recorded["read"] = [
-            any(user.target is not torch.ops.sigma0.attend_rows for user in node.users) for node in placeholders
-        ]
-        recorded["examples"] = [node.meta["example_value"] for node in placeholders]
-        recorded["sources"] = [node.meta["grapharg"].source.name for node in placeholders]
 
         def run(*inputs: Any) -> Any:
-            recorded["call"], recorded["inputs"], recorded["outputs"] = call, inputs, call(*inputs)
+            # before anything has changed
+            recorded["inputs"] = _told_apart(placeholders, inputs, named, state, opaque, constants)
+            recorded["call"], recorded["outputs"] = call, call(*inputs)
             return recorded["outputs"]
 
         return run
@@ -149,56 +156,55 @@ def compile_program(
             torch._dynamo.mark_dynamic(tensor, 0)
     # what is compiled is kept by the code object, so one of its own for each program
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+    named = dict(zip(own.__code__.co_varnames, given, strict=False))
     # sizes that are the same in this run need not be in another
-    with torch.fx.experimental._config.patch(use_duck_shape=False):
+    with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         results = list(torch.compile(own, backend=backend, fullgraph=True, dynamic=False)(*given))
-    inputs, examples = list(recorded["inputs"]), recorded["examples"]
-    places = {id(tensor): which for which, tensor in enumerate(state)}
-    arguments = {id(tensor): which for which, tensor in enumerate(given)}
+    outputs = {id(output): which for which, output in enumerate(recorded["outputs"])}
+    return StateProgram(recorded["call"], recorded["inputs"], [outputs[id(result)] for result in results]), results
+
+
+def _told_apart(
+    placeholders: Sequence[torch.fx.Node],
+    inputs: Sequence[Any],
+    given: Mapping[str, Tensor],
+    state: Sequence[Tensor],
+    opaque: Sequence[Tensor],
+    constants: Sequence[Tensor],
+) -> Inputs:
+    """Where each of a graph's inputs comes from; arguments as `compile_program` has them, the given ones by name."""
+    arguments = {id(tensor): which for which, tensor in enumerate(given.values())}
+    of_state = {id(tensor): which for which, tensor in enumerate(state)}
     known, hidden = set(map(id, constants)), set(map(id, opaque))
-    of_state, of_given, sizes, lengths = [], [], [], []
-    for place, value in enumerate(inputs):
-        if isinstance(value, int):
-            continue
-        if id(value) in arguments:
-            of_given.append((place, arguments[id(value)]))
-            lengths += [(size, arguments[id(value)]) for size in _places_of(examples[place].shape[0], examples)]
-        elif id(value) in places:
-            if id(value) in hidden and recorded["read"][place]:
-                raise RuntimeError(f"input {place} is read by something else than attention")
-            of_state.append((place, places[id(value)]))
-            if value.dim() > 1:
-                sizes += [(size, places[id(value)]) for size in _places_of(examples[place].shape[1], examples)]
-        elif id(value) in known:
+    sources = [_source(node) for node in placeholders]
+    held = {source: value for source, value in zip(sources, inputs, strict=True) if isinstance(value, Tensor)}
+    # of an argument perhaps nothing but the length is read
+    held |= {f"L['{name}']": tensor for name, tensor in given.items()}
+    found = Inputs(list(inputs), [], [], [], [])
+    for place, (node, source, value) in enumerate(zip(placeholders, sources, inputs, strict=True)):
+        if isinstance(value, Tensor):
+            tensor, to_argument, to_state = value, found.given, found.state
+            if id(tensor) in hidden and any(user.target is not torch.ops.sigma0.attend_rows for user in node.users):
+                raise RuntimeError(f"{source} is read by something else than attention")
+        else:
+            tensor, to_argument, to_state = held[source.partition(".size()")[0]], found.lengths, found.sizes
+        if id(tensor) in arguments:
+            to_argument.append((place, arguments[id(tensor)]))
+        elif id(tensor) in of_state:
+            to_state.append((place, of_state[id(tensor)]))
+        elif id(tensor) in known and tensor is value:
             continue
         else:
-            raise RuntimeError(f"input {place} is neither state nor weight")
-        inputs[place] = None
-    told = {place for place, _ in sizes + lengths}
-    names = own.__code__.co_varnames[: own.__code__.co_argcount]
-    for place, source in enumerate(recorded["sources"]):
-        # of an argument of which nothing but the length is read
-        match = [which for which, name in enumerate(names) if source == f"L['{name}'].size()[0]"]
-        if place not in told and match:
-            lengths.append((place, match[0]))
-            told.add(place)
-    if any(isinstance(value, int) and place not in told for place, value in enumerate(inputs)):
-        raise RuntimeError("a size of the graph is none of a tensor that it is called with")
-    outputs = {id(output): which for which, output in enumerate(recorded["outputs"])}
-    order = [outputs[id(result)] for result in results]
-    return StateProgram(recorded["call"], inputs, of_state, sizes, of_given, lengths, order), results
+            raise RuntimeError(f"{source} is neither state nor weight")
+        found.constants[place] = None
+    return found
 
 
-def _places_of(size: Any, examples: Sequence[Any]) -> list[int]:
-    """Where among the inputs of a graph a size of one of them stands."""
-    if not isinstance(size, torch.SymInt):
-        return []
-    symbol = size.node.expr
-    return [
-        place
-        for place, example in enumerate(examples)
-        if isinstance(example, torch.SymInt) and example.node.expr == symbol
-    ]
+def _source(placeholder: torch.fx.Node) -> str:
+    """Where a graph's input was found, as an expression."""
+    name = placeholder.meta["grapharg"].source.name
+    # a method before torch 2.11
+    return str(name() if callable(name) else name)
 
 
 def tensors_of(thing: Any) -> list[Tensor]:

@@ -35,7 +35,6 @@ from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
 from sigma0.decode.stats import RunRecord
-from sigma0.decode.step import SEQUENCE, Batch, Looped
 from sigma0.decode.transfer import to_device, to_host
 
 

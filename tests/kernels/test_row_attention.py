@@ -39,18 +39,17 @@ def case(seed, dtype=torch.float32, heads=4, kv_heads=2, width=24, paged=True, e
     own = torch.unique(own, dim=1)
     rows = own.shape[1]
     table = torch.randperm(blocks, generator=generator).view(sequences, -1) if paged else None
-    starts = torch.tensor([0, 3, 9])
     seen = torch.rand(sequences, positions, generator=generator) > 0.2
     seen[own[0], own[1]] = True
+    lowest = [own[1][own[0] == sequence].tolist() for sequence in range(sequences)]
+    starts = torch.tensor([min([start, *seen_from]) for start, seen_from in zip((0, 3, 9), lowest, strict=True)])
     places = RowPlaces(
         own[0],
         own[1],
         own[2],
         blocks,
         table,
-        torch.minimum(
-            starts, torch.tensor([own[1][own[0] == each].min() if (own[0] == each).any() else 0 for each in range(3)])
-        ),
+        starts,
         seen if holes else None,
         torch.randint(0, PLANES, (sequences, positions), generator=generator).int() if exits else None,
     )
