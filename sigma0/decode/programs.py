@@ -140,10 +140,11 @@ def compile_program(
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         call = generate_code(graph, examples)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        sources = {_source(node): node for node in placeholders}
 
         def run(*inputs: Any) -> Any:
             # before anything has changed
-            recorded["inputs"] = _told_apart(placeholders, inputs, named, state, opaque, constants)
+            recorded["inputs"] = _told_apart(sources, inputs, named, state, opaque, constants)
             recorded["call"], recorded["outputs"] = call, call(*inputs)
             return recorded["outputs"]
 
@@ -165,23 +166,31 @@ def compile_program(
 
 
 def _told_apart(
-    placeholders: Sequence[torch.fx.Node],
+    sources: Mapping[str, torch.fx.Node],
     inputs: Sequence[Any],
     given: Mapping[str, Tensor],
     state: Sequence[Tensor],
     opaque: Sequence[Tensor],
     constants: Sequence[Tensor],
 ) -> Inputs:
-    """Where each of a graph's inputs comes from; arguments as `compile_program` has them, the given ones by name."""
+    """Where each of a graph's inputs comes from.
+
+    Args:
+        sources: Where each was found, and its node.
+        inputs: What the graph is called with.
+        given: Arguments of the function by name.
+        state: As `compile_program` has it.
+        opaque: Likewise.
+        constants: Likewise.
+    """
     arguments = {id(tensor): which for which, tensor in enumerate(given.values())}
     of_state = {id(tensor): which for which, tensor in enumerate(state)}
     known, hidden = set(map(id, constants)), set(map(id, opaque))
-    sources = [_source(node) for node in placeholders]
     held = {source: value for source, value in zip(sources, inputs, strict=True) if isinstance(value, Tensor)}
     # of an argument perhaps nothing but the length is read
     held |= {f"L['{name}']": tensor for name, tensor in given.items()}
     found = Inputs(list(inputs), [], [], [], [])
-    for place, (node, source, value) in enumerate(zip(placeholders, sources, inputs, strict=True)):
+    for place, ((source, node), value) in enumerate(zip(sources.items(), inputs, strict=True)):
         if isinstance(value, Tensor):
             tensor, to_argument, to_state = value, found.given, found.state
             if id(tensor) in hidden and any(user.target is not torch.ops.sigma0.attend_rows for user in node.users):

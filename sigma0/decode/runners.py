@@ -9,10 +9,9 @@ from sigma0.decode.compiled import Announce, CompiledRunner, silently
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import no_broadcast
+from sigma0.decode.ops import compiler, no_broadcast
 from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import SequenceSettings
-from sigma0.kernels.cpp_compiler import compiler
 
 RunnerName = Literal["auto", "eager", "compile"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
