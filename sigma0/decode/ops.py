@@ -43,7 +43,7 @@ from sigma0.kernels.exit_state import (
     LoopEndWeights,
     RuleRows,
 )
-from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
+from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
@@ -85,6 +85,7 @@ __all__ = [
     "certainty",
     "depth_attention_reference",
     "fate_of",
+    "fate_of_row",
     "leads_reference",
     "no_broadcast",
     "observe",

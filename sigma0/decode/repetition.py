@@ -19,7 +19,6 @@ _WIDE_SPANS = _SPANS.astype(np.float32)
 _NEEDED = (_SPANS + _LAGS).tolist()
 # flat indices into the ring of matches of those that leave each lag's span, by the number of the id modulo the lags
 _LEAVING = (np.arange(LAGS)[:, None] - _SPANS) % LAGS * LAGS + np.arange(LAGS)
-_ALPHA, _REST, _FLOOR = np.float32(ALPHA), np.float32(1 - ALPHA), np.float32(FLOOR)
 # no id: ids are at least 0
 _NONE = -1
 
@@ -47,16 +46,9 @@ class Repeated:
         """Weight of the echo: below 1 for short sequences, where a few ids repeat by chance."""
         return min(1.0, max(0.0, (self.tokens - NGRAM + 1) / FULL_ECHO))
 
-    def proximity(self, rule: CollapseRule) -> float:
-        """The part of the proximity that the ids alone decide, in [0, 1]."""
-        calm = 1.0
-        for part, value in (
-            (rule.periodicity, self.periodicity),
-            (rule.echo, self.echo * self.echo_weight),
-            (rule.sameness, 1 - self.distinct),
-        ):
-            calm *= 1 - part.weight * min(1.0, max(0.0, (value - part.low) / (part.high - part.low)))
-        return 1 - calm
+    def proximity(self, rule: CollapseRule, drop: float = 0.0, margin: float = 0.0) -> float:
+        """The proximity in [0, 1]; without drop and margin, the part of it that the ids alone decide."""
+        return rule.of_numbers(self.periodicity, self.echo * self.echo_weight, 1 - self.distinct, drop, margin)
 
 
 class Repetition:
@@ -160,25 +152,25 @@ class CollapseStop:
 
 
 class EntropyDrop:
-    """Drop of a sequence's entropy, token by token, in float32 as in `sigma0.kernels.collapse`."""
+    """Drop of a sequence's entropy, token by token, as in `sigma0.kernels.collapse`."""
 
     def __init__(self) -> None:
-        self._mean = self._variance = np.float32(0)
+        self._mean = self._variance = 0.0
         self._observed = 0
 
     def take(self, entropy: float) -> float:
         """The drop of an entropy against those before it, which it then joins; 0 for NaN, which is left out."""
         if not math.isfinite(entropy):
             return 0.0
-        step = np.float32(entropy) - self._mean
+        step = entropy - self._mean
         drop = 0.0
         if self._observed >= WARM_UP:
-            drop = float(-step / np.sqrt(max(self._variance, _FLOOR)))
+            drop = -step / math.sqrt(max(self._variance, FLOOR))
         if self._observed:
-            self._variance = _REST * (self._variance + _ALPHA * step * step)
-            self._mean = self._mean + _ALPHA * step
+            self._variance = (1 - ALPHA) * (self._variance + ALPHA * step * step)
+            self._mean += ALPHA * step
         else:
-            self._mean = np.float32(entropy)
+            self._mean = entropy
         self._observed += 1
         return drop
 

@@ -5,6 +5,7 @@ those that are final; all are worked out at once, on access or when enough has a
 with the end of a loop writes them right away.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from sigma0.decode.batch import Ints
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import (
+    KEPT,
     LOGIT_STATS,
     STATISTICS,
     CollapseRule,
@@ -24,6 +26,7 @@ from sigma0.decode.ops import (
     ExitParams,
     Operations,
     certainty,
+    fate_of_row,
     observe_paths,
 )
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
@@ -51,6 +54,24 @@ class PathReader:
         """Statistics float32 `[N, T, 8]` and fates `[N, T]` of states `[N, T, D]`."""
         gates = self.gate(states.flatten(0, 1)).view(states.shape[:2])
         return observe_paths(states, gates, self.rule)
+
+    @torch.no_grad()
+    def last_fates(self, states: Tensor, loops: Sequence[int]) -> list[list[int]]:
+        """Fates of the last n loops of a few paths, the newest first, without anything else that `read` works out.
+
+        Args:
+            states: The last K + n states of each path, newest first; for those that do not exist, its first
+                `[N, K + n, D]`.
+            loops: Finished by each path, `[N]`.
+        """
+        differences = (states[:, :-1] - states[:, 1:]).float()  # [N, K + n - 1, D]
+        grams = torch.bmm(differences, differences.transpose(1, 2)).tolist()
+        norms = torch.linalg.vector_norm(states.float(), dim=-1).tolist()
+        rule, noise, last = self.rule, 4 * torch.finfo(states.dtype).eps, range(states.shape[1] - KEPT)
+        return [
+            [fate_of_row(gram, back, loop - 1 - back, norm[back], noise, rule.growth, rule.spiral) for back in last]
+            for gram, norm, loop in zip(grams, norms, loops, strict=True)
+        ]
 
 
 class RunRecord:
@@ -347,13 +368,14 @@ def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Seq
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    entropy, margin, _, finite = (part.cpu().numpy() for part in certainty(logits))
-    drop = np.array([drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)], dtype=np.float32)
-    numbers = [(state.periodicity, state.lag, state.echo, state.distinct, state.echo_weight) for state in repeated]
-    periodicity, lag, echo, distinct, echo_weight = np.array(numbers, dtype=np.float32).T
-    shown = np.where(finite, margin, 0)
-    proximity = CollapseRule().proximity(periodicity, echo * echo_weight, 1 - distinct, drop, shown)
-    return torch.from_numpy(np.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], axis=-1))
+    rule, numbers = CollapseRule(), []
+    entropies, margins = (part.tolist() for part in certainty(logits))
+    for entropy, margin, state, fold in zip(entropies, margins, repeated, drops, strict=True):
+        drop = fold.take(entropy)
+        proximity = state.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
+        told = (state.periodicity, state.lag, state.echo, state.distinct)
+        numbers.append((entropy, margin, drop, *told, proximity))
+    return torch.tensor(numbers, dtype=torch.float32)
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
