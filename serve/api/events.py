@@ -36,6 +36,7 @@ class RunningChoices:
         self._observe = observe
         self._over: Callable[[], None] | None = over
         self._queue: Mailbox[tuple[int, Event | Exception]] = Mailbox()
+        self._choices = 0
         self._sources: list[AsyncIterator[Event]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -54,7 +55,11 @@ class RunningChoices:
             inner: The iterator that `source` is made from, closed with it.
         """
         self._sources += [source] if inner is None else [source, inner]
-        self._tasks.append(asyncio.create_task(self._pump(len(self._tasks), source)))
+        index, self._choices = self._choices, self._choices + 1
+        # what an engine has made needs no task of its own to come here
+        feed = getattr(source, "feed", None)
+        if feed is None or not feed(lambda event: self._queue.put((index, event))):
+            self._tasks.append(asyncio.create_task(self._pump(index, source)))
 
     async def _pump(self, index: int, source: AsyncIterator[Event]) -> None:
         try:
@@ -73,7 +78,7 @@ class RunningChoices:
             TimeoutError: When time is over.
             RequestFailed: Where a choice failed.
         """
-        left = len(self._tasks)
+        left = self._choices
         clock = asyncio.get_running_loop().call_later(self.left, self._queue.put, (0, TimeoutError()))
         try:
             while left:

@@ -41,18 +41,29 @@ class QueuedEvents:
         self._loop = loop
         self._cancel = cancel
         self._events: Mailbox[_QueueItem] = Mailbox()
+        self._take: Callable[[_QueueItem], None] = self._events.put
         self._is_over = False
 
     @staticmethod
     def put(deliveries: Sequence[Delivery]) -> None:
         """Adds events, in one call for each event loop; called from the engine's thread."""
         for loop in {listener._loop for listener, _ in deliveries}:
-            own = [(listener._events, event) for listener, event in deliveries if listener._loop is loop]
+            own = [delivery for delivery in deliveries if delivery[0]._loop is loop]
             try:
                 loop.call_soon_threadsafe(_deliver, own)
             except RuntimeError:
                 # the caller's loop is closed: no one reads the event
                 _LOG.debug("an event came for a closed loop")
+
+    def feed(self, take: Callable[[_QueueItem], None]) -> None:
+        """Calls a function with every event, failures too, as it comes; in place of an iteration, and before one."""
+
+        def taken(event: _QueueItem) -> None:
+            if not isinstance(event, TokenOutput):
+                self._is_over, self._take = True, self._events.put
+            take(event)
+
+        self._take = taken
 
     def __aiter__(self) -> "QueuedEvents":
         return self
@@ -73,9 +84,9 @@ class QueuedEvents:
             self._cancel(self)
 
 
-def _deliver(events: Sequence[tuple[Mailbox[_QueueItem], _QueueItem]]) -> None:
-    for mailbox, event in events:
-        mailbox.put(event)
+def _deliver(deliveries: Sequence[Delivery]) -> None:
+    for listener, event in deliveries:
+        listener._take(event)
 
 
 class EngineService:
