@@ -214,8 +214,9 @@ class EngineService:
                 key = self._keys[events]
                 self._engine.cancel(key)
                 self._end(key)
-        with self._wake:
-            self._status, self._entering = self._engine.status(), 0
+        if inbox:
+            with self._wake:
+                self._status, self._entering = self._engine.status(), 0
         return not closing
 
     def _submit(self, request: EngineRequest, events: QueuedEvents) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from sigma0.decode.transfer import to_device, to_host
 
 # Rows of logits, and tokens of a sequence, that are kept before they are worked out.
 _LOGITS, _WINDOW = 64, 64
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,8 @@ class RunRecord:
         repetitions = noted[-1][3]
         repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
         drops = [self._drops[sequence] for sequence in sequences]
-        statistics = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
+        numbers = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
+        statistics = torch.from_numpy(numbers)
         self._reserve(int(indices.max()) + 1)
         at = to_device(np.stack([sequences, indices]), self.device)
         self._logit_stats[at[0], at[1]] = statistics.to(self.device)
@@ -360,7 +363,7 @@ class RunRecord:
             self._ran = np.pad(self._ran, ((0, 0), (0, more)), constant_values=self._last_loop)
 
 
-def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
+def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Floats:
     """Statistics of logits as `Operations.collapse` has them, float32 `[N, 8]`, with repetition counted on the host.
 
     Args:
@@ -368,14 +371,14 @@ def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Seq
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    rule, numbers = CollapseRule(), []
+    rule, numbers = CollapseRule(), list[tuple[float, ...]]()
     entropies, margins = (part.tolist() for part in certainty(logits))
     for entropy, margin, state, fold in zip(entropies, margins, repeated, drops, strict=True):
         drop = fold.take(entropy)
         proximity = state.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
-        told = (state.periodicity, state.lag, state.echo, state.distinct)
-        numbers.append((entropy, margin, drop, *told, proximity))
-    return torch.tensor(numbers, dtype=torch.float32)
+        repetition = state.periodicity, state.lag, state.echo, state.distinct
+        numbers.append((entropy, margin, drop, *repetition, proximity))
+    return np.array(numbers, dtype=np.float32)
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
