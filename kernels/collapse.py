@@ -52,6 +52,10 @@ class Part:
         """The part's share, of a tensor or of an array on the host."""
         return self.weight * ((value - self.low) / (self.high - self.low)).clip(0, 1)
 
+    def of_number(self, value: float) -> float:
+        """`of` one number."""
+        return self.weight * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
 
 @dataclass(frozen=True)
 class CollapseRule:
@@ -82,6 +86,13 @@ class CollapseRule:
             (1 - self.periodicity.of(periodicity)) * (1 - self.echo.of(echo)) * (1 - self.sameness.of(sameness))
         )
         certainty = (self.drop.of(drop) + self.margin.of(margin)).clip(max=MOST_CERTAINTY)
+        return 1 - repetition * (1 - certainty)
+
+    def of_numbers(self, periodicity: float, echo: float, sameness: float, drop: float, margin: float) -> float:
+        """`proximity` of one sequence, in Python's own numbers."""
+        repetition = 1 - self.periodicity.of_number(periodicity)
+        repetition *= (1 - self.echo.of_number(echo)) * (1 - self.sameness.of_number(sameness))
+        certainty = min(MOST_CERTAINTY, self.drop.of_number(drop) + self.margin.of_number(margin))
         return 1 - repetition * (1 - certainty)
 
 
@@ -141,7 +152,8 @@ def collapse_reference(
         slots: State slot of each row of logits, int64 `[B]`, all different; None without a state.
         rule: Parts and threshold.
     """
-    entropy, margin, top, finite = certainty(logits)
+    entropy, margin = certainty(logits)
+    top, finite = _two_best(logits.float()), entropy.isfinite()
     met = margin >= rule.theta if rule.theta > 0 else torch.zeros_like(margin, dtype=torch.bool)
     token_ids = top[:, 0] if sampled is None else sampled
     if state is None or slots is None:
@@ -158,22 +170,15 @@ def collapse_reference(
     return Collapse(statistics, token_ids, top, met)
 
 
-def certainty(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Entropy and margin `[B]`, the two ids of highest probability `[B, 2]`, and whether logits are finite, bool `[B]`.
-
-    Entropy and margin of logits that are not finite are NaN.
+def certainty(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy and margin, float32 `[B]`; NaN of logits that are not finite.
 
     Args:
         logits: `[B, V]`, as `collapse_reference` takes them.
     """
-    wide = logits.float()
-    top = _two_best(wide)  # [B, 2]
-    probs = torch.softmax(wide, dim=-1)
-    entropy = torch.logsumexp(wide, dim=-1) - (probs * wide.masked_fill(probs == 0, 0.0)).sum(-1)
-    entropy = entropy.clamp_min(0.0)
-    margin = probs.gather(1, top).diff(dim=-1).neg()[:, 0]
-    finite = wide.amax(dim=-1).isfinite()
-    return entropy.masked_fill(~finite, torch.nan), margin.masked_fill(~finite, torch.nan), top, finite
+    probs = torch.softmax(logits.float(), dim=-1)
+    best = probs.topk(2, dim=-1).values
+    return torch.special.entr(probs).sum(-1), best[:, 0] - best[:, 1]
 
 
 def leads_reference(logits: Tensor, theta: float | Tensor) -> Tensor:

@@ -76,6 +76,7 @@ class ServeRow(Conditions):
         time: When the run ended, ISO 8601, UTC; the same for all its rows.
         way: `full`, `never` (an exit rule that is never met), `finish`, `drop`, `verify`, or `transformers` for
             `transformers serve` on the same weights.
+        runner: What called the step; "eager" for transformers.
         exit_config: What every request asked for; None of a server that has none.
         load: "closed": clients that ask on and on; "open": requests that come at random.
         amount: Clients; or requests a second.
@@ -93,6 +94,7 @@ class ServeRow(Conditions):
     benchmark: Literal["serve"] = "serve"
     time: str
     way: Literal["full", "never", "finish", "drop", "verify", "transformers"]
+    runner: Literal["eager", "compile"] = "eager"
     exit_config: dict[str, Any] | None
     load: Literal["closed", "open"]
     amount: float

@@ -9,7 +9,7 @@ from sigma0.bench.core.options import AsJsonLines, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.serving.load import WAYS
 from sigma0.commands.console import one_line_errors, quiet_transformers
-from sigma0.commands.options import ModelArgument
+from sigma0.commands.options import ModelArgument, Runner
 from sigma0.errors import needs_extra
 
 
@@ -22,6 +22,7 @@ def serve(
     requests: Annotated[int, typer.Option(min=1, help="Requests for each client, way and round.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=2, help="New tokens of every answer; none ends by itself.")] = 48,
     rounds: Rounds = 3,
+    runner: Runner = "auto",
     ways: Annotated[str, typer.Option(help="Some of these, full first, parted by commas.")] = ",".join(WAYS),
     compare: Annotated[bool, typer.Option(help="Also ask transformers serve, where it starts.")] = True,
     out: LedgerFile = LEDGER,
@@ -35,7 +36,7 @@ def serve(
         loads = [("closed", float(each)) for each in clients.split(",") if each]
         loads += [("open", float(each)) for each in rates.split(",") if each]
         check_ledger(out)
-        plan = Plan(model, tuple(loads), tuple(ways.split(",")), requests, max_tokens, rounds, compare)
+        plan = Plan(model, tuple(loads), tuple(ways.split(",")), requests, max_tokens, rounds, runner, compare)
         rows = measure_serving(plan, hidden=as_json)
         for row in rows:
             append_row(out, row)

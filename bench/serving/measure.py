@@ -21,6 +21,7 @@ from sigma0.bench.serving.servers import counts, endless_copy, serving_process, 
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.commands.console import progress_bar
 from sigma0.config import ExitConfig
+from sigma0.decode.runners import choose_runner
 from sigma0.models.load import load
 
 TRANSFORMERS = "transformers"
@@ -95,6 +96,7 @@ class Plan:
         requests: For each client, way and round.
         max_tokens: Of every answer.
         rounds: Interleaved.
+        runner: Of our server: auto, eager or compile.
         compare: Whether `transformers serve` is asked too, where it starts.
     """
 
@@ -104,7 +106,12 @@ class Plan:
     requests: int
     max_tokens: int
     rounds: int
+    runner: str
     compare: bool
+
+    def requests_under(self, kind: str, amount: float) -> int:
+        """Requests of a round under a load."""
+        return self.requests * (int(amount) if kind == "closed" else 16)
 
 
 def measure_serving(plan: Plan, hidden: bool = False) -> list[ServeRow]:
@@ -118,18 +125,24 @@ def measure_serving(plan: Plan, hidden: bool = False) -> list[ServeRow]:
         ValueError: For a way that there is not, or a server that does not start.
     """
     looped, tokenizer = load(plan.model, dtype="float32")
+    runner = choose_runner(plan.runner, looped).name
     asked = [prompt for prompt in micro_world(64) if not isinstance(prompt.content, str)]
     prompts = [str(prompt.content[0]["content"]) for prompt in asked]  # type: ignore[index]
     with ExitStack() as stack:
         folder = stack.enter_context(endless_copy(plan.model))
         most = str(max(64, *(int(amount) for _, amount in plan.loads)))
         arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "16", "--max-waiting", most]
+        arguments += ["--runner", runner]
         _, url = stack.enter_context(serving_process(str(folder), arguments))
         asked_for = our_ways(looped.resolve_exit_config(None), url, folder.name, plan.ways)
         if plan.compare:
             asked_for += _theirs(stack, folder)
         bench = Bench(prompts, plan.max_tokens)
-        bench.run(asked_for[0], "closed", 1, 2)
+        # what is compiled at first use is compiled before it is measured
+        compiles = runner == "compile"
+        for kind, amount in plan.loads if compiles else (("closed", 1.0),):
+            for way in asked_for if compiles else asked_for[:1]:
+                bench.run(way, kind, amount, plan.requests_under(kind, amount) if compiles else 2)
         bench.found.clear()
         # there and back, so that none is always the first
         runs = [
@@ -140,9 +153,9 @@ def measure_serving(plan: Plan, hidden: bool = False) -> list[ServeRow]:
         ]
         with progress_bar("runs", len(runs), hidden) as advance:
             for done, (way, kind, amount) in enumerate(runs, start=1):
-                bench.run(way, kind, amount, plan.requests * (int(amount) if kind == "closed" else 16))
+                bench.run(way, kind, amount, plan.requests_under(kind, amount))
                 advance(done)
-    return rows_of(bench, asked_for, _conditions(looped, tokenizer, plan.model, asked, plan.max_tokens))
+    return rows_of(bench, asked_for, _conditions(looped, tokenizer, plan.model, asked, plan.max_tokens), runner)
 
 
 def our_ways(own: ExitConfig, url: str, name: str, wanted: Sequence[str] = WAYS) -> list[Way]:
@@ -175,8 +188,15 @@ def _conditions(looped: Any, tokenizer: Any, model: str, asked: Sequence[Prompt]
     return describe(looped, model, where, ids, [None] * len(ids), max_tokens)
 
 
-def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions) -> list[ServeRow]:
-    """A row for each way and load, ratios taken round by round."""
+def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions, runner: str = "eager") -> list[ServeRow]:
+    """A row for each way and load, ratios taken round by round.
+
+    Args:
+        bench: What was measured.
+        ways: How the servers were asked.
+        conditions: Of the run.
+        runner: Of our server.
+    """
     started, rows = datetime.now(timezone.utc).isoformat(), []
     for (kind, amount), by_way in bench.found.items():
         full = by_way["full"]
@@ -189,6 +209,7 @@ def rows_of(bench: Bench, ways: Sequence[Way], conditions: Conditions) -> list[S
                         **conditions.model_dump(),
                         "time": started,
                         "way": way.name,
+                        "runner": "eager" if way.name == TRANSFORMERS else runner,
                         "exit_config": None if way.exit_config is None else way.exit_config.to_dict(),
                         "load": kind,
                         "amount": amount,

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
+from sigma0.serve.engine.mailbox import Mailbox
 from sigma0.serve.engine.messages import RequestFailed, RequestOutput, TokenOutput
 
 Event = TokenOutput | RequestOutput
@@ -34,7 +35,8 @@ class RunningChoices:
         self._until = time.monotonic() + seconds
         self._observe = observe
         self._over: Callable[[], None] | None = over
-        self._queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+        self._queue: Mailbox[tuple[int, Event | Exception]] = Mailbox()
+        self._choices = 0
         self._sources: list[AsyncIterator[Event]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -53,17 +55,21 @@ class RunningChoices:
             inner: The iterator that `source` is made from, closed with it.
         """
         self._sources += [source] if inner is None else [source, inner]
-        self._tasks.append(asyncio.create_task(self._pump(len(self._tasks), source)))
+        index, self._choices = self._choices, self._choices + 1
+        # what an engine has made needs no task of its own to come here
+        feed = getattr(source, "feed", None)
+        if feed is None or not feed(lambda event: self._queue.put((index, event))):
+            self._tasks.append(asyncio.create_task(self._pump(index, source)))
 
     async def _pump(self, index: int, source: AsyncIterator[Event]) -> None:
         try:
             async for event in source:
-                self._queue.put_nowait((index, event))
+                self._queue.put((index, event))
                 if isinstance(event, RequestOutput):
                     return
             raise RequestFailed("a choice ended without its output")
         except Exception as error:  # raised again where the request waits
-            self._queue.put_nowait((index, error))
+            self._queue.put((index, error))
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """Events of all choices as they come, each with the index of its choice.
@@ -72,18 +78,24 @@ class RunningChoices:
             TimeoutError: When time is over.
             RequestFailed: Where a choice failed.
         """
-        left = len(self._tasks)
-        while left:
-            try:
-                index, event = await asyncio.wait_for(self._queue.get(), self.left)
+        left = self._choices
+        clock = asyncio.get_running_loop().call_later(self.left, self._queue.put, (0, TimeoutError()))
+        try:
+            while left:
+                index, event = await self._queue.get()
                 if isinstance(event, Exception):
+                    self.failure = event
                     raise event
-            except Exception as error:
-                self.failure = error
-                raise
-            self._observe(index, event)
-            left -= isinstance(event, RequestOutput)
-            yield index, event
+                self._observe(index, event)
+                left -= isinstance(event, RequestOutput)
+                yield index, event
+        finally:
+            clock.cancel()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next event is there already."""
+        return len(self._queue) > 0
 
     async def all_done(self) -> list[RequestOutput]:
         """The outputs of all choices, in their order."""

@@ -1,11 +1,9 @@
 """Request handlers: run the choices of a parsed request, and answer whole or as a stream of events."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
@@ -18,7 +16,7 @@ from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
 from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import Metrics
 from sigma0.serve.api.requests import ParsedRequest
-from sigma0.serve.api.responses import ResponseBuilder
+from sigma0.serve.api.responses import DONE, ResponseBuilder, server_sent
 from sigma0.serve.api.telemetry import RequestTelemetry
 from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, RequestOutput, Service, TokenOutput
@@ -174,30 +172,31 @@ class EventStream(StreamingResponse):
                 self._handler._metrics.cancelled.inc()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        builder = self._builder
+        builder, running = self._builder, self._running
         ends: dict[int, RequestOutput] = {}
+        # what comes together is sent together
+        chunks = list(builder.opening())
         try:
-            for chunk in builder.opening():
-                yield _data(chunk)
-            async with aclosing(self._running.events()) as events:
+            if chunks:
+                yield b"".join(chunks)
+                chunks.clear()
+            async with aclosing(running.events()) as events:
                 async for index, event in events:
                     if isinstance(event, TokenOutput):
-                        yield _data(builder.token(index, event))
-                        continue
-                    ends[index] = event
-                    for chunk in builder.end(index, event):
-                        yield _data(chunk)
+                        chunks.append(builder.token(index, event))
+                    else:
+                        ends[index] = event
+                        chunks += builder.end(index, event)
+                    if not running.has_more:
+                        yield b"".join(chunks)
+                        chunks.clear()
             if builder.parsed.include_usage:
-                yield _data(builder.usage([ends[index] for index in sorted(ends)]))
+                chunks.append(builder.usage([ends[index] for index in sorted(ends)]))
         except Exception as error:
             # the status line was sent long ago: the failure is an event, and ends the stream
             failure = as_api_error(error, self._request_id)
             self._status = failure.status_code
-            yield b"event: error\n" + _data(failure.body)
+            yield b"".join([*chunks, b"event: error\n", server_sent(failure.body)])
             return
         self._status = 200
-        yield b"data: [DONE]\n\n"
-
-
-def _data(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+        yield b"".join([*chunks, DONE])

@@ -1,9 +1,11 @@
 """Response builder: responses and stream chunks in OpenAI's shape, with the field `sigma0` (see README.md)."""
 
+import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -24,6 +26,15 @@ _LISTS = {
     "rungs": "rung",
     "would_have_met": "would_have_met",
 }
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+DONE = b"data: [DONE]\n\n"
+
+
+def server_sent(value: Mapping[str, Any]) -> bytes:
+    """An object as a server-sent event."""
+    return b"data: " + _ENCODE(value).encode() + b"\n\n"
 
 
 @dataclass
@@ -80,27 +91,38 @@ class ResponseBuilder:
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._envelope(kind, choices, summaries), "usage": self._usage(ends)}
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self) -> Iterator[bytes]:
         """The chunks before all tokens: for chats, one with the role for each choice."""
         if self._is_chat:
             for index in range(len(self.parsed.choices)):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, (), None)
 
-    def token(self, index: int, token: TokenOutput) -> dict[str, Any]:
+    def token(self, index: int, token: TokenOutput) -> bytes:
         """The chunk of one token of a choice."""
         return self._chunk(index, {"content": token.text}, (token,), None)
 
-    def end(self, index: int, done: RequestOutput) -> Iterator[dict[str, Any]]:
+    def end(self, index: int, done: RequestOutput) -> Iterator[bytes]:
         """The chunks after all tokens of a choice: text that no token chunk held, and the end."""
         rest = done.text[self._progress[index].text :]
         if rest:
             yield self._chunk(index, {"content": rest}, (), None)
         yield self._chunk(index, {}, (), done)
 
-    def usage(self, ends: Sequence[RequestOutput]) -> dict[str, Any]:
+    def usage(self, ends: Sequence[RequestOutput]) -> bytes:
         """The last chunk of a stream with `include_usage`."""
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return {**self._envelope(kind, [], []), "usage": self._usage(ends)}
+        return server_sent({**self._envelope(self._chunk_kind, [], []), "usage": self._usage(ends)})
+
+    @cached_property
+    def _around(self) -> tuple[bytes, bytes, bytes]:
+        """What is the same in all chunks with output: before, between and behind the two lists of choices."""
+        chunk = self._envelope(self._chunk_kind, [], [])
+        empty = server_sent({**chunk, "usage": None} if self.parsed.include_usage else chunk)
+        first, second, third = empty.split(b'"choices": []')
+        return first + b'"choices": ', second + b'"choices": ', third
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._is_chat else "text_completion"
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]], details: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -128,7 +150,7 @@ class ResponseBuilder:
 
     def _chunk(
         self, index: int, delta: dict[str, str], tokens: tuple[TokenOutput, ...], done: RequestOutput | None
-    ) -> dict[str, Any]:
+    ) -> bytes:
         progress = self._progress[index]
         logprobs = self._logprobs(index, tokens, progress.text) if tokens else None
         progress.text += len(delta.get("content", ""))
@@ -148,8 +170,8 @@ class ResponseBuilder:
             "logprobs": logprobs,
             "finish_reason": None if done is None else done.finish_reason,
         }
-        chunk = self._envelope("chat.completion.chunk" if self._is_chat else "text_completion", [choice], [details])
-        return {**chunk, "usage": None} if self.parsed.include_usage else chunk
+        first, second, third = self._around
+        return first + _ENCODE([choice]).encode() + second + _ENCODE([details]).encode() + third
 
     def _logprobs(self, index: int, tokens: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
         wanted = self.parsed.choices[index].request.logprobs

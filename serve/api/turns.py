@@ -5,6 +5,7 @@ So an HTTP request with more choices than the queue holds is taken as a whole an
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from sigma0.serve.engine.messages import (
     Busy,
@@ -140,6 +141,20 @@ class _InTurn:
     def __init__(self, turns: Turns, request: EngineRequest, events: RequestEvents | None) -> None:
         self._turns, self._request, self._events = turns, request, events
         self._is_waiting, self._is_over = events is None, False
+
+    def feed(self, take: Callable[[TokenOutput | RequestOutput | Exception], None]) -> bool:
+        """Calls a function with every event as it comes, in place of an iteration; False where that cannot be done."""
+        feed = getattr(self._events, "feed", None)
+        if feed is None:
+            return False
+
+        def taken(event: TokenOutput | RequestOutput | Exception) -> None:
+            if not isinstance(event, TokenOutput):
+                self._end()
+            take(event)
+
+        feed(taken)
+        return True
 
     def __aiter__(self) -> "_InTurn":
         return self

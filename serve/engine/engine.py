@@ -11,14 +11,14 @@ of those in flight as far as they had been (under `drop` to the loop where a tok
 back once all of them are. So the output does not depend on being preempted.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import switches
-from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.paged_planes import PagedPlanes
@@ -199,36 +199,62 @@ class Engine:
 
     def _postprocess(self, passed: PassOutput) -> list[Event]:
         """Takes in the tokens of a pass, and makes its outputs."""
-        batch, lines = self._batch, passed.lines
+        batch, lines = self._batch, passed.lines.tolist()
         events: list[Event] = []
-        broken = lines[lines[:, TOKEN] == BROKEN, SEQUENCE]
-        complete = passed.complete
-        if len(broken):
-            complete = {slot: positions for slot, positions in complete.items() if slot not in broken}
-            lines = np.where(np.isin(lines[:, SEQUENCE], broken)[:, None], 0, lines)
-        is_fed = (lines[:, FRESH] > 0) & (lines[:, ENDS] == 0)
+        broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
+        whole = [row for row, line in enumerate(lines) if line[SEQUENCE] not in broken]
         fed = {
-            batch.state_of(slot).entry.key: (position, token_id)
-            for slot, position, token_id in lines[is_fed][:, [SEQUENCE, FED_AT, TOKEN]].tolist()
+            batch.state_of(line[SEQUENCE]).entry.key: (line[FED_AT], line[TOKEN])
+            for line in map(lines.__getitem__, whole)
+            if line[FRESH] and not line[ENDS]
         }
-        ready = {batch.state_of(slot).entry.key: positions for slot, positions in complete.items()}
-        self.scheduler.update(StepOutput(fed, ready))
+        complete = passed.complete.items()
+        ready = {batch.state_of(slot).entry.key: positions for slot, positions in complete if slot not in broken}
+        if fed or ready:
+            self.scheduler.update(StepOutput(fed, ready))
         left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
-        for slot in set(broken.tolist()):
+        for slot in broken:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
-        emitted: Ints = np.flatnonzero(lines[:, EMITTED])
-        lines, logits = lines[emitted], passed.logits if len(emitted) else None
-        states = [batch.state_of(slot) for slot in lines[:, SEQUENCE].tolist()]
-        if logits is not None and len(emitted) < len(logits):
-            logits = logits.index_select(0, to_device(emitted, logits.device))
-        tokens = self._outputs.outputs(states, lines, logits, left)
-        for state, token, is_last in zip(states, tokens, lines[:, ENDS].tolist(), strict=True):
+        emitted: list[tuple[int, RequestState, str, bool]] = []
+        for row in whole:
+            line = lines[row]
+            if not line[EMITTED]:
+                continue
+            state = batch.state_of(line[SEQUENCE])
             try:
-                events += self._output(state, token, bool(is_last))
+                emitted.append((row, state, *self._text(state, line[TOKEN], bool(line[ENDS]))))
             except Exception as error:
                 events.append(self._fail(state, error))
+        tokens = self._outputs.outputs(
+            [(state, text, lines[row]) for row, state, text, _ in emitted],
+            _rows(passed.logits, [row for row, *_ in emitted]),
+            left,
+        )
+        for (_, state, _, is_last), token in zip(emitted, tokens, strict=True):
+            self._tokens += 1
+            self._exit_loops += token.depth
+            state.outputs.append(token)
+            events.append((state.entry.key, token))
+            if is_last:
+                events.append(self._finish(state))
         return events
+
+    def _text(self, state: RequestState, token_id: int, is_last: bool) -> tuple[str, bool]:
+        """What a token adds to the text, and whether the text ends with it."""
+        state.repetition.append(token_id)
+        text = state.detokenizer.add(token_id)
+        is_last = is_last or state.detokenizer.stopped or state.collapses()
+        return text + state.detokenizer.end() if is_last else text, is_last
+
+    def _finish(self, state: RequestState) -> Event:
+        """The end of a request."""
+        try:
+            finished = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
+        except Exception as error:
+            return self._fail(state, error)
+        self._remove(state)
+        return state.entry.key, finished
 
     def _fail(self, state: RequestState, error: Exception) -> Event:
         """Ends a request in which something broke; the others go on."""
@@ -238,19 +264,11 @@ class Engine:
         self._remove(state)
         return state.entry.key, failure
 
-    def _output(self, state: RequestState, token: TokenOutput, is_last: bool) -> list[Event]:
-        """A token with its text, and the end of the request if it is the last."""
-        text = state.detokenizer.add(token.id)
-        is_last = is_last or state.detokenizer.stopped or state.collapses()
-        if is_last:
-            text += state.detokenizer.end()
-        token = replace(token, text=text)
-        state.outputs.append(token)
-        self._tokens += 1
-        self._exit_loops += token.depth
-        events: list[Event] = [(state.entry.key, token)]
-        if is_last:
-            finished = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
-            events.append((state.entry.key, finished))
-            self._remove(state)
-        return events
+
+def _rows(logits: Tensor | None, rows: list[int]) -> Tensor | None:
+    """Those rows of logits `[K, V]`; None where there are none."""
+    if logits is None or not rows:
+        return None
+    if len(rows) == len(logits):
+        return logits
+    return logits.index_select(0, to_device(np.array(rows), logits.device))

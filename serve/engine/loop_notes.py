@@ -11,7 +11,7 @@ from torch import Tensor
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
-from sigma0.decode.ops import STATISTICS
+from sigma0.decode.ops import KEPT, STATISTICS
 from sigma0.decode.stats import PathReader
 from sigma0.decode.step import Looped
 from sigma0.decode.transfer import to_device, to_host
@@ -66,6 +66,20 @@ class LoopNotes:
         paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
         statistics, fates = self._reader.read(paths)
         return statistics, to_host(fates).astype(np.int64)
+
+    def last_fates(self, slots: Ints, positions: Ints, loops: Ints, running: int) -> list[list[int]]:
+        """Fates of the last `running` loops of tokens that have finished so many, `[N]` each; newest first."""
+        lanes = self._lanes
+        places = slots * self.window + positions % self.window
+        back = loops[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
+        at = to_device((places[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
+        if self.from_kernel:
+            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, at)
+            fates: list[list[int]] = to_host(kept.long()).reshape(back.shape).tolist()
+            return fates
+        assert lanes.paths is not None
+        states = lanes.paths.flatten(0, 1).index_select(0, at).view(*back.shape, -1)
+        return self._reader.last_fates(states, loops.tolist())
 
     def save(self, slot: int) -> Tensor | None:
         """A copy of what a kernel has said of a request; states are saved with its lanes."""

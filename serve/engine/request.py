@@ -37,7 +37,7 @@ class RequestState:
         shadow_rule: Under `full` and `fixed`, the model's own exit rule, which is evaluated without stopping tokens;
             None under any other mode, or without statistics.
         outputs: Tokens so far.
-        fates: Of every loop of the position that each token was sampled from, int8 `[new, T]`.
+        fates: Of each token so far, index into `sigma0.decode.ops.FATES`, int8 `[new]`.
         saved: Tokens that were in flight at preemption; None once they are resumed.
         saved_notes: Notes on the loops of its last tokens at preemption.
         passes: Passes with a row of a new token.
@@ -66,7 +66,7 @@ class RequestState:
         self.verifies = request.exit_config.after_exit == "verify"
         self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
         self.outputs: list[TokenOutput] = []
-        self.fates: npt.NDArray[np.int8] = np.zeros((request.max_new_tokens, model.num_loops), dtype=np.int8)
+        self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
         self.saved: SavedLanes | None = None
         self.saved_notes: Tensor | None = None
         self.passes = 0

@@ -5,11 +5,12 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.mailbox import Mailbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -25,6 +26,9 @@ _LOG = logging.getLogger(__name__)
 _QueueItem = TokenOutput | RequestOutput | RequestFailed | Busy
 
 
+Delivery = tuple["QueuedEvents", _QueueItem]
+
+
 class QueuedEvents:
     """`sigma0.serve.engine.messages.RequestEvents` of one request, filled by the engine's thread.
 
@@ -36,16 +40,30 @@ class QueuedEvents:
     def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[["QueuedEvents"], None]) -> None:
         self._loop = loop
         self._cancel = cancel
-        self._events: asyncio.Queue[_QueueItem] = asyncio.Queue()
+        self._events: Mailbox[_QueueItem] = Mailbox()
+        self._take: Callable[[_QueueItem], None] = self._events.put
         self._is_over = False
 
-    def put(self, event: _QueueItem) -> None:
-        """Adds an event; called from the engine's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:
-            # the caller's loop is closed: no one reads the event
-            _LOG.debug("an event came for a closed loop")
+    @staticmethod
+    def put(deliveries: Sequence[Delivery]) -> None:
+        """Adds events, in one call for each event loop; called from the engine's thread."""
+        for loop in {listener._loop for listener, _ in deliveries}:
+            own = [delivery for delivery in deliveries if delivery[0]._loop is loop]
+            try:
+                loop.call_soon_threadsafe(_deliver, own)
+            except RuntimeError:
+                # the caller's loop is closed: no one reads the event
+                _LOG.debug("an event came for a closed loop")
+
+    def feed(self, take: Callable[[_QueueItem], None]) -> None:
+        """Calls a function with every event, failures too, as it comes; in place of an iteration, and before one."""
+
+        def taken(event: _QueueItem) -> None:
+            if not isinstance(event, TokenOutput):
+                self._is_over, self._take = True, self._events.put
+            take(event)
+
+        self._take = taken
 
     def __aiter__(self) -> "QueuedEvents":
         return self
@@ -64,6 +82,11 @@ class QueuedEvents:
         if not self._is_over:
             self._is_over = True
             self._cancel(self)
+
+
+def _deliver(deliveries: Sequence[Delivery]) -> None:
+    for listener, event in deliveries:
+        listener._take(event)
 
 
 class EngineService:
@@ -169,8 +192,8 @@ class EngineService:
                 self._fail_all(RequestFailed(f"{type(error).__name__} in the engine"))
                 continue
             self._status = self._engine.status()
+            QueuedEvents.put([(self._listeners[key], event) for key, event in events])
             for key, event in events:
-                self._listeners[key].put(event)
                 if isinstance(event, RequestOutput | RequestFailed):
                     self._end(key)
         self._fail_all(RequestCutOff("the server is being shut down"))
@@ -191,20 +214,21 @@ class EngineService:
                 key = self._keys[events]
                 self._engine.cancel(key)
                 self._end(key)
-        with self._wake:
-            self._status, self._entering = self._engine.status(), 0
+        if inbox:
+            with self._wake:
+                self._status, self._entering = self._engine.status(), 0
         return not closing
 
     def _submit(self, request: EngineRequest, events: QueuedEvents) -> None:
         try:
             key = self._engine.submit(request)
         except Busy as error:
-            events.put(error)
+            QueuedEvents.put([(events, error)])
         except Exception as error:
             # caught here, since without its thread the service would neither answer nor end; the caller logs the cause
             failure = RequestFailed(f"{type(error).__name__} as this request began")
             failure.__cause__ = error
-            events.put(failure)
+            QueuedEvents.put([(events, failure)])
         else:
             self._listeners[key], self._keys[events] = events, key
 
@@ -214,7 +238,7 @@ class EngineService:
     def _fail_all(self, failure: RequestFailed) -> None:
         for key, listener in list(self._listeners.items()):
             self._engine.cancel(key)
-            listener.put(failure)
+            QueuedEvents.put([(listener, failure)])
             self._end(key)
         self._status = self._engine.status()
 

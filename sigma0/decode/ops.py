@@ -44,7 +44,7 @@ from sigma0.kernels.exit_state import (
     LoopEndWeights,
     RuleRows,
 )
-from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, solve
+from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
@@ -91,6 +91,7 @@ __all__ = [
     "compiler",
     "depth_attention_reference",
     "fate_of",
+    "fate_of_row",
     "leads_reference",
     "no_broadcast",
     "observe",

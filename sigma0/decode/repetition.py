@@ -7,21 +7,15 @@ each lag, and the 4-grams and ids that enter and leave the window.
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from operator import truediv
 
 import numpy as np
 
 from sigma0.decode.ops import ALPHA, FLOOR, FULL_ECHO, LAGS, NGRAM, SHORTEST, WARM_UP, WINDOW, CollapseRule
 
-_LAGS = np.arange(1, LAGS + 1)
-_SPANS = np.maximum(_LAGS, SHORTEST)
-_WIDE_SPANS = _SPANS.astype(np.float32)
-# ids that there must be before a lag counts
-_NEEDED = (_SPANS + _LAGS).tolist()
-# flat indices into the ring of matches of those that leave each lag's span, by the number of the id modulo the lags
-_LEAVING = (np.arange(LAGS)[:, None] - _SPANS) % LAGS * LAGS + np.arange(LAGS)
-_ALPHA, _REST, _FLOOR = np.float32(ALPHA), np.float32(1 - ALPHA), np.float32(FLOOR)
-# no id: ids are at least 0
-_NONE = -1
+# By lag, from 1: ids that it is measured over, and ids that there must be before it counts.
+_SPANS = [max(lag, SHORTEST) for lag in range(1, LAGS + 1)]
+_NEEDED = [span + lag for lag, span in enumerate(_SPANS, start=1)]
 
 
 @dataclass(frozen=True)
@@ -47,16 +41,9 @@ class Repeated:
         """Weight of the echo: below 1 for short sequences, where a few ids repeat by chance."""
         return min(1.0, max(0.0, (self.tokens - NGRAM + 1) / FULL_ECHO))
 
-    def proximity(self, rule: CollapseRule) -> float:
-        """The part of the proximity that the ids alone decide, in [0, 1]."""
-        calm = 1.0
-        for part, value in (
-            (rule.periodicity, self.periodicity),
-            (rule.echo, self.echo * self.echo_weight),
-            (rule.sameness, 1 - self.distinct),
-        ):
-            calm *= 1 - part.weight * min(1.0, max(0.0, (value - part.low) / (part.high - part.low)))
-        return 1 - calm
+    def proximity(self, rule: CollapseRule, drop: float = 0.0, margin: float = 0.0) -> float:
+        """The proximity in [0, 1]; without drop and margin, the part of it that the ids alone decide."""
+        return rule.of_numbers(self.periodicity, self.echo * self.echo_weight, 1 - self.distinct, drop, margin)
 
 
 class Repetition:
@@ -70,11 +57,12 @@ class Repetition:
         self.tokens = 0
         self._waiting: list[int] = []
         self._states: list[Repeated] = []
-        self._ids = np.full(LAGS + WINDOW, _NONE, dtype=np.int64)
         self._counted = 0
-        # whether id n equals the one p back, at [n mod LAGS, p - 1]; and how many do over each lag's span
-        self._equal = np.zeros((LAGS, LAGS), dtype=np.int64)
-        self._matches = np.zeros(LAGS, dtype=np.int64)
+        # where each id stood; how many ids equal the one p back over the span of lag p, at p - 1; and which of these
+        # equalities leave their spans with an id to come
+        self._places: dict[int, deque[int]] = {}
+        self._matches = [0] * LAGS
+        self._leaving: dict[int, list[int]] = {}
         self._lags = 0
         self._window: deque[int] = deque()
         self._counts: Counter[int] = Counter()
@@ -96,25 +84,23 @@ class Repetition:
         return self._states[number]
 
     def _periodicity(self, token_id: int) -> tuple[float, int]:
-        number = self._counted
-        end = number + LAGS
-        if end == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.full(len(self._ids), _NONE, dtype=np.int64)])
-        row = self._ids[end - LAGS : end][::-1] == token_id  # [LAGS], by lag
-        # what leaves a lag's span; it is read before it is written over, since no span is longer than the ring
-        self._matches -= self._equal.take(_LEAVING[number % LAGS])
-        self._matches += row
-        self._equal[number % LAGS] = row
-        self._ids[end] = token_id
+        number, matches, leaving = self._counted, self._matches, self._leaving
+        for lag in leaving.pop(number, ()):
+            matches[lag - 1] -= 1
+        places = self._places.setdefault(token_id, deque(maxlen=LAGS))
+        for place in reversed(places):
+            lag = number - place
+            if lag > LAGS:
+                break
+            matches[lag - 1] += 1
+            leaving.setdefault(number + _SPANS[lag - 1], []).append(lag)
+        places.append(number)
         self._counted += 1
         while self._lags < LAGS and self._counted >= _NEEDED[self._lags]:
             self._lags += 1
-        if not self._lags:
-            return 0.0, 0
-        shares = self._matches[: self._lags] / _WIDE_SPANS[: self._lags]
-        best = int(shares.argmax())
-        share = float(np.float32(shares[best]))
-        return share, best + 1 if share > 0 else 0
+        shares = list(map(truediv, matches[: self._lags], _SPANS))
+        best = max(shares, default=0.0)
+        return (_rounded(best), shares.index(best) + 1) if best else (0.0, 0)
 
     def _echo(self, token_id: int) -> tuple[float, float]:
         window, counts, grams, gram_counts = self._window, self._counts, self._grams, self._gram_counts
@@ -130,8 +116,7 @@ class Repetition:
                 _count_out(gram_counts, grams.popleft())
         # all but the oldest of equal 4-grams stood there before
         echoes = len(grams) - len(gram_counts)
-        echo = np.float32(echoes) / np.float32(max(1, len(grams)))
-        return float(echo), float(np.float32(len(counts)) / np.float32(len(window)))
+        return _rounded(echoes / max(1, len(grams))), _rounded(len(counts) / len(window))
 
 
 @dataclass(frozen=True)
@@ -160,27 +145,32 @@ class CollapseStop:
 
 
 class EntropyDrop:
-    """Drop of a sequence's entropy, token by token, in float32 as in `sigma0.kernels.collapse`."""
+    """Drop of a sequence's entropy, token by token, as in `sigma0.kernels.collapse`."""
 
     def __init__(self) -> None:
-        self._mean = self._variance = np.float32(0)
+        self._mean = self._variance = 0.0
         self._observed = 0
 
     def take(self, entropy: float) -> float:
         """The drop of an entropy against those before it, which it then joins; 0 for NaN, which is left out."""
         if not math.isfinite(entropy):
             return 0.0
-        step = np.float32(entropy) - self._mean
+        step = entropy - self._mean
         drop = 0.0
         if self._observed >= WARM_UP:
-            drop = float(-step / np.sqrt(max(self._variance, _FLOOR)))
+            drop = -step / math.sqrt(max(self._variance, FLOOR))
         if self._observed:
-            self._variance = _REST * (self._variance + _ALPHA * step * step)
-            self._mean = self._mean + _ALPHA * step
+            self._variance = (1 - ALPHA) * (self._variance + ALPHA * step * step)
+            self._mean += ALPHA * step
         else:
-            self._mean = np.float32(entropy)
+            self._mean = entropy
         self._observed += 1
         return drop
+
+
+def _rounded(share: float) -> float:
+    """To float32, as the kernel has it."""
+    return float(np.float32(share))
 
 
 def _count_out(counts: Counter, item: object) -> None:  # type: ignore[type-arg]

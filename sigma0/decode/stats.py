@@ -5,11 +5,13 @@ those that are final; all are worked out at once, on access or when enough has a
 with the end of a loop writes them right away.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from sigma0.decode.batch import Ints
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import (
+    KEPT,
     LOGIT_STATS,
     STATISTICS,
     CollapseRule,
@@ -24,6 +27,7 @@ from sigma0.decode.ops import (
     ExitParams,
     Operations,
     certainty,
+    fate_of_row,
     observe_paths,
 )
 from sigma0.decode.repetition import EntropyDrop, Repeated, Repetition
@@ -32,6 +36,7 @@ from sigma0.decode.transfer import to_device, to_host
 
 # Rows of logits, and tokens of a sequence, that are kept before they are worked out.
 _LOGITS, _WINDOW = 64, 64
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,24 @@ class PathReader:
         """Statistics float32 `[N, T, 8]` and fates `[N, T]` of states `[N, T, D]`."""
         gates = self.gate(states.flatten(0, 1)).view(states.shape[:2])
         return observe_paths(states, gates, self.rule)
+
+    @torch.no_grad()
+    def last_fates(self, states: Tensor, loops: Sequence[int]) -> list[list[int]]:
+        """Fates of the last n loops of a few paths, the newest first, without anything else that `read` works out.
+
+        Args:
+            states: The last K + n states of each path, newest first; for those that do not exist, its first
+                `[N, K + n, D]`.
+            loops: Finished by each path, `[N]`.
+        """
+        differences = (states[:, :-1] - states[:, 1:]).float()  # [N, K + n - 1, D]
+        grams = torch.bmm(differences, differences.transpose(1, 2)).tolist()
+        norms = torch.linalg.vector_norm(states.float(), dim=-1).tolist()
+        rule, noise, last = self.rule, 4 * torch.finfo(states.dtype).eps, range(states.shape[1] - KEPT)
+        return [
+            [fate_of_row(gram, back, loop - 1 - back, norm[back], noise, rule.growth, rule.spiral) for back in last]
+            for gram, norm, loop in zip(grams, norms, loops, strict=True)
+        ]
 
 
 class RunRecord:
@@ -321,7 +344,8 @@ class RunRecord:
         repetitions = noted[-1][3]
         repeated = [repetitions[sequence].at(index) for sequence, index in zip(sequences, indices, strict=True)]
         drops = [self._drops[sequence] for sequence in sequences]
-        statistics = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
+        numbers = compute_logit_stats(torch.cat([note[0] for note in noted]), repeated, drops)
+        statistics = torch.from_numpy(numbers)
         self._reserve(int(indices.max()) + 1)
         at = to_device(np.stack([sequences, indices]), self.device)
         self._logit_stats[at[0], at[1]] = statistics.to(self.device)
@@ -339,7 +363,7 @@ class RunRecord:
             self._ran = np.pad(self._ran, ((0, 0), (0, more)), constant_values=self._last_loop)
 
 
-def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Tensor:
+def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Sequence[EntropyDrop]) -> Floats:
     """Statistics of logits as `Operations.collapse` has them, float32 `[N, 8]`, with repetition counted on the host.
 
     Args:
@@ -347,13 +371,14 @@ def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Seq
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    entropy, margin, _, finite = (part.cpu().numpy() for part in certainty(logits))
-    drop = np.array([drop.take(value) for drop, value in zip(drops, entropy.tolist(), strict=True)], dtype=np.float32)
-    numbers = [(state.periodicity, state.lag, state.echo, state.distinct, state.echo_weight) for state in repeated]
-    periodicity, lag, echo, distinct, echo_weight = np.array(numbers, dtype=np.float32).T
-    shown = np.where(finite, margin, 0)
-    proximity = CollapseRule().proximity(periodicity, echo * echo_weight, 1 - distinct, drop, shown)
-    return torch.from_numpy(np.stack([entropy, margin, drop, periodicity, lag, echo, distinct, proximity], axis=-1))
+    rule, numbers = CollapseRule(), list[tuple[float, ...]]()
+    entropies, margins = (part.tolist() for part in certainty(logits))
+    for entropy, margin, state, fold in zip(entropies, margins, repeated, drops, strict=True):
+        drop = fold.take(entropy)
+        proximity = state.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
+        repetition = state.periodicity, state.lag, state.echo, state.distinct
+        numbers.append((entropy, margin, drop, *repetition, proximity))
+    return np.array(numbers, dtype=np.float32)
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

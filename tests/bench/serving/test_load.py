@@ -86,7 +86,8 @@ def test_ratios_are_taken_round_by_round():
     ways = [Way("full", ExitConfig(mode="full"), "", ""), Way("transformers", None, "", "")]
     found = {"full": [measured(10, 20), measured(20, 40)], "transformers": [measured(5, 0), measured(40, 0)]}
     bench = Bench(QUESTIONS, 5, {("closed", 4.0): found})
-    full, theirs = rows_of(bench, ways, ServeRowConditions())
+    full, theirs = rows_of(bench, ways, ServeRowConditions(), "compile")
+    assert (full.runner, theirs.runner) == ("compile", "eager")
     assert full.speed_ratio.value == 1 and full.rows_per_second == 15 and full.passes_per_second == 2
     assert (theirs.speed_ratio.low, theirs.speed_ratio.value, theirs.speed_ratio.high) == (0.5, 1.25, 2)
     assert theirs.rows_per_second is None and theirs.exit_config is None
