@@ -77,7 +77,8 @@ class CompiledRunner(EagerRunner):
         with torch.inference_mode(False):
             self._no_starts = torch.zeros(lanes.sequences, dtype=torch.int64)
             numbers = torch.arange(lanes.count)
-        self._first = [numbers[:count] for count in range(lanes.count + 1)]
+        # two of each, since a program that is traced with the same tensor twice takes the two for one
+        self._first = [(numbers[:count], numbers[:count]) for count in range(lanes.count + 1)]
 
     def use(self, program: Program) -> None:
         """See `EagerRunner.use`."""
@@ -177,7 +178,7 @@ class CompiledRunner(EagerRunner):
     def _counted(self, live: int, waiting: int) -> list[Tensor]:
         """The numbers of the live rows, and of those that may have to be read: one, or some number from two on."""
         bound = 1 if self.lanes.sequences == 1 or live == 1 else max(2, waiting)
-        return [self._first[live], self._first[bound]]
+        return [self._first[live][0], self._first[bound][1]]
 
     def _current(self, longest: int) -> Batch:
         """What the next step works on; programs are bound anew where some tensor was replaced."""
