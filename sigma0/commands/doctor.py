@@ -163,9 +163,11 @@ def _compiler() -> Finding:
     found = compiler()
     if found is None:
         return Finding(
-            name="compile", ok=False, detail="no C++ compiler for runner='compile' (set CXX, or install g++)"
+            name="compile",
+            ok=False,
+            detail="no C++ compiler for runner='compile', nor for attention on a CPU (set CXX, or install g++)",
         )
-    return Finding(name="compile", ok=True, detail=f"{found}; runner='compile' runs steps on a CPU as compiled code")
+    return Finding(name="compile", ok=True, detail=f"{found}; attention on a CPU, and steps with runner='compile'")
 
 
 def _sandbox() -> Finding:
