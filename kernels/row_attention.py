@@ -17,8 +17,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sigma0.cpp_compiler import compiler
 from sigma0.errors import first_line
-from sigma0.kernels.cpp_compiler import compiler, load
+from sigma0.kernels.cpp_library import load
 
 _ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
 _POINTERS, _SIZES = 13, 8

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_compiler import load
+from sigma0.kernels.cpp_library import load
 
 
 def norm_rows(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor:

@@ -158,7 +158,7 @@ def _triton(has_cuda: bool) -> Finding:
 
 
 def _compiler() -> Finding:
-    from sigma0.decode.ops import compiler
+    from sigma0.cpp_compiler import compiler
 
     found = compiler()
     if found is None:

@@ -27,7 +27,6 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
-from sigma0.kernels.cpp_compiler import compiler
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
@@ -88,7 +87,6 @@ __all__ = [
     "Span",
     "Steps",
     "certainty",
-    "compiler",
     "depth_attention_reference",
     "fate_of",
     "fate_of_row",

@@ -4,12 +4,13 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from sigma0.cpp_compiler import compiler
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.compiled import Announce, CompiledRunner, silently
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import compiler, no_broadcast
+from sigma0.decode.ops import no_broadcast
 from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
 from sigma0.decode.settings import SequenceSettings
 

@@ -121,7 +121,7 @@ def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tenso
     """`module(hidden)` of rows `[R, D]`, added to `residual`; as `linear`."""
     if type(module) is OuroRMSNorm and hidden.dtype is torch.float32 and is_plain(module):
         weight: Any = module._parameters["weight"]
-        if ops.norm_rows is not None and not torch.compiler.is_compiling():
+        if ops.norm_rows is not None and not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
             return ops.norm_rows(hidden, weight, module.variance_epsilon, residual)
         normed = torch.rms_norm(hidden, weight.shape, weight, module.variance_epsilon)
     else:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sigma0.config import FateConfig
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import FATES, KEPT, PARALLEL, STATISTICS, Fate, Fit, Steps, fate_of, solve
+from sigma0.decode.ops import FATES, KEPT, PARALLEL, STATISTICS, TORCH, Fate, Fit, Steps, fate_of, solve
 
 FEWEST = 4
 
@@ -169,6 +169,9 @@ def _lengths(change: Tensor, gain: Tensor) -> Tensor:
 class _OnePosition:
     """Replaces the rows of a pass: one position whose K/V come from its state, the others' from a plane."""
 
+    # what has derivatives
+    ops = TORCH
+
     def __init__(self, cache: DepthCache, plane: int, position: int) -> None:
         self._cache, self._plane = cache, plane
         self._position = position
@@ -220,7 +223,9 @@ def jacobian_radius(
     rows: Any = _OnePosition(cache, plane, position)
 
     def loop(state: Tensor) -> Tensor:
-        mapped: Tensor = model.norm(model.loop(state[None], rows))[0]
+        # without gradients the norm may be one that has no derivative
+        with torch.enable_grad():
+            mapped: Tensor = model.norm(model.loop(state[None], rows))[0]
         return mapped
 
     state = hidden.detach()

@@ -1,16 +1,8 @@
-"""The C++ compiler of this machine: for the rows of a pass on a CPU, and for compiled steps."""
+"""Functions in C++ for the rows of a pass on a CPU."""
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-
-def compiler() -> str | None:
-    """The C++ compiler that inductor would call; None where there is none."""
-    named = os.environ.get("CXX")
-    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
 
 
 def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:
