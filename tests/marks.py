@@ -1,8 +1,12 @@
-"""Which cases of a test are fast, where its whole grid is not."""
+"""Which cases of a test are fast, where its whole grid is not; and what a test needs."""
 
 from typing import Any
 
 import pytest
+
+from sigma0.cpp_compiler import compiler
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
 def fast_if(fast: bool, *values: Any, id: str | None = None):

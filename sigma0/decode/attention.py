@@ -101,6 +101,7 @@ class PassRows:
         self._live = live
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._places = None if ops.attend_rows is None else self._placed()
+        self._flat = None if self._places is not None else self._flat_rows()
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`."""
@@ -112,6 +113,7 @@ class PassRows:
         if self.ops.attend_rows is not None and self._places is not None:
             own_keys, own_values = planes.flat_keys, planes.flat_values
             return self.ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
+        assert self._flat is not None
         indices = self._on(keys.device)
         planes.write(self._flat.to(keys.device), keys, values)
         if self.ops.depth_attention is not None:
@@ -135,8 +137,7 @@ class PassRows:
             self._by_device[device] = self._indices.to(device)
         return self._by_device[device]
 
-    @cached_property
-    def _flat(self) -> Tensor:
+    def _flat_rows(self) -> Tensor:
         """Plane * positions + position that each row writes, int64 `[R]`."""
         at, place = self._indices, self._placement
         position = place.flat(at.sequences, at.cache_positions)

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sigma0 import ExitConfig
 from sigma0.decode import programs
 from sigma0.decode.runners import RUNNERS, choose_runner
-from tests.marks import slow
+from tests.marks import needs_compiler, slow
 from tests.reference import tiny_model
 
+pytestmark = needs_compiler
 MODES = {
     "full": ExitConfig(mode="full"),
     "fixed": ExitConfig(mode="fixed", depth=2),

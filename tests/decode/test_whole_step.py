@@ -24,6 +24,7 @@ from sigma0.decode.step import EMITTED, ENDS, FRESH, SEQUENCE
 from sigma0.decode.transfer import Landing
 from sigma0.decode.whole_step import whole_step
 from tests.decode.test_wave_against_reference import generate, padded, random_config, random_model, random_prompts
+from tests.marks import needs_compiler
 from tests.reference import tiny_model
 
 LONGEST = 64
@@ -315,6 +316,7 @@ def refuse(*_):
     raise AssertionError("a value was looked at")
 
 
+@needs_compiler
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("noted", [False, True])
 def test_nothing_is_looked_at_in_a_step(draws, noted, monkeypatch):
@@ -429,6 +431,7 @@ def test_a_cpu_is_never_late_by_itself():
     assert not choose_runner("eager", tiny_model(seed=1)).late
 
 
+@needs_compiler
 @pytest.mark.parametrize("after_exit", ["finish", "verify"])
 def test_a_step_is_one_graph(after_exit):
     model = tiny_model(seed=1, num_hidden_layers=1)

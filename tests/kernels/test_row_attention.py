@@ -1,7 +1,5 @@
 """Attention of rows on a CPU, against the formula in plain torch."""
 
-import shutil
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +8,9 @@ from hypothesis import strategies as st
 from sigma0.kernels import row_attention
 from sigma0.kernels.depth_attention import DepthRows, depth_attention_reference
 from sigma0.kernels.row_attention import RowPlaces, attend_rows
+from tests.marks import needs_compiler
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_compiler
 PLANES, SIZE, PER_SEQUENCE = 4, 8, 6
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

@@ -1,15 +1,13 @@
 """The norm of rows on a CPU, against its formula in float64."""
 
-import shutil
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigma0.kernels.row_norm import norm_rows
+from tests.marks import needs_compiler
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_compiler
 
 
 def formula(hidden, weight, epsilon, residual):
