@@ -5,6 +5,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray reads it once in a process, for all clusters that the process starts; without it Ray writes one to the home folder
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+# gRPC, which Ray has loaded, else starts its threads anew in every child before it becomes another program
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import json
 from pathlib import Path
