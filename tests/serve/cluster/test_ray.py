@@ -264,7 +264,7 @@ def test_full_engines_ask_to_come_back(replicas, proxied):
             until(lambda: sum(each.done() for each in asked) == 8)
             refused = [each.result() for each in asked if each.done()]
             assert all(each.status_code == 429 and each.headers["retry-after"] == "1" for each in refused)
-            assert {status.running + status.waiting for status in replicas.stands()} == {2}
+            until(lambda: {status.running + status.waiting for status in replicas.stands()} == {2})
             replicas.go_on()
             assert sorted(each.result().status_code for each in asked) == [200] * 4 + [429] * 8
     finally:
