@@ -4,6 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+# Types of numbers in C++.
+ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
+
 
 def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:
     """A function of a source file in this folder, compiled for this CPU and kept by inductor.

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from sigma0.cpp_compiler import compiler
 from sigma0.errors import first_line
-from sigma0.kernels.cpp_library import load
+from sigma0.kernels.cpp_library import ELEMENTS, load
 
-_ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
 _POINTERS, _SIZES = 13, 8
 
 
@@ -154,7 +153,7 @@ def _attend_rows(
 def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
     """The function of a dtype and a head width."""
     arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=_ELEMENTS[dtype], HEAD_DIM=width)
+    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=ELEMENTS[dtype], HEAD_DIM=width)
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:

@@ -4,6 +4,8 @@ In plain torch the states after every loop are kept (`Lanes.paths`), and looked 
 computes statistics at the end of a loop has them already: they are kept as they are.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +38,9 @@ class LoopNotes:
     def __init__(self, model: ServedModel, lanes: Lanes) -> None:
         self._lanes = lanes
         # what diverges is the same under every rule
-        self._reader = PathReader(model.gate, model.exit_rule(ExitConfig(mode="full")).params(watch=True))
+        self._rule = model.exit_rule(ExitConfig(mode="full")).params(watch=True)
+        self._reader = PathReader(model.gate, self._rule)
+        self._path_fates = model.operations.path_fates
         self.window = _WINDOW * lanes.depth
         self.from_kernel = model.operations.backend == "triton"
         if self.from_kernel:
@@ -46,6 +50,9 @@ class LoopNotes:
                 self._kept = torch.zeros(shape, dtype=torch.float32, device=lanes.device)
         else:
             lanes.remember_paths(self.window)
+        if self._path_fates is not None:
+            # compiled before the first request
+            self.mildest_fates([], [], 1)
 
     def note(self, looped: Looped) -> None:
         """Keeps what a kernel has said of the rows of a pass."""
@@ -67,19 +74,31 @@ class LoopNotes:
         statistics, fates = self._reader.read(paths)
         return statistics, to_host(fates).astype(np.int64)
 
-    def last_fates(self, slots: Ints, positions: Ints, loops: Ints, running: int) -> list[list[int]]:
-        """Fates of the last `running` loops of tokens that have finished so many, `[N]` each; newest first."""
-        lanes = self._lanes
-        places = slots * self.window + positions % self.window
-        back = loops[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
-        at = to_device((places[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
+    def mildest_fates(self, at: Sequence[tuple[int, int]], loops: Sequence[int], running: int) -> list[int]:
+        """The mildest fate of the last `running` loops of tokens, an index into `FATES`.
+
+        Args:
+            at: Slot and cache position of each.
+            loops: That it has finished, more than `running`.
+            running: Loops that are looked at.
+        """
+        lanes, window = self._lanes, self.window
+        places = [slot * window + position % window for slot, position in at]
+        fates: list[int]
+        if self._path_fates is not None:
+            assert lanes.paths is not None
+            rows, ran = (torch.tensor(each, dtype=torch.int64) for each in (places, loops))
+            fates = self._path_fates(lanes.paths, rows, ran, running, self._rule).tolist()
+            return fates
+        back = np.array(loops)[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
+        states_at = to_device((np.array(places)[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
         if self.from_kernel:
-            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, at)
-            fates: list[list[int]] = to_host(kept.long()).reshape(back.shape).tolist()
+            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, states_at)
+            fates = to_host(kept.long()).reshape(back.shape).min(axis=1).tolist()
             return fates
         assert lanes.paths is not None
-        states = lanes.paths.flatten(0, 1).index_select(0, at).view(*back.shape, -1)
-        return self._reader.last_fates(states, loops.tolist())
+        states = lanes.paths.flatten(0, 1).index_select(0, states_at).view(*back.shape, -1)
+        return [min(last) for last in self._reader.last_fates(states, loops)]
 
     def save(self, slot: int) -> Tensor | None:
         """A copy of what a kernel has said of a request; states are saved with its lanes."""
