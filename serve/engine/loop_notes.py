@@ -14,7 +14,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import KEPT, STATISTICS
-from sigma0.decode.stats import PathReader
+from sigma0.decode.stats import Floats, PathReader
 from sigma0.decode.step import Looped
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import ServedModel
@@ -62,17 +62,23 @@ class LoopNotes:
         at = looped.sequences * self.window + looped.table[:, CACHE_POSITION] % self.window
         self._kept[at, looped.loops - 1] = torch.cat([looped.statistics, looped.fates.float()[:, None]], dim=1)
 
-    def read(self, slots: Ints, positions: Ints) -> tuple[Tensor, Ints]:
-        """Statistics float32 `[N, T, 8]` and fates `[N, T]` of tokens; undefined past the loops that they have run."""
+    def read(self, slots: Ints, positions: Ints, by_gate: bool) -> Floats:
+        """Statistics of tokens, `[N, T, 8]`; undefined past the loops that they have run.
+
+        Args:
+            slots: Of each, `[N]`.
+            positions: Its cache position, `[N]`.
+            by_gate: Whether only their hazards are wanted; the others are undefined then.
+        """
         lanes = self._lanes
+        places = to_device(slots * self.window + positions % self.window, lanes.device)
         if self.from_kernel:
-            kept = self._kept.index_select(0, to_device(slots * self.window + positions % self.window, lanes.device))
-            return kept[:, :, :-1], to_host(kept[:, :, -1]).astype(np.int64)
+            return to_host(self._kept.index_select(0, places)[:, :, :-1])
         assert lanes.paths is not None
-        at = to_device(np.stack([slots, positions]), lanes.device)
-        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
-        statistics, fates = self._reader.read(paths)
-        return statistics, to_host(fates).astype(np.int64)
+        paths = lanes.paths.index_select(0, places)
+        if not by_gate:
+            return to_host(self._reader.read(paths)[0])
+        return to_host(self._reader.hazards(paths)[:, :, None].expand(-1, -1, len(STATISTICS)))
 
     def mildest_fates(self, at: Sequence[tuple[int, int]], loops: Sequence[int], running: int) -> list[int]:
         """The mildest fate of the last `running` loops of tokens, an index into `FATES`.

@@ -20,7 +20,7 @@ from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, of_token, patience_for
+from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, part_of, patience_for
 
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 # The first loops of a token have no fate.
@@ -162,14 +162,15 @@ class OutputProcessor:
         """Whether rules that stop nothing would have been met by tokens, by index."""
         assert self._notes is not None
         rules = {row: state.shadow_rule for row, state in enumerate(states) if state.shadow_rule is not None}
-        if not rules:
-            return {}
-        slots, behind, depths = np.array([lines[row] for row in rules])[:, [SEQUENCE, FED_AT, READ_AT]].T
-        statistics = to_host(self._notes.read(slots, behind - 1)[0])
-        return {
-            row: rule.would_have_been_met(loops[:depth], margins[row])
-            for loops, depth, (row, rule) in zip(statistics, depths.tolist(), rules.items(), strict=True)
-        }
+        known = {row: rule.known_without_loops(lines[row][READ_AT], margins[row]) for row, rule in rules.items()}
+        open_rules = {row: rule for row, rule in rules.items() if rule.is_about_loops}
+        if open_rules:
+            slots, behind, depths = np.array([lines[row] for row in open_rules])[:, [SEQUENCE, FED_AT, READ_AT]].T
+            by_gate = all(rule.config.mode == "qexit" for rule in open_rules.values())
+            statistics = self._notes.read(slots, behind - 1, by_gate)
+            for loops, depth, (row, rule) in zip(statistics, depths.tolist(), open_rules.items(), strict=True):
+                known[row] = rule.would_have_been_met(loops[:depth], margins[row])
+        return known
 
     def note_left(self, left: Sequence[Left]) -> None:
         """Notes tokens that have run all their loops; their states are looked at together, before they are gone."""
@@ -207,7 +208,7 @@ class OutputProcessor:
         if self.watch:
             tokens = self._with_final_fates(state)
             score = check(state.detokenizer.text, state.request.context).score
-            parts = [of_token(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
+            parts = [part_of(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
             verdict = aggregate(parts, self._policy, score)
             if state.collapsed:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})

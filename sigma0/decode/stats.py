@@ -58,6 +58,11 @@ class PathReader:
         return observe_paths(states, gates, self.rule)
 
     @torch.no_grad()
+    def hazards(self, states: Tensor) -> Tensor:
+        """The last of these statistics alone, float32 `[N, T]`."""
+        return torch.sigmoid(self.gate(states.flatten(0, 1)).float()).view(states.shape[:2])
+
+    @torch.no_grad()
     def last_fates(self, states: Tensor, loops: Sequence[int]) -> list[list[int]]:
         """Fates of the last n loops of a few paths, the newest first, without anything else that `read` works out.
 
