@@ -1,8 +1,8 @@
 """Statistics of logits and ids on a CPU, for the newest id of many texts in one call; as `collapse.py` has them.
 
 Repetition is counted id by id: a text keeps its matches at every lag and the numbers of its distinct ids and 4-grams,
-so an id costs a look at the last 128. Entropy and margin take two sweeps over the logits. In torch the latter are
-seven operations, and in Python's own numbers an id costs 10 us, here 0.3.
+so an id costs a look at the last 128, 0.4 us. Entropy and margin take two sweeps over the logits, where torch takes
+seven operations.
 """
 
 import ctypes

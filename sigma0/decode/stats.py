@@ -376,8 +376,9 @@ def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Seq
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    rule, certain = CollapseRule(), (part.tolist() for part in certainty(logits))
-    rows = zip(*certain, repeated, drops, strict=True)
+    rule = CollapseRule()
+    entropies, margins = (part.tolist() for part in certainty(logits))
+    rows = zip(entropies, margins, repeated, drops, strict=True)
     return np.array([collapse_of(*row, rule) for row in rows], dtype=np.float32)
 
 

@@ -67,7 +67,7 @@ class TextStats:
             text.repetition.append(token_id)
             repeated = text.repetition.at(-1)
             statistics = collapse_of(entropy, margin, repeated, text.entropy_drop, _RULE)
-            lines.append((*np.float32(statistics).tolist(), repeated.proximity(_RULE)))
+            lines.append((*np.array(statistics, dtype=np.float32).tolist(), repeated.proximity(_RULE)))
         return [list(column) for column in zip(*lines, strict=True)]
 
     def _certain(self, logits: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from sigma0 import ExitConfig
+from sigma0.cpp_compiler import compiler
 from sigma0.decode.ops import FATES, KEPT, LOGIT_STATS, STATISTICS, ExitParams
 from sigma0.decode.stats import PathReader
+from sigma0.kernels.path_fates import path_fates
 from tests.kernels import definitions
 from tests.reference import tiny_model
 
@@ -189,7 +191,7 @@ def test_what_was_begun_in_inference_mode_goes_on_outside(after_exit):
     assert told == plain[0, 3:].tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_fates_of_a_few_loops_are_those_of_whole_paths(dtype):
     """On paths that shrink, turn, grow and stand still, of every length."""
     rng, running, total = np.random.default_rng(4), 2, 8
@@ -209,5 +211,9 @@ def test_fates_of_a_few_loops_are_those_of_whole_paths(dtype):
             back = torch.arange(loops - 1, loops - 1 - running - KEPT, -1).clamp_min(0)
             told = reader.last_fates(path[back][None], [loops])
             assert told == [fates[loops - running : loops][::-1]], (gain, angle, loops)
+            if compiler() is not None:
+                behind = torch.stack([path.new_full(path.shape, 9.0), path])
+                mildest = path_fates(behind, torch.tensor([1, 1]), torch.tensor([loops] * 2), running, rule)
+                assert mildest.tolist() == [min(told[0])] * 2, (gain, angle, loops)
             seen |= set(told[0])
     assert seen == {1, 2, 3}
