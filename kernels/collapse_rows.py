@@ -26,7 +26,7 @@ from sigma0.kernels.collapse import (
     WINDOW,
     CollapseRule,
 )
-from sigma0.kernels.cpp_library import load
+from sigma0.kernels.cpp_library import can_compile, load
 
 _SOURCE = "collapse_rows.cpp"
 
@@ -39,6 +39,12 @@ class TextMemory:
     def __init__(self) -> None:
         self._bytes = torch.zeros(_size(), dtype=torch.uint8)
         self.pointer: int = self._bytes.data_ptr()
+
+
+@lru_cache
+def can_count() -> bool:
+    """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
+    return can_compile(_size, "repetition in C++ could not be compiled, Python counts it")
 
 
 def collapse_rows(

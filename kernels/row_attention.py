@@ -9,7 +9,6 @@ The source is compiled for a dtype and a head width when they are first used, an
 """
 
 import ctypes
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.cpp_compiler import compiler
-from sigma0.errors import first_line
-from sigma0.kernels.cpp_library import ELEMENTS, load
+from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load
 
 _POINTERS, _SIZES = 13, 8
 
@@ -52,14 +49,7 @@ class RowPlaces:
 @lru_cache
 def is_available() -> bool:
     """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
-    if compiler() is None:
-        return False
-    try:
-        _compiled(torch.float32, 32)
-    except Exception as error:  # whatever a compiler may say; `span_attention` does without it
-        warnings.warn(f"attention in C++ could not be compiled, torch's is taken: {first_line(error)}", stacklevel=2)
-        return False
-    return True
+    return can_compile(lambda: _compiled(torch.float32, 32), "attention in C++ could not be compiled, torch's is taken")
 
 
 def attend_rows(

@@ -207,7 +207,7 @@ class RunningBatch:
     @torch.no_grad()
     def run(self) -> PassOutput:
         """Runs a pass: a loop of every row, then the tokens of those that stop."""
-        longest = max(state.entry.entered for state in self.states if state is not None)
+        longest = max([state.entry.entered for state in self.states if state is not None])
         left = self._count()
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
@@ -225,7 +225,7 @@ class RunningBatch:
         lines = self._lines()
         table = lines.reshape(-1, depth, lines.shape[1])
         stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
-        new = np.count_nonzero((stage < idle) & (positions >= self._prompts[:, None]), axis=1)
+        new = ((stage < idle) & (positions >= self._prompts[:, None])).sum(1)
         self._passes += new > 0
         self._rows += new
         slots, lane = np.nonzero((stage == depth - 1) | (stage == idle - 1))

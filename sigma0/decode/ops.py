@@ -27,7 +27,7 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
-from sigma0.kernels.collapse_rows import TextMemory, certainty_rows, collapse_rows
+from sigma0.kernels.collapse_rows import TextMemory, can_count, certainty_rows, collapse_rows
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
@@ -213,7 +213,8 @@ def operations(backend: Backend, device: torch.device) -> Operations:
             f"backend 'triton' needs a CUDA device, got {device.type}: use backend='torch', or set TRITON_INTERPRET=1 "
             "to run the kernels slowly on a CPU"
         )
-    return replace(TRITON, collapse_rows=collapse_rows) if is_available() else TRITON
+    # of ids on the host
+    return replace(TRITON, collapse_rows=collapse_rows) if device.type == "cuda" and can_count() else TRITON
 
 
 def _interpreted() -> bool:
