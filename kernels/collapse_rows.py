@@ -68,7 +68,7 @@ def collapse_rows(
         pointers.buffer_info()[0],
         ids.buffer_info()[0],
         None if certain is None else certain.data_ptr(),
-        _parts(rule).buffer_info()[0],
+        rule.numbers.buffer_info()[0],
         output.data_ptr(),
         len(texts),
     )
@@ -87,12 +87,6 @@ def certainty_rows(logits: Tensor) -> Tensor:
     output = torch.empty((2, len(logits)))
     _certainty()(logits.data_ptr(), output.data_ptr(), *logits.shape, logits.stride(0))
     return output
-
-
-@lru_cache
-def _parts(rule: CollapseRule) -> "array[float]":
-    parts = (rule.periodicity, rule.echo, rule.sameness, rule.drop, rule.margin)
-    return array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
 
 
 @lru_cache
