@@ -21,7 +21,9 @@ With l the logits of a row, p = softmax(l) (a masked logit, -inf, has p = 0), an
 Bytes for each row: V logits read once and 128 ids; nothing of size V is written.
 """
 
+from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -79,6 +81,12 @@ class CollapseRule:
     drop: Part = Part(2.698, 2.793, 0.001)
     margin: Part = Part(0.997, 1.08, 0.025)
     theta: float = 0.0
+
+    @cached_property
+    def numbers(self) -> "array[float]":
+        """Low, high and weight of each part, in this order."""
+        parts = (self.periodicity, self.echo, self.sameness, self.drop, self.margin)
+        return array("d", [number for part in parts for number in (part.low, part.high, part.weight)])
 
     def proximity(self, periodicity: Any, echo: Any, sameness: Any, drop: Any, margin: Any) -> Any:
         """The noisy-or of the parts, all of one shape: tensors, or arrays on the host."""

@@ -1,8 +1,34 @@
 """Functions in C++ for the rows of a pass on a CPU."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from sigma0.cpp_compiler import compiler
+from sigma0.errors import first_line
+
+# Types of numbers in C++.
+ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
+
+
+def can_compile(build: Callable[[], object], failed: str) -> bool:
+    """Whether there is a compiler, and a function can be built with it.
+
+    Args:
+        build: Builds it.
+        failed: What a warning says where it cannot, ahead of what the compiler says.
+    """
+    if compiler() is None:
+        return False
+    try:
+        build()
+    except Exception as error:  # whatever a compiler may say; the caller does without it
+        warnings.warn(f"{failed}: {first_line(error)}", stacklevel=3)
+        return False
+    return True
 
 
 def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:

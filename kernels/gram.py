@@ -33,7 +33,7 @@ from sigma0.kernels.exit_state import CONTRACT, DIVERGE, G00, G01, G11, G22, G33
 # sin^2 of the angle under which two differences count as parallel, and the residual up to which a fit counts.
 PARALLEL, MAX_RESIDUAL = 0.01, 0.5
 # Added to a denominator so that 0 over 0 is 0, too small to change a larger float32; and the bound on a quotient.
-_TINY, _HUGE = 1e-37, 1e30
+TINY, _HUGE = 1e-37, 1e30
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def steps_of(gram: Tensor, before: Tensor, over_steps: Tensor | bool) -> Steps:
     known = (older > 0).float()
     bend = (g00 - 2 * g01 + g11).clamp_min(0).sqrt()
     both = size * older
-    turning = torch.acos((g01 / (both + _TINY)).clamp(-1, 1)) * (both > 0)
+    turning = torch.acos((g01 / (both + TINY)).clamp(-1, 1)) * (both > 0)
     if isinstance(over_steps, Tensor):
         scale = torch.where(over_steps, size + older, before)
     else:
@@ -101,7 +101,7 @@ def steps_of(gram: Tensor, before: Tensor, over_steps: Tensor | bool) -> Steps:
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return (numerator / (denominator + _TINY)).clamp_max(_HUGE)
+    return (numerator / (denominator + TINY)).clamp_max(_HUGE)
 
 
 def fit_of(gram: Tensor, count: Tensor) -> Fit:
@@ -148,15 +148,15 @@ def solve(
         whole: Sum of <D_s, D_s>, `[R]`; of the newest alone where the order is 1.
     """
     safe = (p11 * p22 - p12 * p12).masked_fill(first, 1.0)
-    a = torch.where(first, r1 / (g11 + _TINY), (r1 * p22 - r2 * p12) / safe)
+    a = torch.where(first, r1 / (g11 + TINY), (r1 * p22 - r2 * p12) / safe)
     b = ((r2 * p11 - r1 * p12) / safe).masked_fill(first, 0.0)
     explained = a * r1 + b * r2
     discriminant = a * a + 4 * b
     turns = discriminant < 0
     far = (-b).clamp_min(0).sqrt()
     radius = torch.where(turns, far, (a.abs() + discriminant.clamp_min(0).sqrt()) / 2)
-    angle = torch.where(turns, torch.acos((a / (2 * far + _TINY)).clamp(-1, 1)), (a < 0) * math.pi)
-    residual = ((whole - explained).clamp_min(0) / (whole + _TINY)).sqrt().clamp_max(1.0)
+    angle = torch.where(turns, torch.acos((a / (2 * far + TINY)).clamp(-1, 1)), (a < 0) * math.pi)
+    residual = ((whole - explained).clamp_min(0) / (whole + TINY)).sqrt().clamp_max(1.0)
     return Fit(
         radius.clamp_max(_HUGE).masked_fill(none, 0.0),
         angle.masked_fill(none, 0.0),
@@ -210,8 +210,8 @@ def fate_of_row(
     size, longest, both = math.sqrt(g00), math.sqrt(max(g11, g22, g33)), math.sqrt(g00) * math.sqrt(g11)
     if size <= noise * norm:
         return CONTRACT
-    grown = size / (longest + _TINY) if longest > 0 else 0.0
-    spirals = grown >= 1 or (both > 0 and math.acos(min(1.0, max(-1.0, g01 / (both + _TINY)))) >= spiral)
+    grown = size / (longest + TINY) if longest > 0 else 0.0
+    spirals = grown >= 1 or (both > 0 and math.acos(min(1.0, max(-1.0, g01 / (both + TINY)))) >= spiral)
     diverges = grown >= 1 + growth
     if diverges or count < 3:
         return DIVERGE if diverges else SPIRAL if spirals else CONTRACT
@@ -222,7 +222,7 @@ def fate_of_row(
     determinant = p11 * p22 - p12 * p12
     if g11 * g22 - g12 * g12 < PARALLEL * g11 * g22 or determinant <= 0:
         r1, whole = g01, g00
-        a, b = g01 / (g11 + _TINY), 0.0
+        a, b = g01 / (g11 + TINY), 0.0
     else:
         whole = g00 + (0.0 if count < KEPT else g11)
         a, b = (r1 * p22 - r2 * p12) / determinant, (r2 * p11 - r1 * p12) / determinant
@@ -232,7 +232,7 @@ def fate_of_row(
         return SPIRAL if spirals else CONTRACT
     if discriminant < 0:
         radius = math.sqrt(-b)
-        spirals = spirals or math.acos(min(1.0, max(-1.0, a / (2 * radius + _TINY)))) >= spiral
+        spirals = spirals or math.acos(min(1.0, max(-1.0, a / (2 * radius + TINY)))) >= spiral
     else:
         radius = (abs(a) + math.sqrt(discriminant)) / 2
     return DIVERGE if radius >= 1 + growth else SPIRAL if spirals else CONTRACT
@@ -246,7 +246,7 @@ if find_spec("triton") is not None:
     _NO_FATE, _CONTRACT = tl.constexpr(NO_FATE), tl.constexpr(CONTRACT)
     _SPIRAL, _DIVERGE = tl.constexpr(SPIRAL), tl.constexpr(DIVERGE)
     _KEPT, _PARALLEL, _MAX_RESIDUAL = tl.constexpr(KEPT), tl.constexpr(PARALLEL), tl.constexpr(MAX_RESIDUAL)
-    _TINY_DENOMINATOR, _MAX_QUOTIENT, _PI = tl.constexpr(_TINY), tl.constexpr(_HUGE), tl.constexpr(math.pi)
+    _TINY_DENOMINATOR, _MAX_QUOTIENT, _PI = tl.constexpr(TINY), tl.constexpr(_HUGE), tl.constexpr(math.pi)
 
     @triton.jit
     def acos(x):  # noqa: D103

@@ -9,7 +9,6 @@ The source is compiled for a dtype and a head width when they are first used, an
 """
 
 import ctypes
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sigma0.cpp_compiler import compiler
-from sigma0.errors import first_line
-from sigma0.kernels.cpp_library import load
+from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load
 
-_ELEMENTS = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "at::BFloat16", torch.float16: "at::Half"}
 _POINTERS, _SIZES = 13, 8
 
 
@@ -53,14 +49,7 @@ class RowPlaces:
 @lru_cache
 def is_available() -> bool:
     """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
-    if compiler() is None:
-        return False
-    try:
-        _compiled(torch.float32, 32)
-    except Exception as error:  # whatever a compiler may say; `span_attention` does without it
-        warnings.warn(f"attention in C++ could not be compiled, torch's is taken: {first_line(error)}", stacklevel=2)
-        return False
-    return True
+    return can_compile(lambda: _compiled(torch.float32, 32), "attention in C++ could not be compiled, torch's is taken")
 
 
 def attend_rows(
@@ -154,7 +143,7 @@ def _attend_rows(
 def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
     """The function of a dtype and a head width."""
     arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=_ELEMENTS[dtype], HEAD_DIM=width)
+    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=ELEMENTS[dtype], HEAD_DIM=width)
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:

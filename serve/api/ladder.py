@@ -285,7 +285,7 @@ def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[Tok
     if not tokens:
         cut.add(generation.text)
     if (rest := cut.flush()) and tokens:
-        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+        tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + rest)
     return tuple(tokens), cut.text
 
 

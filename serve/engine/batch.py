@@ -24,6 +24,7 @@ from sigma0.serve.engine.scheduler import ScheduledStep
 from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
+_NOTHING: Ints = np.zeros((0, 2), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class RunningBatch:
         self._model, self._planes = model, planes
         like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
         self.lanes = Lanes(slots, model.num_loops, like)
+        # on a CPU the very memory of the table
+        self._table: Ints | None = to_host(self.lanes.table[:-1]) if model.device.type == "cpu" else None
         self.notes = LoopNotes(model, self.lanes) if watch else None
         self.prefill = Prefill()
         self.states: list[RequestState | None] = [None] * slots
@@ -81,7 +84,11 @@ class RunningBatch:
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self.lanes.stages() < self.lanes.idle)) + len(self.prefill)
+        return int(np.count_nonzero(self._lines()[:, STAGE] < self.lanes.idle)) + len(self.prefill)
+
+    def _lines(self) -> Ints:
+        """The table of lanes on the host, `[S T, 6]`."""
+        return to_host(self.lanes.table[:-1]) if self._table is None else self._table
 
     def state_of(self, slot: int) -> RequestState:
         """The request in a slot."""
@@ -200,7 +207,7 @@ class RunningBatch:
     @torch.no_grad()
     def run(self) -> PassOutput:
         """Runs a pass: a loop of every row, then the tokens of those that stop."""
-        longest = max(state.entry.entered for state in self.states if state is not None)
+        longest = max([state.entry.entered for state in self.states if state is not None])
         left = self._count()
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
@@ -214,15 +221,15 @@ class RunningBatch:
         Returns:
             Slot and cache position of each token for which it is the last one, `[N, 2]`.
         """
-        lanes = self.lanes
-        table = to_host(lanes.table[:-1])
-        stage, positions = table[:, STAGE].reshape(-1, lanes.depth), table[:, CACHE_POSITION].reshape(-1, lanes.depth)
-        live = stage < lanes.idle
-        new = (live & (positions >= self._prompts[:, None])).sum(1)
+        depth, idle = self.lanes.depth, self.lanes.idle
+        lines = self._lines()
+        table = lines.reshape(-1, depth, lines.shape[1])
+        stage, positions = table[..., STAGE], table[..., CACHE_POSITION]
+        new = ((stage < idle) & (positions >= self._prompts[:, None])).sum(1)
         self._passes += new > 0
         self._rows += new
-        slots, lane = np.nonzero(live & (stage % lanes.depth == lanes.depth - 1))
-        return np.stack([slots, positions[slots, lane]], axis=1)
+        slots, lane = np.nonzero((stage == depth - 1) | (stage == idle - 1))
+        return np.stack([slots, positions[slots, lane]], axis=1) if len(slots) else _NOTHING
 
     def _complete(self, left: Ints) -> dict[int, int]:
         """Takes prefill out that has run its loops; leading positions that are exact in every plane, by slot."""
@@ -239,6 +246,8 @@ class RunningBatch:
                 whole = whole[whole < prompt]
             if len(whole):
                 complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
+        if not len(left):
+            return complete
         # only whole blocks are registered, and no position is left out
         fills = left[(left[:, 1] + 1) % self._planes.shape.size == 0]
         exact = ~self._drops[fills[:, 0]] | (fills[:, 1] < self._prompts[fills[:, 0]])

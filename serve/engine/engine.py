@@ -11,6 +11,7 @@ of those in flight as far as they had been (under `drop` to the loop where a tok
 back once all of them are. So the output does not depend on being preempted.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -161,7 +162,8 @@ class Engine:
             root=root_hash(request.cache_salt),
         )
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.stop)
-        self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, self._outputs.watch)
+        watch, text = self._outputs.watch, self._outputs.texts.text()
+        self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, watch, text)
         self.scheduler.add(entry)
         return entry.key
 
@@ -200,38 +202,25 @@ class Engine:
     def _postprocess(self, passed: PassOutput) -> list[Event]:
         """Takes in the tokens of a pass, and makes its outputs."""
         batch, lines = self._batch, passed.lines.tolist()
-        events: list[Event] = []
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
-        whole = [row for row, line in enumerate(lines) if line[SEQUENCE] not in broken]
-        fed = {
-            batch.state_of(line[SEQUENCE]).entry.key: (line[FED_AT], line[TOKEN])
-            for line in map(lines.__getitem__, whole)
-            if line[FRESH] and not line[ENDS]
-        }
-        complete = passed.complete.items()
-        ready = {batch.state_of(slot).entry.key: positions for slot, positions in complete if slot not in broken}
-        if fed or ready:
-            self.scheduler.update(StepOutput(fed, ready))
+        rows = [row for row, line in enumerate(lines) if line[SEQUENCE] not in broken]
+        self._note_fed([lines[row] for row in rows], passed.complete, broken)
         left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
+        events: list[Event] = []
         for slot in broken:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
-        emitted: list[tuple[int, RequestState, str, bool]] = []
-        for row in whole:
-            line = lines[row]
-            if not line[EMITTED]:
-                continue
-            state = batch.state_of(line[SEQUENCE])
+        rows = [row for row in rows if lines[row][EMITTED]]
+        states, own = [batch.state_of(lines[row][SEQUENCE]) for row in rows], [lines[row] for row in rows]
+        known = self._outputs.known(states, own, _rows(passed.logits, rows)) if rows else []
+        self._outputs.note_left(left)
+        for row, state, line, signs in zip(rows, states, own, known, strict=True):
             try:
-                emitted.append((row, state, *self._text(state, line[TOKEN], bool(line[ENDS]))))
+                text, is_last = self._text(state, line[TOKEN], bool(line[ENDS]), signs.repetition)
             except Exception as error:
                 events.append(self._fail(state, error))
-        tokens = self._outputs.outputs(
-            [(state, text, lines[row]) for row, state, text, _ in emitted],
-            _rows(passed.logits, [row for row, *_ in emitted]),
-            left,
-        )
-        for (_, state, _, is_last), token in zip(emitted, tokens, strict=True):
+                continue
+            token = self._outputs.output(state, text, line, signs, passed.logits, row)
             self._tokens += 1
             self._exit_loops += token.depth
             state.outputs.append(token)
@@ -240,11 +229,22 @@ class Engine:
                 events.append(self._finish(state))
         return events
 
-    def _text(self, state: RequestState, token_id: int, is_last: bool) -> tuple[str, bool]:
+    def _note_fed(self, lines: Sequence[Sequence[int]], complete: Mapping[int, int], broken: Collection[int]) -> None:
+        """Tells the scheduler which ids were fed back, and which positions are exact now, but those of broken slots."""
+        state_of = self._batch.state_of
+        fed = {
+            state_of(line[SEQUENCE]).entry.key: (line[FED_AT], line[TOKEN])
+            for line in lines
+            if line[FRESH] and not line[ENDS]
+        }
+        ready = {state_of(slot).entry.key: positions for slot, positions in complete.items() if slot not in broken}
+        if fed or ready:
+            self.scheduler.update(StepOutput(fed, ready))
+
+    def _text(self, state: RequestState, token_id: int, is_last: bool, repetition: float) -> tuple[str, bool]:
         """What a token adds to the text, and whether the text ends with it."""
-        state.repetition.append(token_id)
         text = state.detokenizer.add(token_id)
-        is_last = is_last or state.detokenizer.stopped or state.collapses()
+        is_last = is_last or state.detokenizer.stopped or state.collapses(repetition)
         return text + state.detokenizer.end() if is_last else text, is_last
 
     def _finish(self, state: RequestState) -> Event:

@@ -4,6 +4,8 @@ In plain torch the states after every loop are kept (`Lanes.paths`), and looked 
 computes statistics at the end of a loop has them already: they are kept as they are.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import KEPT, STATISTICS
-from sigma0.decode.stats import PathReader
+from sigma0.decode.stats import Floats, PathReader
 from sigma0.decode.step import Looped
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import ServedModel
@@ -36,7 +38,9 @@ class LoopNotes:
     def __init__(self, model: ServedModel, lanes: Lanes) -> None:
         self._lanes = lanes
         # what diverges is the same under every rule
-        self._reader = PathReader(model.gate, model.exit_rule(ExitConfig(mode="full")).params(watch=True))
+        self._rule = model.exit_rule(ExitConfig(mode="full")).params(watch=True)
+        self._reader = PathReader(model.gate, self._rule)
+        self._path_fates = model.operations.path_fates
         self.window = _WINDOW * lanes.depth
         self.from_kernel = model.operations.backend == "triton"
         if self.from_kernel:
@@ -46,6 +50,9 @@ class LoopNotes:
                 self._kept = torch.zeros(shape, dtype=torch.float32, device=lanes.device)
         else:
             lanes.remember_paths(self.window)
+        if self._path_fates is not None:
+            # compiled before the first request
+            self.mildest_fates([], [], 1)
 
     def note(self, looped: Looped) -> None:
         """Keeps what a kernel has said of the rows of a pass."""
@@ -55,31 +62,49 @@ class LoopNotes:
         at = looped.sequences * self.window + looped.table[:, CACHE_POSITION] % self.window
         self._kept[at, looped.loops - 1] = torch.cat([looped.statistics, looped.fates.float()[:, None]], dim=1)
 
-    def read(self, slots: Ints, positions: Ints) -> tuple[Tensor, Ints]:
-        """Statistics float32 `[N, T, 8]` and fates `[N, T]` of tokens; undefined past the loops that they have run."""
-        lanes = self._lanes
-        if self.from_kernel:
-            kept = self._kept.index_select(0, to_device(slots * self.window + positions % self.window, lanes.device))
-            return kept[:, :, :-1], to_host(kept[:, :, -1]).astype(np.int64)
-        assert lanes.paths is not None
-        at = to_device(np.stack([slots, positions]), lanes.device)
-        paths = lanes.paths.index_select(0, lanes.path_index(at[0], at[1]))
-        statistics, fates = self._reader.read(paths)
-        return statistics, to_host(fates).astype(np.int64)
+    def read(self, slots: Ints, positions: Ints, by_gate: bool) -> Floats:
+        """Statistics of tokens, `[N, T, 8]`; undefined past the loops that they have run.
 
-    def last_fates(self, slots: Ints, positions: Ints, loops: Ints, running: int) -> list[list[int]]:
-        """Fates of the last `running` loops of tokens that have finished so many, `[N]` each; newest first."""
+        Args:
+            slots: Of each, `[N]`.
+            positions: Its cache position, `[N]`.
+            by_gate: Whether only their hazards are wanted; the others are undefined then.
+        """
         lanes = self._lanes
-        places = slots * self.window + positions % self.window
-        back = loops[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
-        at = to_device((places[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
+        places = to_device(slots * self.window + positions % self.window, lanes.device)
         if self.from_kernel:
-            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, at)
-            fates: list[list[int]] = to_host(kept.long()).reshape(back.shape).tolist()
+            return to_host(self._kept.index_select(0, places)[:, :, :-1])
+        assert lanes.paths is not None
+        paths = lanes.paths.index_select(0, places)
+        if not by_gate:
+            return to_host(self._reader.read(paths)[0])
+        return to_host(self._reader.hazards(paths)[:, :, None].expand(-1, -1, len(STATISTICS)))
+
+    def mildest_fates(self, at: Sequence[tuple[int, int]], loops: Sequence[int], running: int) -> list[int]:
+        """The mildest fate of the last `running` loops of tokens, an index into `FATES`.
+
+        Args:
+            at: Slot and cache position of each.
+            loops: That it has finished, more than `running`.
+            running: Loops that are looked at.
+        """
+        lanes, window = self._lanes, self.window
+        places = [slot * window + position % window for slot, position in at]
+        fates: list[int]
+        if self._path_fates is not None:
+            assert lanes.paths is not None
+            rows, ran = (torch.tensor(each, dtype=torch.int64) for each in (places, loops))
+            fates = self._path_fates(lanes.paths, rows, ran, running, self._rule).tolist()
+            return fates
+        back = np.array(loops)[:, None] - 1 - np.arange(running if self.from_kernel else running + KEPT)
+        states_at = to_device((np.array(places)[:, None] * lanes.depth + np.maximum(back, 0)).ravel(), lanes.device)
+        if self.from_kernel:
+            kept = self._kept.flatten(0, 1)[:, -1].index_select(0, states_at)
+            fates = to_host(kept.long()).reshape(back.shape).min(axis=1).tolist()
             return fates
         assert lanes.paths is not None
-        states = lanes.paths.flatten(0, 1).index_select(0, at).view(*back.shape, -1)
-        return self._reader.last_fates(states, loops.tolist())
+        states = lanes.paths.flatten(0, 1).index_select(0, states_at).view(*back.shape, -1)
+        return [min(last) for last in self._reader.last_fates(states, loops)]
 
     def save(self, slot: int) -> Tensor | None:
         """A copy of what a kernel has said of a request; states are saved with its lanes."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
@@ -127,8 +127,7 @@ def check_request(request: EngineRequest, model: ServedModel, context: int) -> N
     model.exit_rule(request.exit_config)
 
 
-@dataclass(frozen=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """A new token, final: it is never taken back.
 
     Attributes:

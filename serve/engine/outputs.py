@@ -1,8 +1,8 @@
 """Output processor: token outputs and request outputs, with the statistics of all requests of a pass together."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,26 +12,46 @@ from sigma0.decode.exits import exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, MET_FLAG, STAGE, Lanes
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.sampling_params import Alternative, logprobs_of
-from sigma0.decode.stats import compute_logit_stats
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
+from sigma0.decode.text_stats import TextStats
 from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, of_token, patience_for
+from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, part_of, patience_for
 
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 # The first loops of a token have no fate.
 _NO_FATE = 2
-# Proximity, margin, entropy, fate, and whether a rule that stops nothing would have been met.
-Known = tuple[float | None, float | None, float | None, Fate | None, bool | None]
-_UNKNOWN: Known = (None, None, None, None, None)
-# A token that was sampled: its request, what it adds to the text, and its line of the step.
-Emitted = tuple[RequestState, str, Sequence[int]]
+# What a step emits of a row, as `sigma0.decode.step` names its columns.
+Line = Sequence[int]
 # A token that has left its lane: request, slot and cache position.
 Left = tuple[RequestState, int, int]
+
+
+class Known(NamedTuple):
+    """What is known of a token at its exit.
+
+    Attributes:
+        proximity: Repetition score of the text.
+        margin: Lead of the top-1 over the top-2 probability.
+        entropy: Of the distribution, in nats.
+        fate: Of its loops so far.
+        met: Whether a rule that stops nothing would have been met.
+        repetition: The part of the proximity that the ids alone decide; 0 where it is not computed.
+    """
+
+    proximity: float | None = None
+    margin: float | None = None
+    entropy: float | None = None
+    fate: Fate | None = None
+    met: bool | None = None
+    repetition: float = 0.0
+
+
+_UNKNOWN = Known()
 
 
 class OutputProcessor:
@@ -42,6 +62,10 @@ class OutputProcessor:
         name: Of the model.
         lanes: Tokens in flight.
         notes: On the loops of tokens; None where neither statistics nor verdicts are wanted.
+
+    Attributes:
+        watch: Whether they are.
+        texts: Statistics of the ids of texts.
     """
 
     def __init__(self, model: ServedModel, name: str, lanes: Lanes, notes: LoopNotes | None) -> None:
@@ -53,85 +77,102 @@ class OutputProcessor:
         self._left: list[Left] = []
         self._waited = 0
         self.watch = notes is not None
+        self.texts = TextStats(model.operations)
+        # what it needs is compiled before the first request
+        self.texts.text()
 
-    @torch.no_grad()
-    def outputs(self, emitted: Sequence[Emitted], logits: Tensor | None, left: Sequence[Left]) -> list[TokenOutput]:
-        """Token outputs of one pass, at most one of each request.
+    def known(self, states: Sequence[RequestState], lines: Sequence[Line], logits: Tensor | None) -> list[Known]:
+        """What is known of the tokens of one pass, at most one of each request.
 
         Args:
-            emitted: The tokens, N of them.
-            logits: That each was sampled from, `[N, V]`; None where there is no token.
-            left: Tokens that have left their lanes.
+            states: Their requests.
+            lines: What the step emitted of each.
+            logits: That each was sampled from, `[N, V]`; None where that is not known.
         """
-        known = [_UNKNOWN] * len(emitted)
-        if self.watch and logits is not None:
-            known = self._known(emitted, logits)
-        tokens, told = [], zip(emitted, known, strict=True)
-        for row, ((state, text, line), (proximity, margin, entropy, fate, met)) in enumerate(told):
-            wanted, token_id, why = state.request.logprobs, line[TOKEN], line[WHY]
-            logprob: float | None = None
-            alternatives: tuple[Alternative, ...] = ()
-            if wanted is not None:
-                assert logits is not None
-                logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
-            reason = exit_reason(state.rule.config.mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG))
-            tokens.append(
-                TokenOutput(
-                    id=token_id,
-                    text=text,
-                    depth=line[READ_AT],
-                    reason=reason,
-                    fate=fate,
-                    proximity=proximity,
-                    margin=margin,
-                    entropy=entropy,
-                    logprob=logprob,
-                    alternatives=alternatives,
-                    rung=self._name,
-                    would_have_met=met,
-                )
-            )
-        self._passed(left)
-        return tokens
-
-    def _known(self, emitted: Sequence[Emitted], logits: Tensor) -> list[Known]:
-        """What is known of emitted tokens at their exits."""
-        repeated = [state.repetition.at(-1) for state, _, _ in emitted]
-        statistics = compute_logit_stats(logits, repeated, [state.entropy_drop for state, _, _ in emitted]).tolist()
-        late = [(state, line) for state, _, line in emitted if line[READ_AT] >= self._fewest]
+        if not self.watch and not any(state.stops for state in states):
+            return [_UNKNOWN] * len(states)
+        token_ids = [line[TOKEN] for line in lines]
+        read = self.texts.take([state.text for state in states], token_ids, logits if self.watch else None)
+        if not self.watch or logits is None:
+            return [Known(repetition=repetition) for repetition in read[-1]]
+        late = [row for row, line in enumerate(lines) if line[READ_AT] >= self._fewest]
         if late:
-            read = [(state, line[SEQUENCE], line[FED_AT] - 1) for state, line in late]
-            self._note_fates(read, [line[READ_AT] for _, line in late])
-        fates = [FATES[state.fates[len(state.outputs)]] for state, _, _ in emitted]
-        met = self._shadows(emitted, [row[_MARGIN] for row in statistics])
+            at = [(states[row], lines[row][SEQUENCE], lines[row][FED_AT] - 1) for row in late]
+            self._note_fates(at, [lines[row][READ_AT] for row in late])
+        met = self._shadows(states, lines, read[_MARGIN])
+        rows = zip(states, read[_PROXIMITY], read[_MARGIN], read[_ENTROPY], read[-1], strict=True)
         return [
-            (row[_PROXIMITY], _finite(row[_MARGIN]), _finite(row[_ENTROPY]), fates[index], met.get(index))
-            for index, row in enumerate(statistics)
+            Known(
+                proximity,
+                margin if isfinite(margin) else None,
+                entropy if isfinite(entropy) else None,
+                FATES[state.fates[len(state.outputs)]],
+                met.get(row),
+                repetition,
+            )
+            for row, (state, proximity, margin, entropy, repetition) in enumerate(rows)
         ]
+
+    def output(
+        self, state: RequestState, text: str, line: Line, known: Known, logits: Tensor | None, row: int
+    ) -> TokenOutput:
+        """The output of a token.
+
+        Args:
+            state: Its request.
+            text: What it adds to the text.
+            line: What the step emitted of it.
+            known: What is known of it.
+            logits: That the tokens of its pass were sampled from, `[K, V]`.
+            row: Its own among them.
+        """
+        wanted, token_id, why = state.request.logprobs, line[TOKEN], line[WHY]
+        logprob: float | None = None
+        alternatives: tuple[Alternative, ...] = ()
+        if wanted is not None:
+            assert logits is not None
+            logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
+        reason = exit_reason(state.rule.config.mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG))
+        return TokenOutput(
+            token_id,
+            text,
+            line[READ_AT],
+            reason,
+            known.fate,
+            known.proximity,
+            known.margin,
+            known.entropy,
+            logprob,
+            alternatives,
+            self._name,
+            would_have_met=known.met,
+        )
 
     def _note_fates(self, read: Sequence[Left], loops: Sequence[int]) -> None:
         """Notes the fates of tokens that have finished so many loops, at least as many as a fate needs."""
         assert self._notes is not None
-        slots, positions = np.array([(slot, position) for _, slot, position in read]).T
-        last = self._notes.last_fates(slots, positions, np.array(loops), self._patience)
-        for (state, _, position), codes in zip(read, last, strict=True):
-            # FATES goes from the mildest on
-            state.fates[position - state.prompt_length + 1] = min(codes)
+        at = [(slot, position) for _, slot, position in read]
+        fates = self._notes.mildest_fates(at, loops, self._patience)
+        for (state, _, position), fate in zip(read, fates, strict=True):
+            state.fates[position - state.prompt_length + 1] = fate
 
-    def _shadows(self, emitted: Sequence[Emitted], margins: Sequence[float]) -> dict[int, bool | None]:
-        """Whether rules that stop nothing would have been met by emitted tokens, by index."""
+    def _shadows(
+        self, states: Sequence[RequestState], lines: Sequence[Line], margins: Sequence[float]
+    ) -> dict[int, bool | None]:
+        """Whether rules that stop nothing would have been met by tokens, by index."""
         assert self._notes is not None
-        rules = {row: state.shadow_rule for row, (state, _, _) in enumerate(emitted) if state.shadow_rule is not None}
-        if not rules:
-            return {}
-        slots, behind, depths = np.array([emitted[row][2] for row in rules])[:, [SEQUENCE, FED_AT, READ_AT]].T
-        statistics = to_host(self._notes.read(slots, behind - 1)[0])
-        return {
-            row: rule.would_have_been_met(loops[:depth], margins[row])
-            for loops, depth, (row, rule) in zip(statistics, depths.tolist(), rules.items(), strict=True)
-        }
+        rules = {row: state.shadow_rule for row, state in enumerate(states) if state.shadow_rule is not None}
+        known = {row: rule.known_without_loops(lines[row][READ_AT], margins[row]) for row, rule in rules.items()}
+        open_rules = {row: rule for row, rule in rules.items() if rule.is_about_loops}
+        if open_rules:
+            slots, behind, depths = np.array([lines[row] for row in open_rules])[:, [SEQUENCE, FED_AT, READ_AT]].T
+            by_gate = all(rule.config.mode == "qexit" for rule in open_rules.values())
+            statistics = self._notes.read(slots, behind - 1, by_gate)
+            for loops, depth, (row, rule) in zip(statistics, depths.tolist(), open_rules.items(), strict=True):
+                known[row] = rule.would_have_been_met(loops[:depth], margins[row])
+        return known
 
-    def _passed(self, left: Sequence[Left]) -> None:
+    def note_left(self, left: Sequence[Left]) -> None:
         """Notes tokens that have run all their loops; their states are looked at together, before they are gone."""
         if not self.watch:
             return
@@ -150,7 +191,7 @@ class OutputProcessor:
             also: Tokens that are still in their lanes.
             loops: That each of them has finished, at least as many as a fate needs.
         """
-        left, ran = [*self._left, *also], [*[self._total_loops] * len(self._left), *loops]
+        left, ran = [*self._left, *also], [self._total_loops] * len(self._left) + [*loops]
         self._left, self._waited = [], 0
         if left:
             self._note_fates(left, ran)
@@ -167,7 +208,7 @@ class OutputProcessor:
         if self.watch:
             tokens = self._with_final_fates(state)
             score = check(state.detokenizer.text, state.request.context).score
-            parts = [of_token(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
+            parts = [part_of(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
             verdict = aggregate(parts, self._policy, score)
             if state.collapsed:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
@@ -202,10 +243,6 @@ class OutputProcessor:
         self.flush([(state, slot, each) for each in table[own, CACHE_POSITION].tolist()], loops[own].tolist())
         fates = [FATES[code] for code in state.fates[: len(state.outputs)].tolist()]
         return [
-            token if token.fate == fate else replace(token, fate=fate)
+            token if token.fate == fate else token._replace(fate=fate)
             for token, fate in zip(state.outputs, fates, strict=True)
         ]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

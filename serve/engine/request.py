@@ -8,12 +8,15 @@ from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.random_numbers import request_seed
-from sigma0.decode.repetition import CollapseStop, EntropyDrop, Repetition
+from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_settings import SequenceSampling
 from sigma0.decode.settings import SequenceExit
+from sigma0.decode.text_stats import Text
 from sigma0.serve.engine.messages import EngineRequest, ServedModel, TokenOutput
 from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import SequenceEntry
+
+_STOP = CollapseStop()
 
 
 class RequestState:
@@ -26,6 +29,7 @@ class RequestState:
         eos: Ids that end the text.
         model: The looped model.
         watch: Whether statistics of its tokens are wanted.
+        text: What is kept of its ids for statistics, before the first one.
 
     Attributes:
         rule: Its exit rule.
@@ -43,8 +47,8 @@ class RequestState:
         passes: Passes with a row of a new token.
         rows: Rows of new tokens.
         cached: Cache positions of the prompt that were found in the prefix cache.
-        repetition: Repetition statistics of the new tokens.
-        entropy_drop: Statistics of the entropy at the new tokens.
+        text: What is kept of its new ids for statistics.
+        stops: Whether it is ended where it repeats itself.
         collapsed: Whether it was ended because it repeats itself.
     """
 
@@ -56,6 +60,7 @@ class RequestState:
         eos: frozenset[int],
         model: ServedModel,
         watch: bool,
+        text: Text,
     ) -> None:
         self.entry = entry
         self.request = request
@@ -76,10 +81,11 @@ class RequestState:
         sampling = request.sampling
         seed = 0 if sampling.temperature == 0 else request_seed(sampling.seed)
         self.sampling = SequenceSampling.of(sampling, seed, self.prompt_length)
-        self._collapse = CollapseStop() if request.on_collapse == "stop" else None
-        self.repetition = Repetition()
-        self.entropy_drop = EntropyDrop()
+        self.text = text
+        self.stops = request.on_collapse == "stop"
         self.collapsed = False
+        # newest ids after each of which the text was near to collapse
+        self._high = 0
 
     @property
     def exit(self) -> SequenceExit:
@@ -105,7 +111,12 @@ class RequestState:
                 targets[row] = self.saved.loops.get(position, targets[row])
         return targets
 
-    def collapses(self) -> bool:
-        """Whether the text ends with the newest id because it repeats itself."""
-        self.collapsed = self._collapse is not None and self._collapse.ends(self.repetition)
+    def collapses(self, proximity: float) -> bool:
+        """Whether the text ends with the newest id, which is not among the outputs yet, because it repeats itself.
+
+        Args:
+            proximity: Of the ids alone, this one included.
+        """
+        self._high = self._high + 1 if proximity >= _STOP.tau else 0
+        self.collapsed = self.stops and _STOP.ends_after(len(self.outputs) + 1, self._high)
         return self.collapsed

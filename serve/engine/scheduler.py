@@ -159,8 +159,10 @@ class Scheduler:
             rows: Rows that the pass has already: tokens that decode, and prefill under way.
         """
         preempted: list[tuple[SequenceEntry, int]] = []
-        for entry in list(self.running.values()):
-            if entry.key in self.running and entry.remaining == 0:
+        size = self.pool.size
+        decoding = [entry for entry in self.running.values() if entry.entered == entry.prefill_end]
+        for entry in [entry for entry in decoding if entry.entered >= len(entry.blocks) * size]:
+            if entry.key in self.running:
                 preempted += self.reserve(entry, entry.entered + 1)
         admitted = self.admit()
         prefill = self.prefill_chunks(rows)
@@ -213,7 +215,7 @@ class Scheduler:
         """
         room = max(0, self.pass_rows - rows)
         # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
-        unfinished = [entry for entry in self.running.values() if entry.remaining > 0][:room]
+        unfinished = [entry for entry in self.running.values() if entry.entered < entry.prefill_end][:room]
         shortest_first = sorted(unfinished, key=lambda entry: entry.remaining)
         chunks = []
         for left, entry in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):

@@ -50,6 +50,8 @@ class StopChecker:
         """The text that is released by one more piece."""
         if self.stopped:
             return ""
+        if not self._stop:
+            return self._release(piece, "")
         text = self._pending + piece
         starts = [start for start in (text.find(string) for string in self._stop) if start >= 0]
         if starts:

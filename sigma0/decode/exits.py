@@ -154,6 +154,22 @@ class ExitRule:
         """Whether every token's exit is known without looking at its states."""
         return self.fixed_depth is not None and not self.break_after
 
+    @property
+    def is_about_loops(self) -> bool:
+        """Whether statistics of loops decide it: not those of a margin, nor where no gate can reach q."""
+        return self.config.mode != "margin" and not (self.config.mode == "qexit" and self.threshold >= 1)
+
+    def known_without_loops(self, depth: int, margin: float | None) -> bool | None:
+        """`would_have_been_met` where `is_about_loops` is False.
+
+        Args:
+            depth: Loop that the token was read at.
+            margin: Top-1 minus top-2 probability where it was sampled.
+        """
+        if self.config.mode == "margin":
+            return True if margin is not None and margin >= self.threshold and depth >= self.min_loops else None
+        return False
+
     def would_have_been_met(self, loops: npt.NDArray[np.float32], margin: float | None) -> bool | None:
         """Whether a token that `full` or `fixed` stopped would have met this rule by the loop it was read at.
 
@@ -165,15 +181,15 @@ class ExitRule:
             None where that is not known: under `margin`, where a loop before may have met it.
         """
         mode, late = self.config.mode, slice(self.min_loops - 1, None)
-        if mode == "margin":
-            return True if margin is not None and margin >= self.threshold and len(loops) >= self.min_loops else None
+        if not self.is_about_loops:
+            return self.known_without_loops(len(loops), margin)
         if mode == "qexit":
             mass, survival = np.float32(0.0), np.float32(1.0)
             cumulative = np.zeros(len(loops), dtype=np.float32)
             for loop, hazard in enumerate(loops[:, HAZARD]):
                 mass, survival = mass + hazard * survival, survival * (np.float32(1.0) - hazard)
                 cumulative[loop] = mass
-            return self.threshold < 1 and bool((cumulative[late] >= self.threshold).any())
+            return bool((cumulative[late] >= self.threshold).any())
         if mode == "converge":
             close = loops[:, CHANGE] < self.threshold
             close[:1] = False

@@ -27,6 +27,7 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
+from sigma0.kernels.collapse_rows import TextMemory, can_count, certainty_rows, collapse_rows
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
@@ -46,6 +47,7 @@ from sigma0.kernels.exit_state import (
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
+from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
@@ -86,6 +88,7 @@ __all__ = [
     "RuleRows",
     "Span",
     "Steps",
+    "TextMemory",
     "certainty",
     "depth_attention_reference",
     "fate_of",
@@ -133,6 +136,9 @@ class Operations:
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
         norm_rows: RMS norm of float32 rows there, with what it is added to; else None.
+        path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
+        certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
+        collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -144,6 +150,9 @@ class Operations:
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
     norm_rows: Callable[..., Tensor] | None = None
+    path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
+    certainty_rows: Callable[[Tensor], Tensor] | None = None
+    collapse_rows: Callable[..., Tensor] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
     @property
@@ -168,7 +177,14 @@ def _loop_end_in_triton(
 
 
 TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
-CPU = replace(TORCH, attend_rows=attend_rows, norm_rows=norm_rows)
+CPU = replace(
+    TORCH,
+    attend_rows=attend_rows,
+    norm_rows=norm_rows,
+    path_fates=path_fates,
+    certainty_rows=certainty_rows,
+    collapse_rows=collapse_rows,
+)
 TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
 
 
@@ -197,7 +213,8 @@ def operations(backend: Backend, device: torch.device) -> Operations:
             f"backend 'triton' needs a CUDA device, got {device.type}: use backend='torch', or set TRITON_INTERPRET=1 "
             "to run the kernels slowly on a CPU"
         )
-    return TRITON
+    # of ids on the host
+    return replace(TRITON, collapse_rows=collapse_rows) if device.type == "cuda" and can_count() else TRITON
 
 
 def _interpreted() -> bool:

@@ -143,6 +143,10 @@ class CollapseStop:
             return False
         return all(repetition.at(-back).proximity(self.rule) >= self.tau for back in range(1, self.running + 1))
 
+    def ends_after(self, tokens: int, high: int) -> bool:
+        """As `ends`, of a sequence of so many ids after the last `high` of which the proximity reached tau."""
+        return high >= self.running and tokens % self.every == 0
+
 
 class EntropyDrop:
     """Drop of a sequence's entropy, token by token, as in `sigma0.kernels.collapse`."""

@@ -58,6 +58,11 @@ class PathReader:
         return observe_paths(states, gates, self.rule)
 
     @torch.no_grad()
+    def hazards(self, states: Tensor) -> Tensor:
+        """The last of these statistics alone, float32 `[N, T]`."""
+        return torch.sigmoid(self.gate(states.flatten(0, 1)).float()).view(states.shape[:2])
+
+    @torch.no_grad()
     def last_fates(self, states: Tensor, loops: Sequence[int]) -> list[list[int]]:
         """Fates of the last n loops of a few paths, the newest first, without anything else that `read` works out.
 
@@ -371,14 +376,27 @@ def compute_logit_stats(logits: Tensor, repeated: Sequence[Repeated], drops: Seq
         repeated: Repetition of the sequence after each token.
         drops: Entropy statistics of the sequence of each token; updated.
     """
-    rule, numbers = CollapseRule(), list[tuple[float, ...]]()
+    rule = CollapseRule()
     entropies, margins = (part.tolist() for part in certainty(logits))
-    for entropy, margin, state, fold in zip(entropies, margins, repeated, drops, strict=True):
-        drop = fold.take(entropy)
-        proximity = state.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
-        repetition = state.periodicity, state.lag, state.echo, state.distinct
-        numbers.append((entropy, margin, drop, *repetition, proximity))
-    return np.array(numbers, dtype=np.float32)
+    rows = zip(entropies, margins, repeated, drops, strict=True)
+    return np.array([collapse_of(*row, rule) for row in rows], dtype=np.float32)
+
+
+def collapse_of(
+    entropy: float, margin: float, repeated: Repeated, fold: EntropyDrop, rule: CollapseRule
+) -> tuple[float, ...]:
+    """The numbers named in `LOGIT_STATS` of one token.
+
+    Args:
+        entropy: Of its logits.
+        margin: Of its logits.
+        repeated: Repetition of the sequence after it.
+        fold: Entropy statistics of the sequence; updated.
+        rule: Parts of the proximity.
+    """
+    drop = fold.take(entropy)
+    proximity = repeated.proximity(rule, drop, margin if math.isfinite(margin) else 0.0)
+    return entropy, margin, drop, repeated.periodicity, repeated.lag, repeated.echo, repeated.distinct, proximity
 
 
 def _blank(batch: int, new: int, total_loops: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ Unknown never counts as good: a field that is None declines to converge where th
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
@@ -32,6 +32,17 @@ CONVERGED: dict[str, bool] = {
 }
 ALARMS: frozenset[str] = frozenset({"max_depth", "collapse", "divergence", "ungrounded"})
 _MILDNESS: tuple[Fate, ...] = ("contract", "spiral", "diverge")
+
+
+class TokenPart(NamedTuple):
+    """What `aggregate` takes of a token: the fields of its `ReasonVerdict`, not checked."""
+
+    converged: bool | None
+    depth: float
+    proximity: float
+    grounded: float | None
+    stable: Fate | None
+    reason: Reason | None
 
 
 class ReasonVerdict(BaseModel):
@@ -147,18 +158,16 @@ def patience_for(policy: DoorPolicy, total_loops: int) -> int:
 
 def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> ReasonVerdict:
     """A token's verdict; its groundedness is unknown."""
-    return ReasonVerdict(
-        converged=None if reason is None else CONVERGED.get(reason),
-        depth=depth,
-        proximity=proximity,
-        grounded=None,
-        stable=fate,
-        reason=reason,
-    )
+    return ReasonVerdict(**part_of(reason, depth, fate, proximity)._asdict())
+
+
+def part_of(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> TokenPart:
+    """As `of_token`, for `aggregate` alone."""
+    return TokenPart(None if reason is None else CONVERGED.get(reason), depth, proximity, None, fate, reason)
 
 
 def aggregate(
-    verdicts: Sequence[ReasonVerdict], policy: DoorPolicy | None = None, grounded: float | None = None
+    verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy | None = None, grounded: float | None = None
 ) -> ReasonVerdict:
     """The verdict on a draft or an answer, out of those on its tokens (or on an answer, out of its drafts).
 
@@ -195,7 +204,7 @@ def aggregate(
     )
 
 
-def _stable(verdicts: Sequence[ReasonVerdict], policy: DoorPolicy) -> Fate | None:
+def _stable(verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy) -> Fate | None:
     fates = [verdict.stable for verdict in verdicts if verdict.stable is not None]
     if not fates:
         return None
@@ -205,7 +214,7 @@ def _stable(verdicts: Sequence[ReasonVerdict], policy: DoorPolicy) -> Fate | Non
 
 
 def _reason(
-    verdicts: Sequence[ReasonVerdict], policy: DoorPolicy, proximity: float, grounded: float | None
+    verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy, proximity: float, grounded: float | None
 ) -> Reason | None:
     reasons = [verdict.reason for verdict in verdicts]
     if "divergence" in reasons:
@@ -220,7 +229,7 @@ def _reason(
     return Counter(known).most_common(1)[0][0] if known else None
 
 
-def _converged(verdicts: Sequence[ReasonVerdict], reason: Reason) -> bool | None:
+def _converged(verdicts: Sequence[ReasonVerdict | TokenPart], reason: Reason) -> bool | None:
     """By the reason; for `ungrounded`, by the tokens."""
     if reason != "ungrounded":
         return CONVERGED.get(reason)

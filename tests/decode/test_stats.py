@@ -11,7 +11,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from sigma0 import ExitConfig
 from sigma0.decode.ops import FATES, KEPT, LOGIT_STATS, STATISTICS, ExitParams
 from sigma0.decode.stats import PathReader
+from sigma0.kernels.path_fates import path_fates
 from tests.kernels import definitions
+from tests.marks import needs_compiler
 from tests.reference import tiny_model
 
 PROMPTS = [[5, 9, 2, 7], [0, 0, 11, 3]]
@@ -189,7 +191,7 @@ def test_what_was_begun_in_inference_mode_goes_on_outside(after_exit):
     assert told == plain[0, 3:].tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_fates_of_a_few_loops_are_those_of_whole_paths(dtype):
     """On paths that shrink, turn, grow and stand still, of every length."""
     rng, running, total = np.random.default_rng(4), 2, 8
@@ -211,3 +213,31 @@ def test_fates_of_a_few_loops_are_those_of_whole_paths(dtype):
             assert told == [fates[loops - running : loops][::-1]], (gain, angle, loops)
             seen |= set(told[0])
     assert seen == {1, 2, 3}
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_fates_in_cpp_are_those_of_whole_paths(dtype):
+    """The mildest of the last ones, of paths of every kind and length, three numbers wide and more than a vector."""
+    generator, total = torch.Generator().manual_seed(5), 9
+    rule = ExitParams(mode="none", threshold=0.0, last_loop=total)
+    reader = PathReader(lambda states: states[:, 0], rule)
+    for width in (3, 37):
+        gain = torch.rand(400, 1, generator=generator) + 0.3
+        mixing = torch.randn(400, width, width, generator=generator) / width**0.5
+        blend = torch.rand(400, 1, generator=generator) * torch.randint(0, 2, (400, 1), generator=generator)
+        state, step = torch.ones(400, width), torch.randn(400, width, generator=generator)
+        states = []
+        for _ in range(total):
+            states.append(state)
+            state = state + step
+            step = gain * (blend * step + (1 - blend) * torch.einsum("nij,nj->ni", mixing, step))
+        paths = torch.stack(states, dim=1).to(dtype)  # [N, T, D]
+        paths[:10] = paths[:10, :1]
+        fates = reader.read(paths)[1]
+        assert set(fates.flatten().tolist()) == {0, 1, 2, 3}
+        places = torch.randperm(400, generator=generator)
+        for running in (1, 2, 3):
+            for loops in range(running, total + 1):
+                told = path_fates(paths, places, torch.full((400,), loops), running, rule)
+                assert torch.equal(told, fates[places, loops - running : loops].amin(1).long()), (running, loops)

@@ -285,6 +285,30 @@ def test_fates_outlast_a_preemption_during_recomputation(model, pocket):
     assert outcome([done]) == outcome(alone(model, pocket[1], job(6, 20, exit_config=ExitConfig(mode="full"))))
 
 
+@pytest.mark.parametrize("watch", [True, False])
+def test_statistics_and_ends_are_the_same_without_a_compiler(pocket, monkeypatch, watch):
+    model, tokenizer = pocket
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    configs = [ExitConfig(q=0.6), ExitConfig(mode="full"), ExitConfig(q=0.4, after_exit="verify")]
+    found = []
+    for backend in ("auto", "torch"):
+        monkeypatch.setattr(model, "backend", backend)
+        engine = Engine(model, tokenizer, "pocket", EngineLimits(max_running=4, kv_bytes=2**23), watch=watch)
+        keys = [engine.submit(job(6, 90, seed, exit_config=configs[seed % 3])) for seed in range(6)]
+        events = drain(engine)
+        found.append([events[key][-1] for key in keys])
+    compiled, plain = found
+    assert [done.collapsed for done in compiled] == [done.collapsed for done in plain]
+    assert any(done.collapsed for done in plain)
+    for one, other in zip(compiled, plain, strict=True):
+        assert (one.text, one.door) == (other.text, other.door)
+        for token, expected in zip(one.tokens, other.tokens, strict=True):
+            assert token[:5] == expected[:5] and token.would_have_met == expected.would_have_met
+            for name in ("proximity", "margin", "entropy"):
+                assert getattr(token, name) == pytest.approx(getattr(expected, name), abs=1e-5)
+            assert (token.proximity is not None) == watch
+
+
 def test_the_first_token_does_not_wait_for_the_last_loop(model, pocket):
     engine = Engine(model, pocket[1], "tiny", watch=True)
     engine.submit(job(5, 1, exit_config=ExitConfig(mode="fixed", depth=1)))

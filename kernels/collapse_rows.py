@@ -1,0 +1,112 @@
+"""Statistics of logits and ids on a CPU, for the newest id of many texts in one call; as `collapse.py` has them.
+
+Repetition is counted id by id: a text keeps its matches at every lag and the numbers of its distinct ids and 4-grams,
+so an id costs a look at the last 128, 0.4 us. Entropy and margin take two sweeps over the logits, where torch takes
+seven operations.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sigma0.kernels.collapse import (
+    ALPHA,
+    FLOOR,
+    FULL_ECHO,
+    LAGS,
+    LOGIT_STATS,
+    MOST_CERTAINTY,
+    NGRAM,
+    SHORTEST,
+    WARM_UP,
+    WINDOW,
+    CollapseRule,
+)
+from sigma0.kernels.cpp_library import can_compile, load
+
+_SOURCE = "collapse_rows.cpp"
+
+
+class TextMemory:
+    """What is kept of a text, before its first id; the memory belongs to the functions in C++."""
+
+    __slots__ = ("_bytes", "pointer")
+
+    def __init__(self) -> None:
+        self._bytes = torch.zeros(_size(), dtype=torch.uint8)
+        self.pointer: int = self._bytes.data_ptr()
+
+
+@lru_cache
+def can_count() -> bool:
+    """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
+    return can_compile(_size, "repetition in C++ could not be compiled, Python counts it")
+
+
+def collapse_rows(
+    texts: Sequence[TextMemory], token_ids: Sequence[int], certain: Tensor | None, rule: CollapseRule
+) -> Tensor:
+    """Takes an id of each of N texts in, or several of one in their order.
+
+    Args:
+        texts: Updated.
+        token_ids: The id of each.
+        certain: Entropies and margins of the logits that they were sampled from, float32 `[2, N]`; None where they are
+            not known: they are NaN then, and take no part in the proximity.
+        rule: Parts of the proximity.
+
+    Returns:
+        The numbers named in `LOGIT_STATS`, to float32, and last the proximity of the ids alone, float64 `[9, N]`.
+    """
+    output = torch.empty((len(LOGIT_STATS) + 1, len(texts)), dtype=torch.float64)
+    pointers, ids = array("q", [text.pointer for text in texts]), array("q", token_ids)
+    _collapse()(
+        pointers.buffer_info()[0],
+        ids.buffer_info()[0],
+        None if certain is None else certain.data_ptr(),
+        rule.numbers.buffer_info()[0],
+        output.data_ptr(),
+        len(texts),
+    )
+    return output
+
+
+def certainty_rows(logits: Tensor) -> Tensor:
+    """Entropy and margin, float32 `[2, N]`, as `collapse.certainty`.
+
+    Args:
+        logits: `[N, V]`, with V at least 2.
+    """
+    logits = logits.float()
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    output = torch.empty((2, len(logits)))
+    _certainty()(logits.data_ptr(), output.data_ptr(), *logits.shape, logits.stride(0))
+    return output
+
+
+@lru_cache
+def _size() -> int:
+    size = ctypes.c_int64()
+    _function("text_bytes", [ctypes.c_void_p])(ctypes.byref(size))
+    return size.value
+
+
+@lru_cache
+def _collapse() -> Callable[..., None]:
+    return _function("collapse_rows", [ctypes.c_void_p] * 5 + [ctypes.c_int64])
+
+
+@lru_cache
+def _certainty() -> Callable[..., None]:
+    return _function("certainty_rows", [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
+
+
+def _function(name: str, arguments: list[type]) -> Callable[..., None]:
+    whole = {"WINDOW": WINDOW, "LAGS": LAGS, "SHORTEST": SHORTEST, "NGRAM": NGRAM, "WARM_UP": WARM_UP}
+    real = {"FULL_ECHO": FULL_ECHO, "ALPHA": ALPHA, "FLOOR": FLOOR, "MOST_CERTAINTY": MOST_CERTAINTY}
+    return load(_SOURCE, name, arguments, **whole, **{key: repr(value) for key, value in real.items()})
