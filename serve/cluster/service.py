@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent, model_name
+from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.block_pool import root_hash
@@ -200,7 +200,7 @@ class RayService:
     def __init__(
         self, handle: DeploymentHandle, model: ServedModel, tokenizer: PreTrainedTokenizerFast, settings: RaySettings
     ) -> None:
-        self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
+        self.name, self.model, self.tokenizer = settings.engine.name, model, tokenizer
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_length(model, blocks, settings.page_size)
