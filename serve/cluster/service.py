@@ -26,6 +26,7 @@ from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
+    ModelSettings,
     RequestFailed,
     RequestOutput,
     ServedModel,
@@ -200,7 +201,8 @@ class RayService:
     def __init__(
         self, handle: DeploymentHandle, model: ServedModel, tokenizer: PreTrainedTokenizerFast, settings: RaySettings
     ) -> None:
-        self.name, self.model, self.tokenizer = settings.engine.name, model, tokenizer
+        self.name, self.tokenizer = settings.engine.name, tokenizer
+        self.model: ModelSettings = model
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_length(model, blocks, settings.page_size)

@@ -1,7 +1,7 @@
 """Process of an engine, which ends with the service that started it: `python -m sigma0.serve.engine.child SOCKET`.
 
 The service sends an `EngineSpec` with a number of threads and gets `EngineFacts` or `StartFailed`; from then on lists
-of commands come, and reports go.
+of commands come, and reports go. Torch is imported only once signals and the end of the service are seen to.
 """
 
 import gc
@@ -12,14 +12,12 @@ import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from sigma0.serve.engine.inbox import Inbox
 
-from sigma0.commands.console import log_to_stderr
-from sigma0.serve.engine.loop import EngineLoop, Inbox
-from sigma0.serve.engine.spec import EngineSpec
-from sigma0.serve.engine.wire import EngineFacts, StartFailed
+if TYPE_CHECKING:
+    from sigma0.serve.engine.wire import Command
 
 # What a bad model or setting raises; anything else is a fault, whose frames are printed here.
 REFUSALS = (ValueError, OSError, FloatingPointError)
@@ -32,23 +30,36 @@ def main(connection: "Connection[Any, Any]") -> None:
         connection: To the service.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # sent to all processes of a service manager's unit: the service drains the engine
+        # a terminal and a service manager send them to all processes: the service drains the engine
         signal.signal(number, signal.SIG_IGN)
-    log_to_stderr()
-    inbox = Inbox()
-    spec, threads = _received(connection)
-    threading.Thread(target=_read, args=(connection, inbox), name="sigma0-commands", daemon=True).start()
-    try:
-        _run(connection, inbox, spec, threads)
-    except BrokenPipeError:
-        # as below: it was noticed here first
-        os._exit(1)
+    inbox: Inbox[Command] = Inbox()
+    with suppress(EOFError, BrokenPipeError):
+        # where the service is gone, `_read` ends this process, if it gets to it first
+        start = connection.recv_bytes()
+        threading.Thread(target=_read, args=(connection, inbox), name="sigma0-commands", daemon=True).start()
+        _run(connection, inbox, start)
 
 
-def _run(connection: "Connection[Any, Any]", inbox: Inbox, spec: EngineSpec, threads: int | None) -> None:
+def _read(connection: "Connection[Any, Any]", inbox: "Inbox[Command]") -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            inbox.put(*pickle.loads(connection.recv_bytes()))
+    # nobody reads what is made here: not even the pass under way is finished
+    os._exit(1)
+
+
+def _run(connection: "Connection[Any, Any]", inbox: "Inbox[Command]", start: bytes) -> None:
+    import torch
+
+    from sigma0.commands.console import log_to_stderr
+    from sigma0.serve.engine.loop import EngineLoop
+    from sigma0.serve.engine.wire import EngineFacts, StartFailed
+
     def send(message: object) -> None:
         connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
+    log_to_stderr()
+    spec, threads = pickle.loads(start)
     if threads is not None:
         torch.set_num_threads(threads)
     try:
@@ -62,18 +73,6 @@ def _run(connection: "Connection[Any, Any]", inbox: Inbox, spec: EngineSpec, thr
     gc.collect()
     gc.freeze()
     EngineLoop(engine, inbox, send).run()
-
-
-def _read(connection: "Connection[Any, Any]", inbox: Inbox) -> None:
-    with suppress(EOFError, OSError):
-        while True:
-            inbox.put(*_received(connection))
-    # the service is gone, and nobody reads what is made here: not even the pass under way is finished
-    os._exit(1)
-
-
-def _received(connection: "Connection[Any, Any]") -> Any:
-    return pickle.loads(connection.recv_bytes())
 
 
 if __name__ == "__main__":

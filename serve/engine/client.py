@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 
 from sigma0.serve.engine.events import Delivery, QueuedEvents
-from sigma0.serve.engine.loop import Inbox
+from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -19,7 +19,7 @@ from sigma0.serve.engine.messages import (
     Unavailable,
     check_request,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Drain, EngineFacts, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, PassReport, Submit
 
 
 class EngineClient(ABC):
@@ -41,7 +41,7 @@ class EngineClient(ABC):
         self.name, self.model, self.tokenizer = facts.name, facts.model, facts.tokenizer
         self.context = facts.context
         self._limits, self._status = facts.limits, facts.status
-        self._inbox = Inbox()
+        self._inbox: Inbox[Command] = Inbox()
         self._listeners: dict[int, QueuedEvents] = {}
         self._keys = count()
         self._sent = self._taken = 0

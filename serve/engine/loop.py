@@ -1,11 +1,11 @@
 """Loop of an engine: takes commands in between passes and reports what came of them; in a thread or a process."""
 
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 
 from sigma0.serve.engine.engine import Engine
+from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
@@ -19,32 +19,6 @@ from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, PassReport, 
 _LOG = logging.getLogger(__name__)
 
 
-class Inbox:
-    """Commands on their way to an engine, in their order; filled by any thread, emptied by one."""
-
-    def __init__(self) -> None:
-        self._commands: list[Command] = []
-        self._wake = threading.Condition()
-
-    def put(self, *commands: Command) -> None:
-        """Adds commands."""
-        with self._wake:
-            self._commands += commands
-            self._wake.notify()
-
-    def take(self, wait: bool = True) -> list[Command]:
-        """All commands that have come.
-
-        Args:
-            wait: Whether to wait for the next one where there is none.
-        """
-        with self._wake:
-            while wait and not self._commands:
-                self._wake.wait()
-            taken, self._commands = self._commands, []
-        return taken
-
-
 class EngineLoop:
     """Runs the passes of an engine, in the thread that calls `run`.
 
@@ -54,7 +28,7 @@ class EngineLoop:
         report: Called after a pass that has output, and after commands.
     """
 
-    def __init__(self, engine: Engine, inbox: Inbox, report: Callable[[PassReport], None]) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox[Command], report: Callable[[PassReport], None]) -> None:
         self._engine, self._inbox, self._report = engine, inbox, report
         self._taken = 0
         self._is_draining = self._is_closed = False

@@ -49,8 +49,6 @@ class ProcessService(EngineClient):
                 [sys.executable, "-m", "sigma0.serve.engine.child", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # the terminal's signals are for the server, which drains the engine
-                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self.pid = self._process.pid
