@@ -1,6 +1,5 @@
 """`sigma0 serve`: a model over the OpenAI protocol, and a page that shows its depths."""
 
-import gc
 import logging
 import os
 import socket
@@ -195,16 +194,14 @@ def run(
     """
     from sigma0.serve.api.app import create_app
     from sigma0.serve.api.connections import Server
+    from sigma0.serve.engine.heap import frozen_heap
 
     server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()
-    # loaded objects stay: a collection that a large request triggers need not visit them
-    gc.collect()
-    gc.freeze()
     try:
-        server.run(sockets=[listener])
+        with frozen_heap():
+            server.run(sockets=[listener])
     finally:
-        gc.unfreeze()
         service.close()
         if telemetry is not None:
             telemetry.close()

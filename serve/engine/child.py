@@ -4,7 +4,6 @@ The service sends an `EngineSpec` with a number of threads and gets `EngineFacts
 of commands come, and reports go. Torch is imported only once signals and the end of the service are seen to.
 """
 
-import gc
 import os
 import pickle
 import signal
@@ -14,6 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from sigma0.serve.engine.heap import frozen_heap
 from sigma0.serve.engine.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ def _run(connection: "Connection[Any, Any]", inbox: "Inbox[Command]", start: byt
         send(StartFailed(kind, str(error)))
         return
     send(EngineFacts.apart_from(engine, spec.name))
-    # loaded objects stay: a collection need not visit them
-    gc.collect()
-    gc.freeze()
-    EngineLoop(engine, inbox, send).run()
+    with frozen_heap():
+        EngineLoop(engine, inbox, send).run()
 
 
 if __name__ == "__main__":
