@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -82,7 +83,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
-    with one_line_errors(), needs_extra("serve"):
+    from sigma0.serve.engine.spawned import EngineProcess
+
+    with one_line_errors(), needs_extra("serve"), ExitStack() as stack:
+        # first of all: it imports torch while this process does
+        process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
+
         from pydantic import SecretStr
 
         from sigma0.commands.ladder import open_ladder
@@ -164,7 +170,7 @@ def serve(
         climbing = None
         service: EngineClient
         if ladder is None:
-            service = ProcessService(spec, threads)
+            service = ProcessService(spec, threads, process)
         else:
             # in one process, since a rung that is the served model shares its weights
             engine = spec.build()

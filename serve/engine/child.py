@@ -1,7 +1,8 @@
 """Process of an engine, which ends with the service that started it: `python -m sigma0.serve.engine.child SOCKET`.
 
 The service sends an `EngineSpec` with a number of threads and gets `EngineFacts` or `StartFailed`; from then on lists
-of commands come, and reports go. Torch is imported only once signals and the end of the service are seen to.
+of commands come, and reports go. Torch is imported once signals and the end of the service are seen to, and before the
+spec comes.
 """
 
 import os
@@ -32,34 +33,37 @@ def main(connection: "Connection[Any, Any]") -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # a terminal and a service manager send them to all processes: the service drains the engine
         signal.signal(number, signal.SIG_IGN)
+    start: Inbox[bytes] = Inbox()
     inbox: Inbox[Command] = Inbox()
-    with suppress(EOFError, BrokenPipeError):
+    threading.Thread(target=_read, args=(connection, start, inbox), name="sigma0-commands", daemon=True).start()
+    with suppress(BrokenPipeError):
         # where the service is gone, `_read` ends this process, if it gets to it first
-        start = connection.recv_bytes()
-        threading.Thread(target=_read, args=(connection, inbox), name="sigma0-commands", daemon=True).start()
-        _run(connection, inbox, start)
+        _run(connection, start, inbox)
 
 
-def _read(connection: "Connection[Any, Any]", inbox: "Inbox[Command]") -> None:
+def _read(connection: "Connection[Any, Any]", start: Inbox[bytes], inbox: "Inbox[Command]") -> None:
     with suppress(EOFError, OSError):
+        start.put(connection.recv_bytes())
         while True:
             inbox.put(*pickle.loads(connection.recv_bytes()))
     # nobody reads what is made here: not even the pass under way is finished
     os._exit(1)
 
 
-def _run(connection: "Connection[Any, Any]", inbox: "Inbox[Command]", start: bytes) -> None:
+def _run(connection: "Connection[Any, Any]", start: Inbox[bytes], inbox: "Inbox[Command]") -> None:
     import torch
 
     from sigma0.commands.console import log_to_stderr
     from sigma0.serve.engine.loop import EngineLoop
+    from sigma0.serve.engine.spec import EngineSpec
     from sigma0.serve.engine.wire import EngineFacts, StartFailed
 
     def send(message: object) -> None:
         connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     log_to_stderr()
-    spec, threads = pickle.loads(start)
+    spec: EngineSpec
+    spec, threads = pickle.loads(start.take()[0])
     if threads is not None:
         torch.set_num_threads(threads)
     try:

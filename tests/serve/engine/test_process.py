@@ -155,7 +155,7 @@ def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
 
     assert service.is_up
     assert all(isinstance(events[-1], RequestOutput) for events in asyncio.run(run()))
-    assert not service.is_up and service._process.wait(60) == 0
+    assert not service.is_up and service._process.end(60) == 0
 
 
 def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
