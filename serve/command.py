@@ -1,9 +1,9 @@
 """`sigma0 serve`: a model over the OpenAI protocol, and a page that shows its depths."""
 
-import gc
 import logging
 import os
 import socket
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from sigma0.commands.console import compiling, one_line_errors
+from sigma0.commands.console import log_to_stderr, one_line_errors
 from sigma0.commands.options import (
     KEPT_FILES,
     BackendName,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sigma0.decode.runners import RunnerName
     from sigma0.ladder import FidelityLadder
     from sigma0.serve.api.access import ServerSettings
-    from sigma0.serve.engine.worker import EngineService
+    from sigma0.serve.engine.client import EngineClient
 
 
 def serve(
@@ -83,16 +83,22 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model to OpenAI clients, and a page on which to watch it."""
-    with one_line_errors(), needs_extra("serve"):
+    from sigma0.serve.engine.spawned import EngineProcess
+
+    with one_line_errors(), needs_extra("serve"), ExitStack() as stack:
+        # first of all: it imports torch while this process does
+        process = None if ray or ladder is not None else stack.enter_context(EngineProcess())
+
         from pydantic import SecretStr
 
         from sigma0.commands.ladder import open_ladder
         from sigma0.commands.telemetry import TelemetryLog
         from sigma0.config import parse_on_collapse
-        from sigma0.models.load import load
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
-        from sigma0.serve.engine.engine import Engine, EngineLimits
+        from sigma0.serve.engine.engine import EngineLimits
+        from sigma0.serve.engine.process import ProcessService
+        from sigma0.serve.engine.spec import EngineSpec
         from sigma0.serve.engine.worker import EngineService
 
         if ladder is None and (budget or policy is not None):
@@ -157,29 +163,32 @@ def serve(
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)
         listener = open_socket(host, port)
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        looped, tokenizer = load(
-            model, device=device, dtype=dtype, backend=_backend(backend), runner=cast("RunnerName", runner), check=check
-        )
-        looped.announce = compiling
-        name = Path(model).name if Path(model).is_dir() else model
+        spec = EngineSpec(model, limits, device, dtype, _backend(backend), cast("RunnerName", runner), check)
         climbing = None
-        if ladder is not None:
+        service: EngineClient
+        if ladder is None:
+            service = ProcessService(spec, threads, process)
+        else:
+            # in one process, since a rung that is the served model shares its weights
+            engine = spec.build()
             console.print(f"loading the ladder {ladder}")
-            known = {model: (looped, tokenizer)}
+            known = {model: (engine.model, engine.tokenizer)}
             climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known)
-        service = EngineService(Engine(looped, tokenizer, name, limits), name, threads)
+            service = EngineService(engine, spec.name, threads)
         address, bound = listener.getsockname()[:2]
         if key is None and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
-        console.print(f"{name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C")
+        console.print(
+            f"{spec.name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C"
+        )
         run(service, settings, climbing, listener, log)
 
 
 def run(
-    service: "EngineService",
+    service: "EngineClient",
     settings: "ServerSettings",
     ladder: "FidelityLadder | None",
     listener: socket.socket,
@@ -191,16 +200,14 @@ def run(
     """
     from sigma0.serve.api.app import create_app
     from sigma0.serve.api.connections import Server
+    from sigma0.serve.engine.heap import frozen_heap
 
     server = Server(create_app(service, settings, ladder, telemetry), service, settings)
     server.ended_by_signals()
-    # loaded objects stay: a collection that a large request triggers need not visit them
-    gc.collect()
-    gc.freeze()
     try:
-        server.run(sockets=[listener])
+        with frozen_heap():
+            server.run(sockets=[listener])
     finally:
-        gc.unfreeze()
         service.close()
         if telemetry is not None:
             telemetry.close()

@@ -44,7 +44,7 @@ class Sample:
 
     Attributes:
         seconds: Since the load began.
-        memory_mb: Of the process.
+        memory_mb: Of the server and of its engine's process.
         pages_used: Pages of K/V that requests held.
         running: Requests.
         waiting: Requests.
@@ -292,6 +292,7 @@ async def _metrics(url: str) -> dict[str, float]:
 
 async def _sample(process: "subprocess.Popen[bytes]", url: str, began: float) -> Sample:
     told = await _metrics(url)
-    memory = psutil.Process(process.pid).memory_info().rss / 2**20
+    server = psutil.Process(process.pid)
+    memory = sum(one.memory_info().rss for one in (server, *server.children())) / 2**20
     counts = (int(told[f"sigma0_{name}"]) for name in ("pages_used", "running", "queue"))
     return Sample(monotonic() - began, memory, *counts)

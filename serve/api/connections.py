@@ -26,7 +26,7 @@ from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import stop_taking
 from sigma0.serve.api.errors import unavailable
 from sigma0.serve.api.handlers import SENDING
-from sigma0.serve.engine.worker import EngineService
+from sigma0.serve.engine.client import EngineClient
 
 _LOG = logging.getLogger(__name__)
 # Descriptors kept back for files and for the server's other sockets.
@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
         cut_off: Requests that were not answered when that time was over.
     """
 
-    def __init__(self, app: FastAPI, service: EngineService, settings: ServerSettings) -> None:
+    def __init__(self, app: FastAPI, service: EngineClient, settings: ServerSettings) -> None:
         self._app, self._service, self._settings = app, service, settings
         self._log = ExhaustionLog()
         self.cut_off = 0

@@ -132,8 +132,9 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(504, "the request took longer than this server allows", code="timeout")
     # no message and no values: they may quote a prompt; file, line and source of each frame do not
     frames = "".join(traceback.format_tb(error.__traceback__))
-    cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
-    logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, cause, frames)
+    cause = error.cause if isinstance(error, RequestFailed) else error.__cause__ and type(error.__cause__).__name__
+    by = f", by {cause}" if cause else ""
+    logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, by, frames)
     what = "the request failed" if isinstance(error, RequestFailed) else "internal error"
     return ApiError(500, f"{what} (request {request_id})", code="internal_error")
 

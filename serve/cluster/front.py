@@ -1,6 +1,5 @@
 """Front of a Ray Serve application: the API of one machine over all replicas, without weights."""
 
-import logging
 import re
 from typing import Any
 
@@ -8,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sigma0.commands.console import quiet_transformers
+from sigma0.commands.console import log_to_stderr, quiet_transformers
 from sigma0.commands.ladder import open_ladder
 from sigma0.models.load import load
 from sigma0.serve.api.access import Environment, ServerSettings
@@ -56,7 +55,7 @@ class Front:
     """
 
     def __init__(self, engines: DeploymentHandle, settings: RaySettings) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         quiet_transformers()
         bind_to_loopback()
         # without weights: those are in the replicas

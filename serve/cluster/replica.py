@@ -8,12 +8,10 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ray import serve
 
-from sigma0.commands.console import quiet_transformers
-from sigma0.models.load import load
+from sigma0.commands.console import log_to_stderr, quiet_transformers
 from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.router import EngineReport
 from sigma0.serve.cluster.settings import RaySettings
@@ -64,11 +62,6 @@ class Failed:
 ReplicaEvent = Accepted | Refused | Failed | TokenOutput | RequestOutput
 
 
-def model_name(settings: RaySettings) -> str:
-    """Name of the model for clients."""
-    return Path(settings.model).name if Path(settings.model).is_dir() else settings.model
-
-
 class EngineReplica:
     """Deployment of an engine; Serve makes one in each replica's process.
 
@@ -77,19 +70,17 @@ class EngineReplica:
     """
 
     def __init__(self, settings: RaySettings) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         quiet_transformers()
         bind_to_loopback()
         self._settings = settings
         self._name: str = serve.get_replica_context().replica_id.unique_id
-        self._service = EngineService(self._engine(), model_name(settings), settings.threads)
+        self._service = EngineService(self._engine(), settings.engine.name, settings.threads)
         self._before = self._service.status()
         self._last_report: dict[str, float] = {}
 
     def _engine(self) -> Engine:
-        settings = self._settings
-        loaded = load(settings.model, device=settings.device, dtype=settings.dtype, backend=settings.backend)
-        return Engine(*loaded, model_name(settings), settings.limits)
+        return self._settings.engine.build()
 
     async def run(self, request: EngineRequest, front: str) -> AsyncIterator[ReplicaEvent]:
         """Events of a request: accepted or refused, then its tokens, then its output. Closing it cancels the request.
@@ -114,7 +105,7 @@ class EngineReplica:
         except Busy as error:
             yield Refused(self._name, str(error))
         except RequestFailed as error:
-            cause = f", by {type(error.__cause__).__name__}" if error.__cause__ else ""
+            cause = f", by {error.cause}" if error.cause else ""
             _LOG.error("a request failed: %s%s", error, cause)
             yield Failed(str(error))
         finally:

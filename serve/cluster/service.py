@@ -19,13 +19,14 @@ from ray.serve.handle import DeploymentHandle
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.decode.planes import BlockShape
-from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent, model_name
+from sigma0.serve.cluster.replica import Accepted, Failed, Refused, ReplicaEvent
 from sigma0.serve.cluster.router import Fleet
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.block_pool import root_hash
 from sigma0.serve.engine.messages import (
     Busy,
     EngineRequest,
+    ModelSettings,
     RequestFailed,
     RequestOutput,
     ServedModel,
@@ -200,7 +201,8 @@ class RayService:
     def __init__(
         self, handle: DeploymentHandle, model: ServedModel, tokenizer: PreTrainedTokenizerFast, settings: RaySettings
     ) -> None:
-        self.name, self.model, self.tokenizer = model_name(settings), model, tokenizer
+        self.name, self.tokenizer = settings.engine.name, tokenizer
+        self.model: ModelSettings = model
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         blocks = BlockShape.of(model, settings.page_size).count_in(settings.kv_memory, dtype)
         self.context = context_length(model, blocks, settings.page_size)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_va
 from sigma0.config import OnCollapse
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.engine.engine import EngineLimits
+from sigma0.serve.engine.spec import EngineSpec
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -96,6 +97,11 @@ class RaySettings(BaseModel):
     def limits(self) -> EngineLimits:
         """Limits of one engine."""
         return EngineLimits(self.max_running, self.max_waiting, self.pass_rows, self.page_size, int(self.kv_memory))
+
+    @property
+    def engine(self) -> EngineSpec:
+        """What each engine is made of."""
+        return EngineSpec(self.model, self.limits, self.device, self.dtype, self.backend)
 
     @property
     def bounds(self) -> tuple[int, int]:

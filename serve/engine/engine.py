@@ -44,7 +44,7 @@ from sigma0.serve.engine.outputs import OutputProcessor
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
 
-Event = tuple[int, TokenOutput | RequestOutput | RequestFailed]
+KeyedEvent = tuple[int, TokenOutput | RequestOutput | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Engine:
         if state is not None:
             self._remove(state)
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[KeyedEvent]:
         """One pass; what it output."""
         self._schedule()
         return self._postprocess(self._batch.run()) if len(self._batch) else []
@@ -199,14 +199,14 @@ class Engine:
             self.scheduler.remove(entry)
         del self._states[entry.key]
 
-    def _postprocess(self, passed: PassOutput) -> list[Event]:
+    def _postprocess(self, passed: PassOutput) -> list[KeyedEvent]:
         """Takes in the tokens of a pass, and makes its outputs."""
         batch, lines = self._batch, passed.lines.tolist()
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
         rows = [row for row, line in enumerate(lines) if line[SEQUENCE] not in broken]
         self._note_fed([lines[row] for row in rows], passed.complete, broken)
         left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
-        events: list[Event] = []
+        events: list[KeyedEvent] = []
         for slot in broken:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
@@ -247,7 +247,7 @@ class Engine:
         is_last = is_last or state.detokenizer.stopped or state.collapses(repetition)
         return text + state.detokenizer.end() if is_last else text, is_last
 
-    def _finish(self, state: RequestState) -> Event:
+    def _finish(self, state: RequestState) -> KeyedEvent:
         """The end of a request."""
         try:
             finished = self._outputs.finish(state, self._batch.work_of(state.entry.slot))
@@ -256,13 +256,12 @@ class Engine:
         self._remove(state)
         return state.entry.key, finished
 
-    def _fail(self, state: RequestState, error: Exception) -> Event:
+    def _fail(self, state: RequestState, error: Exception) -> KeyedEvent:
         """Ends a request in which something broke; the others go on."""
         # the message may quote a prompt: the caller logs its type and frames
-        failure = RequestFailed(f"{type(error).__name__} inside of this request")
-        failure.__cause__ = error
+        kind = type(error).__name__
         self._remove(state)
-        return state.entry.key, failure
+        return state.entry.key, RequestFailed(f"{kind} inside of this request", kind)
 
 
 def _rows(logits: Tensor | None, rows: list[int]) -> Tensor | None:

@@ -18,33 +18,24 @@ from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
 FinishReason = Literal["stop", "length"]
 
 
-class ServedModel(LoopedModel, Protocol):
-    """A looped model with its configuration.
-
-    Attributes:
-        name_or_path: Folder or hub id that it was loaded from; "" of a model that was made here.
-        config: Of the architecture.
-        generation_config: Default sampling and end ids.
-        num_loops: T.
-        num_block_layers: Layers of the shared block.
-        dtype: Of its weights.
-        door_policy: Thresholds of the routing decision.
-        name_or_path: Where its checkpoint was loaded from; empty for none.
-    """
-
-    name_or_path: str
-    config: PreTrainedConfig
-    generation_config: GenerationConfig
-    num_loops: int
-    num_block_layers: int
+class ModelSettings(Protocol):
+    """What the protocol needs to know of a looped model, whose weights may be in another process."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
+    def name_or_path(self) -> str:
+        """Folder or hub id that it was loaded from; "" of a model that was made here."""
 
     @property
-    def door_policy(self) -> DoorPolicy:
-        """Thresholds of the routing decision."""
+    def config(self) -> PreTrainedConfig:
+        """Of the architecture."""
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """Default sampling and end ids."""
+
+    @property
+    def num_loops(self) -> int:
+        """T."""
 
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """An exit setting over the checkpoint's own."""
@@ -55,6 +46,30 @@ class ServedModel(LoopedModel, Protocol):
         Raises:
             ValueError: If this model has not so many loops.
         """
+
+
+class ServedModel(ModelSettings, LoopedModel, Protocol):
+    """A looped model with its settings.
+
+    Attributes:
+        config: Of the architecture.
+        num_loops: T.
+        num_block_layers: Layers of the shared block.
+        dtype: Of its weights.
+        door_policy: Thresholds of the routing decision.
+    """
+
+    config: PreTrainedConfig
+    num_loops: int
+    num_block_layers: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+
+    @property
+    def door_policy(self) -> DoorPolicy:
+        """Thresholds of the routing decision."""
 
     def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""
@@ -90,23 +105,23 @@ class EngineRequest:
     on_collapse: OnCollapse = "stop"
 
 
-def context_length(model: ServedModel, blocks: int, block_size: int) -> int:
+def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
     """Most tokens of prompt and answer together: limited by the model's positions and by the K/V memory.
 
     Args:
-        model: The looped model; its weights are not used.
+        model: The settings of the looped model.
         blocks: Number of blocks of K/V.
         block_size: Cache positions of a block.
     """
     return min(int(model.config.max_position_embeddings), blocks * block_size)
 
 
-def check_request(request: EngineRequest, model: ServedModel, context: int) -> None:
+def check_request(request: EngineRequest, model: ModelSettings, context: int) -> None:
     """Refuses a request that can never run; before it is queued, also where the engine is in another process.
 
     Args:
         request: The request.
-        model: The looped model; its weights are not used.
+        model: The settings of the looped model.
         context: As `context_length` gives it.
 
     Raises:
@@ -246,11 +261,23 @@ class Unavailable(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """Something broke inside of one request; others go on."""
+    """Something broke inside of one request; others go on.
+
+    Args:
+        message: In a sentence that holds nothing of a prompt.
+        cause: Type of the exception behind it, by name: the exception itself may hold anything.
+    """
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class RequestCutOff(RequestFailed):
     """The service ended before the request did."""
+
+
+Event = TokenOutput | RequestOutput | RequestFailed | Busy | Unavailable
 
 
 class RequestEvents(Protocol):
@@ -264,7 +291,7 @@ class RequestEvents(Protocol):
 
         Raises:
             RequestFailed: If something broke.
-            Unavailable: If the last engine was lost.
+            Unavailable: If the engine was lost, or the last of several.
         """
 
     async def aclose(self) -> None:
@@ -276,13 +303,13 @@ class Service(Protocol):
 
     Attributes:
         name: Of the model.
-        model: The looped model.
+        model: The settings of the looped model.
         tokenizer: Its tokenizer.
         context: Most tokens of prompt and answer together.
     """
 
     name: str
-    model: ServedModel
+    model: ModelSettings
     tokenizer: PreTrainedTokenizerFast
     context: int
 

@@ -1,6 +1,7 @@
 """What the command line prints: coloured tokens, the legend, tables, progress and errors."""
 
 import io
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,11 +43,16 @@ def printable(text: str) -> str:
     return "".join(sign if sign in "\n\t" or category(sign) not in ("Cc", "Cs") else "\ufffd" for sign in text)
 
 
+def log_to_stderr() -> None:
+    """Writes the log of a server's process to stderr, from INFO on."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
 def quiet_transformers() -> None:
     """Hides transformers' loading bars; warnings stay."""
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()
+    disable_progress_bar()
 
 
 @contextmanager

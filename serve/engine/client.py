@@ -1,0 +1,133 @@
+"""A service of one engine, whatever its loop runs in: requests become commands, and reports become events."""
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from itertools import count
+
+from sigma0.serve.engine.events import Delivery, QueuedEvents
+from sigma0.serve.engine.inbox import Inbox
+from sigma0.serve.engine.messages import (
+    Busy,
+    EngineRequest,
+    RequestCutOff,
+    ServiceStatus,
+    ShuttingDown,
+    TokenOutput,
+    Unavailable,
+    check_request,
+)
+from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, PassReport, Submit
+
+
+class EngineClient(ABC):
+    """A `sigma0.serve.engine.messages.Service` of one engine, whose commands lie in `_inbox`.
+
+    A subclass calls `_receive` with every report of the engine's loop, in one thread, and in the end `_lose`.
+
+    Args:
+        facts: On the engine.
+
+    Attributes:
+        name: Of the model.
+        model: The settings of the looped model.
+        tokenizer: Its tokenizer.
+        context: Most tokens of prompt and answer together.
+    """
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.name, self.model, self.tokenizer = facts.name, facts.model, facts.tokenizer
+        self.context = facts.context
+        self._limits, self._status = facts.limits, facts.status
+        self._inbox: Inbox[Command] = Inbox()
+        self._listeners: dict[int, QueuedEvents] = {}
+        self._keys = count()
+        self._sent = self._taken = 0
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self._lost: str | None = None
+
+    def submit(self, request: EngineRequest) -> QueuedEvents:
+        """Queues a request at once. Must be called on an event loop.
+
+        Raises:
+            ValueError: For a request that can never run.
+            Busy: Where no more requests are taken.
+            Unavailable: Where the engine was lost.
+        """
+        check_request(request, self.model, self.context)
+        with self._lock:
+            if self._is_ending:
+                raise ShuttingDown("the server is being shut down")
+            if self._lost is not None:
+                raise Unavailable(self._lost)
+            # requests that the engine has not seen yet count as well, and those that can start at once do not
+            waiting = self._status.waiting + self._sent - self._taken
+            if waiting >= self._limits.max_waiting + self._limits.max_running - self._status.running:
+                raise Busy(f"{waiting} requests are waiting already")
+            key = next(self._keys)
+            events = QueuedEvents(asyncio.get_running_loop(), partial(self._cancel, key))
+            self._listeners[key] = events
+            self._sent += 1
+            self._inbox.put(Submit(key, request))
+        return events
+
+    def _cancel(self, key: int) -> None:
+        with self._lock:
+            if self._listeners.pop(key, None) is not None:
+                self._inbox.put(Cancel(key))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine's loop runs."""
+        return self._lost is None
+
+    def status(self) -> ServiceStatus:
+        """The engine's status after its last report."""
+        return self._status
+
+    def engines(self) -> Mapping[str, ServiceStatus]:
+        """Empty: there is only the one that `status` is about."""
+        return {}
+
+    async def drain(self) -> None:
+        """Takes no more requests and returns once all that were taken are finished."""
+        with self._lock:
+            self._is_ending = True
+        self._inbox.put(Drain())
+        while self.is_up:
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """Ends the engine's loop after its current pass; requests that are not finished fail."""
+        with self._lock:
+            self._is_ending = True
+        self._inbox.put(Close())
+        self._join()
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Returns once the engine's loop, told to close, has ended."""
+
+    def _receive(self, report: PassReport) -> None:
+        deliveries: list[Delivery] = []
+        with self._lock:
+            self._status, self._taken = report.status, report.taken
+            for key, event in report.events:
+                # of a request that was cancelled since, events may still come
+                over = not isinstance(event, TokenOutput)
+                listener = self._listeners.pop(key, None) if over else self._listeners.get(key)
+                if listener is not None:
+                    deliveries.append((listener, event))
+        QueuedEvents.put(deliveries)
+
+    def _lose(self, why: str) -> None:
+        """Fails what is left of the requests: no report will come."""
+        with self._lock:
+            self._lost = why
+            failure = RequestCutOff("the server is being shut down") if self._is_ending else Unavailable(why)
+            left = [(listener, failure) for listener in self._listeners.values()]
+            self._listeners.clear()
+        QueuedEvents.put(left)

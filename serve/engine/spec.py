@@ -1,0 +1,55 @@
+"""What an engine is made of, by names and numbers: it can be made in another process."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sigma0.commands.console import compiling
+from sigma0.decode.ops import Backend
+from sigma0.decode.runners import RunnerName
+from sigma0.models.load import load
+from sigma0.serve.engine.engine import Engine, EngineLimits
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A model and how it is to be run; the fields are those of `sigma0.load`.
+
+    Attributes:
+        model: Shipped name, folder or hub id.
+        limits: Of the engine.
+        device: Where weights and K/V lie.
+        dtype: Of both.
+        backend: What runs a pass.
+        runner: What calls the step.
+        check: Whether weights that are not finite are refused.
+    """
+
+    model: str
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    device: str = "auto"
+    dtype: str = "auto"
+    backend: Backend = "auto"
+    runner: RunnerName = "auto"
+    check: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the model, for clients."""
+        return Path(self.model).name if Path(self.model).is_dir() else self.model
+
+    def build(self) -> Engine:
+        """Loads the model and makes an engine of it, which shows on stderr what it compiles.
+
+        Raises:
+            ValueError: If the model cannot be loaded, or there is no memory for K/V.
+        """
+        model, tokenizer = load(
+            self.model,
+            device=self.device,
+            dtype=self.dtype,
+            backend=self.backend,
+            runner=self.runner,
+            check=self.check,
+        )
+        model.announce = compiling
+        return Engine(model, tokenizer, self.name, self.limits)

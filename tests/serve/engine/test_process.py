@@ -1,0 +1,216 @@
+"""The engine in a process of its own: the same answers, and what happens when either side ends."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from sigma0 import ExitConfig
+from sigma0.cli import app
+from sigma0.decode.sampling_params import SamplingParams
+from sigma0.models.load import load
+from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.app import create_app
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import Busy, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.process import ProcessService
+from sigma0.serve.engine.spec import EngineSpec
+from sigma0.serve.engine.worker import EngineService
+from tests.serve.conftest import serving
+from tests.serve.engine.spied_worker import KV
+from tests.serve.engine.test_worker import collect, endless, job
+
+LIMITS = EngineLimits(4, 8, kv_bytes=KV)
+SPEC = EngineSpec("pocket", LIMITS, device="cpu", dtype="float32")
+# a service that has a long request under way when it names its engine's process
+PARENT = """
+import asyncio
+from sigma0.config import ExitConfig
+from sigma0.serve.engine.messages import EngineRequest
+from sigma0.serve.engine.process import ProcessService
+from sigma0.serve.engine.spec import EngineSpec
+
+async def run():
+    service = ProcessService(EngineSpec("pocket", device="cpu"), 1)
+    await anext(service.submit(EngineRequest((5, 6, 7), 1900, ExitConfig(mode="full"), on_collapse="ignore")))
+    print(service.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(run())
+"""
+
+
+@pytest.fixture(scope="module")
+def service():
+    made = ProcessService(SPEC, 1)
+    yield made
+    made.close()
+
+
+def requests(pocket):
+    """One of each kind: rules, what follows an exit, sampling, stop strings and log-probabilities."""
+    sampled = SamplingParams(temperature=1.0, top_k=20, seed=7)
+    return [
+        job(pocket),
+        job(pocket, exit_config=ExitConfig(q=0.6, after_exit="verify")),
+        job(pocket, exit_config=ExitConfig(q=0.6, after_exit="drop"), sampling=sampled),
+        job(pocket, exit_config=ExitConfig(mode="full"), stop=("kitchen",), logprobs=3),
+    ]
+
+
+def test_outputs_are_those_of_a_thread(service, pocket):
+    async def run(one):
+        return await asyncio.gather(*(collect(one.submit(request)) for request in requests(pocket)))
+
+    thread = EngineService(Engine(*pocket, "pocket", LIMITS), "pocket")
+    try:
+        expected = asyncio.run(run(thread))
+    finally:
+        thread.close()
+    outputs = asyncio.run(run(service))
+    assert outputs == expected and all(isinstance(events[-1], RequestOutput) for events in outputs)
+    assert service.status() == thread.status()
+
+
+def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
+    model, tokenizer = pocket
+    thread = EngineService(Engine(*pocket, "pocket", LIMITS), "pocket")
+    thread.close()
+    assert (service.name, service.context) == (thread.name, thread.context)
+    assert service.model.num_loops == model.num_loops and service.model.name_or_path == model.name_or_path
+    assert service.model.config.to_dict() == model.config.to_dict()
+    assert service.model.generation_config.to_dict() == model.generation_config.to_dict()
+    assert service.model.resolve_exit_config(None) == model.resolve_exit_config(None)
+    text = "Where is Mary?<|im_end|>"
+    assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+    chat = [{"role": "user", "content": text}]
+    assert service.tokenizer.apply_chat_template(chat, tokenize=False) == tokenizer.apply_chat_template(
+        chat, tokenize=False
+    )
+    assert not hasattr(service.model, "parameters")
+
+
+def test_a_closed_iterator_frees_what_it_held(service, pocket):
+    async def run():
+        events = service.submit(endless(pocket))
+        assert isinstance(await anext(events), TokenOutput)
+        await events.aclose()
+        # the next request comes after the cancellation
+        await collect(service.submit(job(pocket, 1)))
+        return service.status()
+
+    status = asyncio.run(run())
+    assert status.running == status.waiting == status.blocks_used == 0
+
+
+def test_requests_under_way_to_the_process_count_as_waiting(service, pocket):
+    async def run():
+        before = service.status().tokens
+        taken = [service.submit(job(pocket)) for _ in range(12)]
+        with pytest.raises(Busy, match="waiting already"):
+            service.submit(job(pocket))
+        with pytest.raises(ValueError, match="exceed the model's context"):
+            service.submit(job(pocket, 10_000))
+        ends = [(await collect(events))[-1] for events in taken]
+        return sum(len(end.tokens) for end in ends), service.status().tokens - before
+
+    written, counted = asyncio.run(run())
+    assert written == counted > 12
+
+
+def test_signals_for_the_whole_group_do_not_end_it(service, pocket):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(service.pid, number)
+    assert isinstance(asyncio.run(collect_one(service, job(pocket)))[-1], RequestOutput)
+
+
+async def collect_one(service, request):
+    return await collect(service.submit(request))
+
+
+def test_a_failure_keeps_what_it_says_on_its_way():
+    failure = pickle.loads(
+        pickle.dumps(RequestFailed("FloatingPointError inside of this request", "FloatingPointError"))
+    )
+    assert (str(failure), failure.cause) == ("FloatingPointError inside of this request", "FloatingPointError")
+
+
+def test_draining_finishes_what_was_taken_and_ends_the_process(service, pocket):
+    """The last one with this service."""
+
+    async def run():
+        asked = [asyncio.ensure_future(collect_one(service, job(pocket))) for _ in range(6)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(service.drain(), 60)
+        with pytest.raises(Busy, match="shut down"):
+            service.submit(job(pocket))
+        return await asyncio.gather(*asked)
+
+    assert service.is_up
+    assert all(isinstance(events[-1], RequestOutput) for events in asyncio.run(run()))
+    assert not service.is_up and service._process.end(60) == 0
+
+
+def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplog):
+    service = ProcessService(SPEC, 1)
+    body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
+    try:
+        with serving(create_app(service, ServerSettings())) as url:
+            with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+                lines = (line for line in answer.iter_lines() if line)
+                next(lines)
+                assert httpx.get(f"{url}/health").status_code == 200
+                os.kill(service.pid, signal.SIGKILL)
+                *_, event, data = lines
+            error = json.loads(data.removeprefix("data: "))["error"]
+            assert (event, error["code"]) == ("event: error", "unavailable")
+            assert "the engine's process was killed by SIGKILL" in error["message"]
+            assert httpx.get(f"{url}/health").status_code == 503
+            refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
+        assert "the engine's process was killed by SIGKILL: no more requests are taken" in caplog.text
+    finally:
+        service.close()
+
+
+def test_the_process_ends_with_the_one_that_started_it():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            pid = int(parent.stdout.readline())
+        finally:
+            parent.kill()
+        try:
+            # both hold the pipe that is read here: its end is that of both
+            assert parent.communicate(timeout=60)[0] == ""
+        except subprocess.TimeoutExpired:
+            os.kill(pid, signal.SIGKILL)
+            raise
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "ouro", "hidden_size": "many"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="could not be loaded") as expected:
+        load(str(tmp_path))
+    told = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0"])
+    assert told.exit_code == 2 and " ".join(told.stderr.split()).endswith(f"error: {expected.value}")
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_while_it_loads_is_told_so():
+    with pytest.raises(ChildProcessError, match="killed by SIGKILL before the model was loaded"):
+        ProcessService(Dying("pocket"))
+
+
+class Dying(EngineSpec):
+    """Kills the process that builds it, as a machine out of memory does."""
+
+    def build(self):
+        os.kill(os.getpid(), signal.SIGKILL)
