@@ -186,6 +186,8 @@ def _load(
             check_dtypes(read_headers(checkpoint_folder(name)))
     if check:
         check_weights(model)
+    if looped:
+        model.pack_weights()
     return model, tokenizer
 
 

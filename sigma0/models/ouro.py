@@ -29,10 +29,11 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, is_plain, linear, rms_norm
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, rms_norm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.rotary_table import RotaryTable
+from sigma0.models.row_linear import is_plain, linear
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
@@ -275,8 +276,15 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         return self.model.run_rows(hidden, rows)
 
     def reserve_positions(self, longest: int, like: Tensor) -> None:
-        """Makes the tables that passes over so many positions read, for states of this device and dtype."""
+        """Makes what passes over so many positions read beside parameters, for states of this device and dtype."""
         self.model._rotary_table.reserve(longest, like)
+        self.pack_weights()
+
+    def pack_weights(self) -> None:
+        """Lays the weights of the block out for passes over rows; they need no more memory than before."""
+        for module in self.modules():
+            if isinstance(module, OuroDecoderLayer):
+                module.pack_weights()
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
