@@ -45,6 +45,7 @@ def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
         model.model.early_exit_gate.weight.normal_(std=0.05)
     model.generation_config.eos_token_id = None
     model.eval()
+    model.pack_weights(reorder=True)
     return model
 
 

@@ -17,6 +17,7 @@ from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
+from sigma0.models.limits import free_memory
 from sigma0.models.stored import check_dtypes, read_headers
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -187,8 +188,14 @@ def _load(
     if check:
         check_weights(model)
     if looped:
-        model.pack_weights()
+        model.pack_weights(reorder=_has_room(model))
     return model, tokenizer
+
+
+def _has_room(model: PreTrainedModel) -> bool:
+    """Whether a second copy of the weights takes no more than half of the memory that is left on a CPU."""
+    free = free_memory(model.device) if model.device.type == "cpu" else None
+    return free is not None and 2 * sum(weight.nbytes for weight in model.parameters()) <= free
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:

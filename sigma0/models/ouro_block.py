@@ -19,7 +19,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations
 from sigma0.models.ouro_config import OuroConfig
-from sigma0.models.row_linear import PackedLinear, is_plain, linear
+from sigma0.models.row_linear import Modules, PackedLinear, is_plain
 
 
 class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class OuroAttention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
-        self.qkv = PackedLinear("q_proj", "k_proj", "v_proj")
+        self.qkv, self.out = PackedLinear("q_proj", "k_proj", "v_proj"), PackedLinear("o_proj")
 
     def forward(
         self,
@@ -103,7 +103,7 @@ class OuroAttention(nn.Module):
         turned, values = rotated(heads[:, :-kv_heads], *position_embeddings), heads[:, -kv_heads:]
         query, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]  # [R, H, d], [R, H_kv, d]
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return linear(own["o_proj"], attended.flatten(1)), None
+        return self.out(own, attended.flatten(1)), None
 
 
 def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tensor | None = None) -> Tensor:
@@ -130,23 +130,19 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         super().__init__()
         self.self_attn = OuroAttention(config, layer_idx)
         self.mlp = Qwen3MLP(config)
-        self.gate_up = PackedLinear("gate_proj", "up_proj")
+        self.gate_up, self.down = PackedLinear("gate_proj", "up_proj"), PackedLinear("down_proj")
         self.input_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.input_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def pack_weights(self) -> None:
-        """Makes one matrix of the weights that passes over rows read together, see `PackedLinear`."""
-        self.self_attn.qkv.pack(self.self_attn._modules)
-        self.gate_up.pack(self.mlp._modules)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OuroDecoderLayer":
-        """A move to another dtype or device, after which the old matrices would only take memory."""
-        super()._apply(fn, recurse)
-        self.self_attn.qkv.release()
-        self.gate_up.release()
-        return self
+    def packed_weights(self) -> list[tuple[PackedLinear, Modules]]:
+        """The products of a pass over rows, each with the modules that hold its layers."""
+        attention, mlp = self.self_attn, self.mlp
+        return [
+            *((product, attention._modules) for product in (attention.qkv, attention.out)),
+            *((product, mlp._modules) for product in (self.gate_up, self.down)),
+        ]
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """One layer over `[B, S, D]`; `kwargs` go to the attention."""
@@ -169,5 +165,5 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         hidden_states = rms_norm(own["input_layernorm_2"], attended, ops, hidden_states)
         normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
         gate, up = self.gate_up(mlp, normed).chunk(2, -1)  # [R, F] each
-        transformed = linear(mlp["down_proj"], mlp["act_fn"](gate) * up)
+        transformed = self.down(mlp, mlp["act_fn"](gate) * up)
         return rms_norm(own["post_attention_layernorm_2"], transformed, ops, hidden_states)

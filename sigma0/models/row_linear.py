@@ -2,18 +2,21 @@
 layers of one input as one product.
 
 Layers that are packed keep names, modules and parameters; only the memory of their weights is one matrix, in which they
-lie one after the other.
+lie one after the other. On a CPU a copy in oneDNN's layout may be kept beside it, for speed.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
+from sigma0.models.reordered_linear import pays, reorder, reordered_linear
+
 Modules = Mapping[str, Any]
+Model = TypeVar("Model", bound="PackedWeightsMixin")
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -42,13 +45,18 @@ class PackedLinear:
     Attributes:
         weight: The matrix, `[sum of the layers' outputs, D]`, or empty; the same object as long as this one lives,
             since compiled programs hold it.
+        reorders: Whether a copy is kept in oneDNN's layout where that pays (`sigma0.models.reordered_linear`).
+        reordered: That copy; made anew where parameters were changed in place, which does not see writes to `.data`.
     """
 
     def __init__(self, *names: str) -> None:
         self._names = names
         self.weight = _nothing()
-        # where the weight of each layer lies
+        self.reorders = False
+        self.reordered: Tensor | None = None
+        # where the weight of each layer lies, and how often they had been changed when they were copied
         self._starts: dict[str, int] = {}
+        self._version = 0
 
     def __call__(self, modules: Modules, hidden_states: Tensor) -> Tensor:
         """What the layers return for rows `[R, D]`, side by side, `[R, sum of their outputs]`.
@@ -59,8 +67,11 @@ class PackedLinear:
         """
         packed = self._starts if torch.compiler.is_compiling() else self._are_packed(modules) or self.pack(modules)
         if packed and not torch.is_grad_enabled():
+            if self.reordered is not None:
+                return reordered_linear(hidden_states, self.reordered)
             return F.linear(hidden_states, self.weight)
-        return torch.cat([linear(modules[name], hidden_states) for name in self._names], dim=-1)
+        parts = [linear(modules[name], hidden_states) for name in self._names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def pack(self, modules: Modules) -> bool:
         """Packs the layers unless they are; whether they are now."""
@@ -75,37 +86,82 @@ class PackedLinear:
             return False
         # never an inference tensor: weights may be trained afterwards
         with torch.inference_mode(False), torch.no_grad():
-            self.weight.data = torch.cat(weights)
-            for weight, part in zip(
-                weights, torch.split(self.weight, [len(weight) for weight in weights]), strict=True
-            ):
-                # a storage of its own for each, so that whatever saves, shares or frees tensors takes them for
-                # independent ones
-                weight.data = from_dlpack(part)
+            self.weight.data = torch.cat(weights) if len(weights) > 1 else weights[0].data
+            if len(weights) > 1:
+                for weight, part in zip(
+                    weights, torch.split(self.weight, [len(part) for part in weights]), strict=True
+                ):
+                    # a storage of its own for each, so that whatever saves, shares or frees tensors takes them for
+                    # independent ones
+                    weight.data = from_dlpack(part)
+            if self.reorders and pays(self.weight):
+                self.reordered = reorder(self.weight)
         self._starts = {name: weight.data_ptr() for name, weight in zip(self._names, weights, strict=True)}
+        self._version = sum(weight._version for weight in weights)
         return True
 
     def _are_packed(self, modules: Modules) -> bool:
         """Whether the layers lie in the matrix; asked in every pass, so written to be quick."""
+        version = 0
         for name, start in self._starts.items():
             layer = modules[name]
             if type(layer) is not nn.Linear or not is_plain(layer):
                 return False
-            parameters: dict[str, Any] = layer._parameters
-            if parameters["weight"].data_ptr() != start:
+            weight: Any = layer._parameters["weight"]
+            if weight.data_ptr() != start:
                 return False
-        return bool(self._starts)
+            version += weight._version
+        return bool(self._starts) and (self.reordered is None or version == self._version)
 
     def release(self) -> None:
-        """Lets go of the matrix; the layers that still lie in it keep the memory."""
+        """Lets go of the matrix and of the copy; the layers that still lie in it keep the memory."""
         self.weight.data = _nothing()
+        self.reordered = None
         self._starts = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
-        return PackedLinear(*self._names)
+        twin = PackedLinear(*self._names)
+        twin.reorders = self.reorders
+        return twin
 
-    def __reduce__(self) -> tuple[type["PackedLinear"], tuple[str, ...]]:
-        return PackedLinear, self._names
+    def __reduce__(self) -> tuple[type["PackedLinear"], tuple[str, ...], dict[str, bool]]:
+        return PackedLinear, self._names, {"reorders": self.reorders}
+
+
+class PackedWeightsMixin:
+    """For models whose passes over rows take `PackedLinear`: packs them, and lets go of them where they are no use."""
+
+    def packed_weights(self) -> Iterable[tuple[PackedLinear, Modules]]:
+        """Each of them, with the modules that hold its layers."""
+        raise NotImplementedError
+
+    def pack_weights(self, reorder: bool | None = None) -> None:
+        """Lays weights out for passes over rows: one matrix for layers that read the same input.
+
+        Args:
+            reorder: On a CPU, also keep a copy of large weights in oneDNN's layout, for speed; it takes as much memory
+                as they do. False drops it, None leaves it as it is.
+        """
+        for product, modules in self.packed_weights():
+            if reorder is not None and reorder != product.reorders:
+                product.release()
+                product.reorders = reorder
+            product.pack(modules)
+
+    def train(self: Model, mode: bool = True) -> Model:
+        """See `torch.nn.Module.train`; weights that are trained are not copied."""
+        if mode:
+            for product, _ in self.packed_weights():
+                product.release()
+                product.reorders = False
+        return super().train(mode)  # type: ignore[no-any-return, misc]
+
+    def _apply(self: Model, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
+        """A move to another dtype or device, after which the old matrices would only take memory."""
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        for product, _ in self.packed_weights():
+            product.release()
+        return self
 
 
 def _nothing() -> Tensor:
