@@ -99,6 +99,9 @@ def load(
 ) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
 
+    On a CPU with memory to spare large weights are kept twice, for speed; `model.pack_weights(reorder=False)` drops the
+    copy.
+
     Args:
         name: A shipped name, a folder, or a hub id.
         device: Where to put it; `auto` is CUDA where there is one.
@@ -188,14 +191,17 @@ def _load(
     if check:
         check_weights(model)
     if looped:
-        model.pack_weights(reorder=_has_room(model))
+        pack(model)
     return model, tokenizer
 
 
-def _has_room(model: PreTrainedModel) -> bool:
-    """Whether a second copy of the weights takes no more than half of the memory that is left on a CPU."""
+def pack(model: DepthGenerationMixin) -> None:
+    """Packs a looped model's weights for passes over rows; on a CPU with a copy in oneDNN's layout where there is room.
+
+    There is room where the copy takes no more than half of the memory that is left.
+    """
     free = free_memory(model.device) if model.device.type == "cpu" else None
-    return free is not None and 2 * sum(weight.nbytes for weight in model.parameters()) <= free
+    model.pack_weights(reorder=free is not None and 2 * sum(weight.nbytes for weight in model.parameters()) <= free)
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:
