@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sigma0.models import OuroConfig, OuroForCausalLM
-from sigma0.models.load import resolve_device
+from sigma0.models.load import pack, resolve_device
 
 SEED = 0
 _OURO = {"vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
@@ -45,6 +45,7 @@ def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
         model.model.early_exit_gate.weight.normal_(std=0.05)
     model.generation_config.eos_token_id = None
     model.eval()
+    pack(model)
     return model
 
 

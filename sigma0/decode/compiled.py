@@ -202,7 +202,7 @@ class CompiledRunner(EagerRunner):
             self._held, self._stamp = held, stamp
             self._bound = {}
             self._most = max(_SHORTEST, 1 << (longest - 1).bit_length())
-            self.model.reserve_positions(self._most, lanes.hidden)
+            self._programs.keep_for(self.model.reserve_positions(self._most, lanes.hidden))
         return batch
 
     def _compile_step(self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:

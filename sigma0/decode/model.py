@@ -1,5 +1,6 @@
 """The contract between the decoder and a model: rows at different loops share one pass of the block."""
 
+from collections.abc import Hashable
 from typing import Protocol
 
 import torch
@@ -62,8 +63,12 @@ class LoopedModel(Protocol):
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """What loop 1 starts from, `[R, D]`: embeddings of ids `[R]` at positions `[R]`, or what a prelude makes."""
 
-    def reserve_positions(self, longest: int, like: Tensor) -> None:
-        """Makes whatever passes over so many positions read beside weights, for states of this device and dtype."""
+    def reserve_positions(self, longest: int, like: Tensor) -> Hashable:
+        """Makes whatever passes over so many positions read beside weights, for states of this device and dtype.
+
+        Returns:
+            Another value where programs that were compiled before read what is no more.
+        """
 
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the shared block over rows `[R, D]`, before the loop's norm."""

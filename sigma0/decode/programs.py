@@ -97,6 +97,13 @@ class ModelPrograms:
 
     def __init__(self) -> None:
         self.programs: dict[Hashable, StateProgram] = {}
+        self._layout: Hashable = None
+
+    def keep_for(self, layout: Hashable) -> None:
+        """Drops programs that were compiled for another layout of the model's weights, and their copies of them."""
+        if layout != self._layout:
+            self.programs.clear()
+            self._layout = layout
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelPrograms":
         return ModelPrograms()

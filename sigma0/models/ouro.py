@@ -4,7 +4,7 @@ Parameter names are those of the published checkpoints. Layers have a norm befor
 model's last norm runs after every loop, and the next loop starts from its output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, is_plain, linear, rms_norm
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, rms_norm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.rotary_table import RotaryTable
+from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, is_plain
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
@@ -237,7 +238,7 @@ def _real_tokens(seen: Tensor | None, batch: int, length: int) -> int:
     return int(seen[:, -length:].sum())
 
 
-class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
+class OuroForCausalLM(DepthGenerationMixin, PackedWeightsMixin, OuroPreTrainedModel):
     """Ouro with its output head; the logits of a position are read at the loop that the exit rule picks."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -247,6 +248,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         super().__init__(config)
         self.model = OuroModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._head = PackedLinear("lm_head")
         self.num_block_layers = config.num_hidden_layers
         self.post_init()
         if config.vocab_size % tp_size(config) and not config.tie_word_embeddings:
@@ -274,9 +276,18 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         return self.model.run_rows(hidden, rows)
 
-    def reserve_positions(self, longest: int, like: Tensor) -> None:
-        """Makes the tables that passes over so many positions read, for states of this device and dtype."""
+    def reserve_positions(self, longest: int, like: Tensor) -> Hashable:
+        """Makes what passes over so many positions read beside parameters, for states of this device and dtype."""
         self.model._rotary_table.reserve(longest, like)
+        self.pack_weights()
+        return tuple(id(product.reordered) for product, _ in self.packed_weights())
+
+    def packed_weights(self) -> Iterator[tuple[PackedLinear, Modules]]:
+        """The products of a pass over rows and of its reading, each with the modules that hold its layers."""
+        for module in self.modules():
+            if isinstance(module, OuroDecoderLayer):
+                yield from module.packed_weights()
+        yield self._head, self._modules
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
@@ -294,7 +305,7 @@ class OuroForCausalLM(DepthGenerationMixin, OuroPreTrainedModel):
 
     def read(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
-        return linear(self.lm_head, hidden)
+        return self._head(self._modules, hidden)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

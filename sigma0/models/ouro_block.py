@@ -19,6 +19,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations
 from sigma0.models.ouro_config import OuroConfig
+from sigma0.models.row_linear import Modules, PackedLinear, is_plain
 
 
 class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
@@ -50,6 +51,7 @@ class OuroAttention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+        self.qkv, self.out = PackedLinear("q_proj", "k_proj", "v_proj"), PackedLinear("o_proj")
 
     def forward(
         self,
@@ -95,26 +97,13 @@ class OuroAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
         own: dict[str, Any] = self._modules
-        shape = (hidden_states.shape[0], -1, self.head_dim)
-        query = linear(own["q_proj"], hidden_states).view(shape)  # [R, H, d]
-        keys = linear(own["k_proj"], hidden_states).view(shape)
-        values = linear(own["v_proj"], hidden_states).view(shape)
-        query, keys = rotated(query, *position_embeddings), rotated(keys, *position_embeddings)
+        heads = self.qkv(own, hidden_states).view(hidden_states.shape[0], -1, self.head_dim)  # [R, H + 2 H_kv, d]
+        # counted from what there is, since a rank of several has a part of the heads
+        kv_heads = heads.shape[1] // (self.num_key_value_groups + 2)
+        turned, values = rotated(heads[:, :-kv_heads], *position_embeddings), heads[:, -kv_heads:]
+        query, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]  # [R, H, d], [R, H_kv, d]
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return linear(own["o_proj"], attended.flatten(1)), None
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether calling a module runs its class's `forward` and nothing else."""
-    return not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__)
-
-
-def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
-    """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
-    if type(module) is nn.Linear and is_plain(module):
-        parameters: dict[str, Any] = module._parameters
-        return F.linear(hidden_states, parameters["weight"], parameters["bias"])
-    return module(hidden_states)  # type: ignore[no-any-return]
+        return self.out(own, attended.flatten(1)), None
 
 
 def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tensor | None = None) -> Tensor:
@@ -141,10 +130,19 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         super().__init__()
         self.self_attn = OuroAttention(config, layer_idx)
         self.mlp = Qwen3MLP(config)
+        self.gate_up, self.down = PackedLinear("gate_proj", "up_proj"), PackedLinear("down_proj")
         self.input_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.input_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def packed_weights(self) -> list[tuple[PackedLinear, Modules]]:
+        """The products of a pass over rows, each with the modules that hold its layers."""
+        attention, mlp = self.self_attn, self.mlp
+        return [
+            *((product, attention._modules) for product in (attention.qkv, attention.out)),
+            *((product, mlp._modules) for product in (self.gate_up, self.down)),
+        ]
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """One layer over `[B, S, D]`; `kwargs` go to the attention."""
@@ -166,6 +164,6 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
         hidden_states = rms_norm(own["input_layernorm_2"], attended, ops, hidden_states)
         normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
-        gated = mlp["act_fn"](linear(mlp["gate_proj"], normed)) * linear(mlp["up_proj"], normed)
-        transformed = linear(mlp["down_proj"], gated)
+        gate, up = self.gate_up(mlp, normed).chunk(2, -1)  # [R, F] each
+        transformed = self.down(mlp, mlp["act_fn"](gate) * up)
         return rms_norm(own["post_attention_layernorm_2"], transformed, ops, hidden_states)

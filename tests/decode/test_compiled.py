@@ -132,6 +132,25 @@ def test_a_model_with_new_weights_is_compiled_anew(model, traced):
     assert_same(*both(model, 1, "full"))
 
 
+@pytest.mark.parametrize("generated", [False, slow(True)])
+def test_programs_read_reordered_weights_and_see_new_ones(request, generated):
+    if not generated:
+        request.getfixturevalue("traced")
+    models = [tiny_model(seed, num_hidden_layers=1, hidden_size=512, intermediate_size=512) for seed in (3, 4)]
+    model, other = (model.to(torch.bfloat16) for model in models)
+    plain = written(model, "eager", 2, MODES["margin"])
+    model.pack_weights(reorder=True)
+    compiled, eager = both(model, 2, "margin")
+    assert_same(compiled, eager)
+    assert_same(compiled, plain)
+    with torch.no_grad():
+        for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.copy_(new)
+    changed = written(model, "compile", 2, MODES["margin"])
+    assert_same(changed, written(other, "eager", 2, MODES["margin"]))
+    assert not torch.equal(changed.sequences, compiled.sequences)
+
+
 def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_why(model, monkeypatch):
     def fails(graph, examples):
         raise RuntimeError("no such instruction")

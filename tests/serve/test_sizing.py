@@ -213,6 +213,8 @@ def _most_of_a_pass(model, tokenizer, requests, prompt):
 def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prompt, monkeypatch):
     config = small(**{"vocab_size": 600, **changes})
     model = OuroForCausalLM(config).eval()
+    # as `sigma0.load` leaves it
+    model.pack_weights()
     # statistics of logits in plain torch, which take the most
     plain = replace(model.operations, certainty_rows=None)
     monkeypatch.setattr(OuroForCausalLM, "operations", property(lambda self: plain))

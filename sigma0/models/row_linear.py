@@ -1,0 +1,185 @@
+"""Linear layers in passes of few rows, where a call costs as much as a product: without the module's call, and several
+layers of one input as one product.
+
+Layers that are packed keep names, modules and parameters; only the memory of their weights is one matrix, in which they
+lie one after the other. On a CPU a copy in oneDNN's layout may be kept beside it, for speed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
+
+from sigma0.models.reordered_linear import pays, reorder, reordered_linear
+
+Modules = Mapping[str, Any]
+Model = TypeVar("Model", bound="PackedWeightsMixin")
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling a module runs its class's `forward` and nothing else."""
+    return not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__)
+
+
+def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
+    """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
+    if type(module) is nn.Linear and is_plain(module):
+        parameters: dict[str, Any] = module._parameters
+        return F.linear(hidden_states, parameters["weight"], parameters["bias"])
+    return module(hidden_states)  # type: ignore[no-any-return]
+
+
+class PackedLinear:
+    """Linear layers without bias that read the same input, as one product.
+
+    The layers are packed when they are first used, and again where a parameter's memory was replaced (a move to another
+    dtype or device, a loaded checkpoint). They stay apart where they cannot be packed: under hooks, with adapters in
+    their place, sharded or shared among processes, or while gradients are recorded.
+
+    Args:
+        names: Of the layers among the modules that hold them, in the order of their outputs.
+
+    Attributes:
+        weight: The matrix, `[sum of the layers' outputs, D]`, or empty; the same object as long as this one lives,
+            since compiled programs hold it.
+        reorders: Whether a copy is kept in oneDNN's layout where that pays (`sigma0.models.reordered_linear`).
+        reordered: That copy; made anew where parameters were changed in place, which does not see writes to `.data`.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self.weight = _nothing()
+        self.reorders = False
+        self.reordered: Tensor | None = None
+        # where the weight of each layer lies, and how often they had been changed when they were copied
+        self._starts: dict[str, int] = {}
+        self._version = 0
+
+    def __call__(self, modules: Modules, hidden_states: Tensor) -> Tensor:
+        """What the layers return for rows `[R, D]`, side by side, `[R, sum of their outputs]`.
+
+        Args:
+            modules: Those that hold the layers, by name.
+            hidden_states: Input of all of them.
+        """
+        packed = self._starts if torch.compiler.is_compiling() else self._are_packed(modules) or self.pack(modules)
+        if packed and not torch.is_grad_enabled():
+            if self.reordered is not None:
+                return reordered_linear(hidden_states, self.reordered)
+            return F.linear(hidden_states, self.weight)
+        parts = [linear(modules[name], hidden_states) for name in self._names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def pack(self, modules: Modules) -> bool:
+        """Packs the layers unless they are; whether they are now."""
+        if self._are_packed(modules):
+            return True
+        self.release()
+        layers = [modules[name] for name in self._names]
+        if not all(type(layer) is nn.Linear and layer.bias is None and is_plain(layer) for layer in layers):
+            return False
+        weights = [layer.weight for layer in layers]
+        if not _can_be_packed(weights):
+            return False
+        # never an inference tensor: weights may be trained afterwards
+        with torch.inference_mode(False), torch.no_grad():
+            self.weight.data = torch.cat(weights) if len(weights) > 1 else weights[0].data
+            if len(weights) > 1:
+                for weight, part in zip(
+                    weights, torch.split(self.weight, [len(part) for part in weights]), strict=True
+                ):
+                    # a storage of its own for each, so that whatever saves, shares or frees tensors takes them for
+                    # independent ones
+                    weight.data = from_dlpack(part)
+            if self.reorders and pays(self.weight):
+                self.reordered = reorder(self.weight)
+        self._starts = {name: weight.data_ptr() for name, weight in zip(self._names, weights, strict=True)}
+        self._version = sum(weight._version for weight in weights)
+        return True
+
+    def _are_packed(self, modules: Modules) -> bool:
+        """Whether the layers lie in the matrix; asked in every pass, so written to be quick."""
+        version = 0
+        for name, start in self._starts.items():
+            layer = modules[name]
+            if type(layer) is not nn.Linear or not is_plain(layer):
+                return False
+            weight: Any = layer._parameters["weight"]
+            if weight.data_ptr() != start:
+                return False
+            version += weight._version
+        return bool(self._starts) and (self.reordered is None or version == self._version)
+
+    def release(self) -> None:
+        """Lets go of the matrix and of the copy; the layers that still lie in it keep the memory."""
+        self.weight.data = _nothing()
+        self.reordered = None
+        self._starts = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
+        twin = PackedLinear(*self._names)
+        twin.reorders = self.reorders
+        return twin
+
+    def __reduce__(self) -> tuple[type["PackedLinear"], tuple[str, ...], dict[str, bool]]:
+        return PackedLinear, self._names, {"reorders": self.reorders}
+
+
+class PackedWeightsMixin:
+    """For models whose passes over rows take `PackedLinear`: packs them, and lets go of them where they are no use."""
+
+    def packed_weights(self) -> Iterable[tuple[PackedLinear, Modules]]:
+        """Each of them, with the modules that hold its layers."""
+        raise NotImplementedError
+
+    def pack_weights(self, reorder: bool | None = None) -> None:
+        """Lays weights out for passes over rows: one matrix for layers that read the same input.
+
+        Args:
+            reorder: On a CPU, also keep a copy of large weights in oneDNN's layout, for speed; it takes as much memory
+                as they do. False drops it, None leaves it as it is.
+        """
+        for product, modules in self.packed_weights():
+            if reorder is not None and reorder != product.reorders:
+                product.release()
+                product.reorders = reorder
+            product.pack(modules)
+
+    def train(self: Model, mode: bool = True) -> Model:
+        """See `torch.nn.Module.train`; weights that are trained are not copied."""
+        if mode:
+            for product, _ in self.packed_weights():
+                product.release()
+                product.reorders = False
+        return super().train(mode)  # type: ignore[no-any-return, misc]
+
+    def _apply(self: Model, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
+        """A move to another dtype or device, after which the old matrices would only take memory."""
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        for product, _ in self.packed_weights():
+            product.release()
+        return self
+
+
+def _nothing() -> Tensor:
+    # models are built on the meta device, whose tensors cannot become others, or within inference mode
+    with torch.inference_mode(False):
+        return torch.empty(0, device="cpu")
+
+
+def _can_be_packed(weights: list[Any]) -> bool:
+    """Whether weights are plain parameters of one kind, each with memory that is nobody else's."""
+    first = weights[0]
+    return all(
+        type(weight) is nn.Parameter
+        and (weight.dtype, weight.device) == (first.dtype, first.device)
+        and weight.device.type in ("cpu", "cuda")
+        and not weight.is_inference()
+        and not (weight.device.type == "cpu" and weight.is_shared())  # type: ignore[no-untyped-call]
+        and weight.is_contiguous()
+        and weight.untyped_storage().nbytes() == weight.nbytes
+        for weight in weights
+    )
