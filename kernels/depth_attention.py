@@ -27,6 +27,9 @@ from torch import Tensor
 
 SMALLEST_TILE = 16
 PART_WARPS = 4
+JOIN_WARPS = 4
+# Tiles of a part, as long as there are no more parts than so many; then a multiple of it.
+PART_TILES, MOST_PARTS = 4, 64
 # The maximum and the sum of a part, side by side.
 MAXIMUM, TOTAL, SUMS = range(3)
 
@@ -96,10 +99,11 @@ def depth_attention_reference(query: Tensor, keys: Tensor, values: Tensor, rows:
     return attended.reshape(count, heads, width).to(query.dtype)
 
 
-def depth_attention(
-    query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float, splits: int | None = None
-) -> Tensor:
-    """`depth_attention_reference` in one launch of a Triton kernel, or two where the keys are split.
+def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows, scaling: float) -> Tensor:
+    """`depth_attention_reference` in two launches of Triton kernels: parts of the keys, which are then joined.
+
+    Where the keys of a row are split depends on its own position alone, and parts are joined in one order, so that the
+    bits of a row do not depend on the rows beside it, nor on the bound on their positions.
 
     Args:
         query: `[R, H, d]`.
@@ -107,7 +111,6 @@ def depth_attention(
         values: As `keys`.
         rows: Sequence, position and plane of each row.
         scaling: Factor on the scores.
-        splits: Parts of the keys; by default as many as keep a GPU busy.
 
     Raises:
         ValueError: For shapes, dtypes or strides that the kernel does not support.
@@ -116,7 +119,7 @@ def depth_attention(
     _check(query, keys, values, rows)
     kv_heads, block_size = keys.shape[2], keys.shape[3]
     tile = tile_for(width, query.dtype)
-    splits = splits_for(count * kv_heads, rows.longest, tile) if splits is None else splits
+    splits = splits_for(rows.longest, tile)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not count:
         return output
@@ -161,6 +164,8 @@ def depth_attention(
         GROUP=max(SMALLEST_TILE, triton.next_power_of_2(heads // kv_heads)),
         TILE=tile,
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
+        PART_TILES=PART_TILES,
+        MOST_PARTS=MOST_PARTS,
         # Triton's interpreter multiplies bfloat16 matrices wrongly
         UPCAST=query.dtype == torch.bfloat16 and not isinstance(_part_kernel, triton.JITFunction),
         num_warps=PART_WARPS,
@@ -173,9 +178,9 @@ def depth_attention(
         heads,
         width,
         splits,
-        SPLITS=triton.next_power_of_2(splits),
+        SPLITS=MOST_PARTS,
         WIDTH=max(SMALLEST_TILE, triton.next_power_of_2(width)),
-        num_warps=join_warps(splits),
+        num_warps=JOIN_WARPS,
     )
     return output
 
@@ -191,14 +196,9 @@ def stages_for(dtype: torch.dtype, indirect: bool) -> dict[str, int]:
     return {"num_stages": 2} if indirect and dtype == torch.float32 else {}
 
 
-def splits_for(programs: int, longest: int, tile: int) -> int:
-    """Parts of the keys: enough for about 256 programs, none shorter than 4 tiles."""
-    return max(1, min(-(-256 // max(programs, 1)), -(-longest // (4 * tile)), 64))
-
-
-def join_warps(splits: int) -> int:
-    """Warps that join the parts: one as long as a thread has registers for them."""
-    return 1 if splits <= 8 else 4
+def splits_for(longest: int, tile: int) -> int:
+    """Parts that the keys of any row up to a bound on their positions have at most."""
+    return max(1, min(-(-longest // (PART_TILES * tile)), MOST_PARTS))
 
 
 def _check(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows) -> None:
@@ -264,6 +264,8 @@ if find_spec("triton") is not None:
         GROUP: tl.constexpr,
         TILE: tl.constexpr,
         WIDTH: tl.constexpr,
+        PART_TILES: tl.constexpr,
+        MOST_PARTS: tl.constexpr,
         UPCAST: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
@@ -274,8 +276,8 @@ if find_spec("triton") is not None:
         plane = tl.load(row_planes_ptr + row)
         first = tl.load(starts_ptr + sequence) if STARTS else last * 0
         # every part takes whole tiles, so that they are aligned however long the context is
-        tiles = (last + 1 - first + TILE - 1) // TILE
-        tiles_each = (tiles + splits - 1) // splits
+        tiles = ((last + 1 - first).to(tl.int32) + TILE - 1) // TILE
+        tiles_each = (tiles + MOST_PARTS * PART_TILES - 1) // (MOST_PARTS * PART_TILES) * PART_TILES
         begin = first + split * tiles_each * TILE
         end = tl.minimum(begin + tiles_each * TILE, last + 1)
 

@@ -183,7 +183,7 @@ def observe_paths(states: Tensor, gate_logits: Tensor, params: ExitParams) -> tu
         states: h_1 ... h_T, `[N, T, D]`; past the end of a path both states and results are
             undefined.
         gate_logits: `[N, T]`.
-        params: Limits of the fates; not `accel-steps`.
+        params: Limits of the fates, and whether `bend` is that of `accel-steps`.
 
     Returns:
         Statistics float32 `[N, T, 8]` and fates int32 `[N, T]`.
@@ -200,7 +200,7 @@ def observe_paths(states: Tensor, gate_logits: Tensor, params: ExitParams) -> tu
     norms = torch.linalg.vector_norm(wide, dim=-1)  # [N, T]
     before = torch.nn.functional.pad(norms[:, :-1], (1, 0)).reshape(-1)
     gram, counts = gram.reshape(-1, len(_NEEDED)), count.repeat(paths)
-    steps = grams.steps_of(gram, before, False)
+    steps = grams.steps_of(gram, before, params.decides(MODES[ACCEL_STEPS]))
     fit = grams.fit_of(gram, counts)
     fates = grams.fate_of(steps, fit, counts, norms.reshape(-1), states.dtype, params.growth, params.spiral)
     hazard = torch.sigmoid(gate_logits.float()).reshape(-1)

@@ -140,6 +140,8 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "GROUP": depth_attention.SMALLEST_TILE,
                     "TILE": depth_attention.tile_for(width, dtype),
                     "WIDTH": width,
+                    "PART_TILES": depth_attention.PART_TILES,
+                    "MOST_PARTS": depth_attention.MOST_PARTS,
                     "UPCAST": False,
                 },
                 frozenset({"width", "query_row_stride", "query_head_stride", *strides}),
@@ -151,17 +153,11 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
 def _joins() -> Iterator[Variant]:
     function = depth_attention._join_kernel
     signature = _signature(function, dict.fromkeys(_pointers("parts", "sums", "output"), "*fp32"))
-    for splits in (1, 8, 64):
-        constants = {"SPLITS": splits, "WIDTH": 128}
-        yield Variant(
-            "depth_attention_join",
-            function,
-            torch.float32,
-            signature,
-            constants,
-            frozenset({"width"}),
-            depth_attention.join_warps(splits),
-        )
+    constants = {"SPLITS": depth_attention.MOST_PARTS, "WIDTH": 128}
+    aligned = frozenset({"width"})
+    yield Variant(
+        "depth_attention_join", function, torch.float32, signature, constants, aligned, depth_attention.JOIN_WARPS
+    )
 
 
 def _pointers(*tensors: str) -> list[str]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints, PassCounts
-from sigma0.decode.compiled import silently
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
+from sigma0.decode.runner import silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.transfer import to_device, to_host
@@ -74,7 +74,8 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
-        chosen = choose_runner(getattr(model, "runner", "auto"), model, "the scheduler sees every step before the next")
+        waits = "the scheduler sees every step before the next"
+        chosen = choose_runner(getattr(model, "runner", "auto"), model, waits=waits)
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         self._recomputing: set[int] = set()

@@ -17,7 +17,10 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 BackendName = Annotated[
     str, typer.Option("--backend", help="What runs a pass: auto (kernels on CUDA), torch or triton.")
 ]
-Runner = Annotated[str, typer.Option("--runner", help="What calls the step: auto, eager, or compile (on a CPU).")]
+Runner = Annotated[
+    str,
+    typer.Option("--runner", help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA)."),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
 ]

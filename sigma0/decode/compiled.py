@@ -7,19 +7,26 @@ number of rows from two on.
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.programs import BoundProgram, ModelPrograms, compile_program, model_tensors, state_key, tensors_of
-from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
+from sigma0.decode.programs import (
+    BoundProgram,
+    compile_program,
+    model_tensors,
+    programs_of,
+    state_key,
+    tensors_of,
+    weights_of,
+)
+from sigma0.decode.runner import Announce, Choice, EagerRunner, RunnerChoice, Step, Storage, replaceable, silently
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
 from sigma0.decode.step import EMITTED, FRESH, Batch, Looped, run_loop, run_prefill, settle, settle_verified
 from sigma0.decode.whole_step import take_lines, whole_step
@@ -31,13 +38,6 @@ _SHORTEST = 1024
 Name = tuple[str, tuple[bool, ...]]
 # Columns of a row between the two programs: its lane, its line of the table, sequence, loops finished, decision.
 _LANE, _TABLE, _SEQUENCE, _LOOPS, _CODE, _WIDTH = 0, slice(1, 7), 7, 8, 9, 10
-
-Announce = Callable[[str], AbstractContextManager[object]]
-
-
-def silently(what: str) -> AbstractContextManager[object]:
-    """Announces nothing."""
-    return nullcontext()
 
 
 class CompiledRunner(EagerRunner):
@@ -65,8 +65,8 @@ class CompiledRunner(EagerRunner):
     ) -> None:
         super().__init__(model, lanes, settings, storage, counts, chosen)
         self._announce = announce
-        self._programs = _programs_of(model)
-        self._weights = tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
+        self._programs = programs_of(model)
+        self._weights = weights_of(model)
         self._bound: dict[Name, BoundProgram] = {}
         self._choice: tuple[object, ...] = ()
         self._stamp: tuple[object, ...] = ()
@@ -183,26 +183,14 @@ class CompiledRunner(EagerRunner):
     def _current(self, longest: int) -> Batch:
         """What the next step works on; programs are bound anew where some tensor was replaced."""
         batch = self.batch(longest)
-        place, settings, lanes = batch.placement, self.settings, self.lanes
-        held = (
-            batch.layers[0].flat_keys,
-            place.starts,
-            place.blocks,
-            settings.eos,
-            settings.exits,
-            settings.settled,
-            lanes.exit_state,
-            lanes.probs,
-            lanes.paths,
-            place.exits,
-        )
+        held = replaceable(batch)
         stamp = tuple(map(id, held))
         if longest > self._most or stamp != self._stamp:
             # kept, so that no other tensor can come to have the id of one of them
             self._held, self._stamp = held, stamp
             self._bound = {}
             self._most = max(_SHORTEST, 1 << (longest - 1).bit_length())
-            self._programs.keep_for(self.model.reserve_positions(self._most, lanes.hidden))
+            self._programs.keep_for(self.model.reserve_positions(self._most, self.lanes.hidden))
         return batch
 
     def _compile_step(self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
@@ -300,13 +288,6 @@ class CompiledRunner(EagerRunner):
 
 def _name(part: str, given: Sequence[Tensor]) -> Name:
     return part, tuple(len(argument) > 1 for argument in given)
-
-
-def _programs_of(model: LoopedModel) -> ModelPrograms:
-    kept: ModelPrograms | None = vars(model).get("_compiled_programs")
-    if kept is None:
-        kept = vars(model)["_compiled_programs"] = ModelPrograms()
-    return kept
 
 
 def _cause(error: Exception) -> BaseException:

@@ -11,6 +11,7 @@ from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
 
@@ -135,6 +136,7 @@ class DepthCache(Cache):  # type: ignore[misc]
     Attributes:
         store: The planes, their length and depth.
         lanes: Tokens in flight; None before the first.
+        buffers: What runs leave to each other; None before the first.
         pending: Tokens with a cache position that no loop has run, since their sequence had ended; None if none.
         ended: Sequences that have ended though a lockstep loop still feeds them, bool `[B]`; None if unknown.
         counts: What was computed through this cache.
@@ -153,6 +155,7 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def _forget(self) -> None:
         self.lanes: Lanes | None = None
+        self.buffers: RunBuffers | None = None
         self.pending: PendingTokens | None = None
         self.ended: Bools | None = None
         self.counts = PassCounts()
@@ -234,7 +237,17 @@ class DepthCache(Cache):  # type: ignore[misc]
         lanes = self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
             self.lanes = lanes = Lanes(self.batch, self.depth, like)
+            self.buffers = None
         return lanes
+
+    def reserve_buffers(self) -> RunBuffers:
+        """Settings of all sequences, none of which is set, and graphs over these and the lanes."""
+        assert self.lanes is not None, "there are no lanes"
+        if self.buffers is None:
+            self.buffers = RunBuffers(self.lanes.sequences, self.lanes.depth, self.lanes.device)
+        self.buffers.settings.reset()
+        self.buffers.sampling.reset()
+        return self.buffers
 
     def reserve_positions(self, cache_positions: int) -> None:
         """Makes room for so many cache positions in every layer."""
@@ -433,7 +446,7 @@ class DepthCache(Cache):  # type: ignore[misc]
             )
         for planes in self.planes:
             planes.select(indices)
-        self.lanes = None
+        self.lanes = self.buffers = None
         if self._seen is not None:
             self._seen = self._seen.index_select(0, indices.to(self._seen.device))
             self._find_starts()

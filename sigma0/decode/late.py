@@ -2,10 +2,14 @@
 
 The host launches step k + 1 before it waits for step k, so a device always has work. It knows the rows of a step only
 up to a bound: those that were live after the last step it has read, and one entrant for each live sequence and step
-under way. Ends by ids and lengths are taken on the device; what the host alone decides comes a step late.
+under way. Ends by ids and lengths are taken on the device; what the host alone decides comes a step late. Where the
+host has to see a step before the next one, the same steps run without that lag.
 """
 
 from collections import deque
+
+import numpy as np
+from torch import Tensor
 
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.lanes import Lanes
@@ -13,13 +17,13 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import Choice, EagerRunner, RunnerChoice, Step, Storage
 from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.step import EMITTED, FRESH
+from sigma0.decode.step import EMITTED, FRESH, LINE_WIDTH, run_prefill
 from sigma0.decode.transfer import Landing
 from sigma0.decode.whole_step import DECODING, LIVE, SEQUENCES, take_lines, whole_step
 
 
 class LateRunner(EagerRunner):
-    """Runs whole steps, and reads each one while the next runs.
+    """Runs whole steps, and reads each one while the next runs, or at once where the host has to see it first.
 
     Args:
         model: The looped model.
@@ -29,8 +33,6 @@ class LateRunner(EagerRunner):
         counts: What was computed, of the steps that were read; updated.
         chosen: What was chosen, and why.
     """
-
-    lag = 1
 
     def __init__(
         self,
@@ -42,25 +44,39 @@ class LateRunner(EagerRunner):
         chosen: RunnerChoice,
     ) -> None:
         super().__init__(model, lanes, settings, storage, counts, chosen)
-        self._under_way: deque[Landing] = deque()
+        self.lag = int(chosen.late)
+        self._under_way: deque[tuple[Landing, Tensor]] = deque()
         # lanes and sequences that were live after the last step that was read; None before the first
         self._seen: tuple[int, int] | None = None
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
-        """Launches a step, the first time two, and then reads the oldest that is under way.
+        """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
 
         Args:
             longest: Bound on the cache positions of the step, plus one: what is known of, and `lag` more.
-            choice: How ids are chosen, on the device.
-            beside: Nothing.
+            choice: How ids are chosen; on the device, where there is a lag.
+            beside: Prefill that runs a loop before the lanes; nothing, where there is a lag.
 
         Returns:
             What was read; None where nothing is in flight, or under way, any more.
         """
-        assert not beside, "prefill runs with a runner that waits"
+        assert not self.lag or (choice.on_device and not beside), "what the host has to see runs without a lag"
+        if not choice.on_device:
+            return super().step(longest, choice, beside)
+        if beside:
+            self.counts.prompt_rows += len(beside)
+            run_prefill(self.batch(longest), beside)
+        if not self.lag:
+            # the host may have changed the lanes
+            self._seen = None
         while len(self._under_way) <= self.lag and (bound := self._bound()):
-            self._launch(longest, choice, bound)
-        return self._read() if self._under_way else None
+            self._under_way.append(self._launch(longest, choice, bound))
+        if self._under_way:
+            return self._read()
+        if not beside:
+            return None
+        self.counts.passes += 1
+        return Step(np.zeros((0, LINE_WIDTH), dtype=np.int64), 0)
 
     def _bound(self) -> int:
         """Rows of the coming step at most, in powers of two; 0 where there are none."""
@@ -74,10 +90,14 @@ class LateRunner(EagerRunner):
         rows = live_lanes + sequences * len(self._under_way)
         return min(1 << (rows - 1).bit_length(), self.lanes.count)
 
-    def _launch(self, longest: int, choice: Choice, count: int) -> None:
-        self._under_way.append(Landing(whole_step(self.batch(longest), count, choice)[0]))
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+        """Lines on their way to the host, and the logits, which the next launch may change."""
+        lines, logits = whole_step(self.batch(longest), count, choice, suspends=self.chosen.late)
+        return Landing(lines), logits
 
     def _read(self) -> Step:
-        lines, counted = take_lines(self._under_way.popleft().array(), self.program, self.counts)
+        landing, logits = self._under_way.popleft()
+        lines, counted = take_lines(landing.array(), self.program, self.counts)
         self._seen = int(counted[LIVE]), int(counted[SEQUENCES])
-        return Step(lines[(lines[:, EMITTED] > 0) | (lines[:, FRESH] > 0)], int(counted[DECODING]))
+        rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
+        return Step(lines[rows], int(counted[DECODING]), None, None if self.lag else logits, rows)

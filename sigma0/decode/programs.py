@@ -112,6 +112,19 @@ class ModelPrograms:
         return ModelPrograms, ()
 
 
+def programs_of(model: Any) -> ModelPrograms:
+    """The programs of a model."""
+    kept: ModelPrograms | None = vars(model).get("_compiled_programs")
+    if kept is None:
+        kept = vars(model)["_compiled_programs"] = ModelPrograms()
+    return kept
+
+
+def weights_of(model: Any) -> Hashable:
+    """Tells a model's weights from others that take their place."""
+    return tuple(map(id, model.parameters())) if isinstance(model, nn.Module) else ()
+
+
 def generate_code(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
     """A graph as machine code."""
     call: Callable[..., Any] = torch._inductor.compile(graph, examples, options=_OPTIONS)

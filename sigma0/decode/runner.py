@@ -1,6 +1,7 @@
 """The eager runner: calls the parts of a step one after the other."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -20,6 +21,12 @@ from sigma0.decode.transfer import to_device, to_host
 
 # The bound on positions grows in steps of so many.
 _BOUND = 256
+Announce = Callable[[str], AbstractContextManager[object]]
+
+
+def silently(what: str) -> AbstractContextManager[object]:
+    """Announces nothing."""
+    return nullcontext()
 
 
 class Storage(Protocol):
@@ -85,14 +92,16 @@ class RunnerChoice:
     """What calls the step.
 
     Attributes:
-        name: "eager" or "compile".
+        name: "eager", "compile" or "cudagraph".
         reason: Why.
         late: Whether the host reads what a step emits while the next one runs.
+        captured: Whether steps are launched as CUDA graphs.
     """
 
-    name: Literal["eager", "compile"]
+    name: Literal["eager", "compile", "cudagraph"]
     reason: str
     late: bool = False
+    captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,25 @@ class Step:
         if self.read is None or self.rows is None:
             return self.read
         return self.read.index_select(0, to_device(self.rows, self.read.device))
+
+
+def replaceable(batch: Batch) -> tuple[object, ...]:
+    """What a run may replace by other tensors, while all others stay where they are."""
+    place, settings, lanes = batch.placement, batch.settings, batch.lanes
+    return (
+        batch.layers[0].flat_keys,
+        lanes.table,
+        settings.table,
+        place.starts,
+        place.blocks,
+        settings.eos,
+        settings.exits,
+        settings.settled,
+        lanes.exit_state,
+        lanes.probs,
+        lanes.paths,
+        place.exits,
+    )
 
 
 class EagerRunner:
@@ -183,12 +211,16 @@ class EagerRunner:
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
         return int(np.count_nonzero(stages < self.lanes.idle)), int(np.count_nonzero(stages < self.lanes.depth))
 
+    def bound_on(self, longest: int) -> int:
+        """Bound on the cache positions of some steps to come, plus one, given that of the next."""
+        return -(-longest // _BOUND) * _BOUND
+
     def batch(self, longest: int) -> Batch:
         """What the next step works on; the same as long as a bound on the positions holds and planes stay in place."""
         planes = self.storage.planes
         known, first = self._batch, planes[0].flat_keys
         if known is None or longest > known.longest or first is not self._first_keys:
-            bound = -(-longest // _BOUND) * _BOUND
+            bound = self.bound_on(longest)
             place = self.storage.placement(bound)
             room = place.size if place.blocks is None else place.size * place.blocks.shape[1]
             bound = min(bound, max(room, longest))

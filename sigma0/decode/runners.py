@@ -1,20 +1,25 @@
 """Which runner calls the step, and why."""
 
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
+import torch
 from torch import nn
 
 from sigma0.cpp_compiler import compiler
 from sigma0.decode.batch import PassCounts
-from sigma0.decode.compiled import Announce, CompiledRunner, silently
+from sigma0.decode.compiled import CompiledRunner
+from sigma0.decode.graph_runner import GraphRunner
+from sigma0.decode.graphs import Capture, CudaCapture
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import no_broadcast
-from sigma0.decode.runner import EagerRunner, RunnerChoice, Storage
+from sigma0.decode.run_buffers import StepGraphs
+from sigma0.decode.runner import Announce, EagerRunner, RunnerChoice, Storage, silently
 from sigma0.decode.settings import SequenceSettings
 
-RunnerName = Literal["auto", "eager", "compile"]
+RunnerName = Literal["auto", "eager", "compile", "cudagraph"]
 RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 
 
@@ -22,12 +27,17 @@ RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 LATE_DEVICES = frozenset({"cuda"})
 
 
-def choose_runner(wanted: str, model: LoopedModel, waits: str | None = None) -> RunnerChoice:
+# What captures steps, by type of device.
+CAPTURES: Mapping[str, Callable[[torch.device], Capture]] = {"cuda": CudaCapture}
+
+
+def choose_runner(wanted: str, model: LoopedModel, python: str | None = None, waits: str | None = None) -> RunnerChoice:
     """The runner for a model.
 
     Args:
         wanted: One of `RUNNERS`.
         model: On its device, with its hooks.
+        python: Why the host takes part in a step; None where it does not.
         waits: Why the host has to see each step before the next one; None where it need not.
 
     Raises:
@@ -35,28 +45,55 @@ def choose_runner(wanted: str, model: LoopedModel, waits: str | None = None) -> 
     """
     if wanted not in RUNNERS:
         raise ValueError(f"no such runner: {wanted!r}; there are {', '.join(RUNNERS)}")
-    why = {"eager": "asked for", "auto": "what auto takes"}.get(wanted) or _why_not(model)
-    if why is None:
-        return RunnerChoice("compile", "asked for")
+    reason = "what auto takes" if wanted == "auto" else "asked for"
+    python = python or _looks(model)
+    if wanted != "eager" and model.device.type in CAPTURES:
+        why_not = python or _why_not_whole(model)
+        if why_not is None:
+            return RunnerChoice(
+                "compile" if wanted == "compile" else "cudagraph", reason, late=waits is None, captured=True
+            )
+        reason = why_not
+    elif wanted in ("compile", "cudagraph"):
+        why_not = _why_not_compiled(model) if wanted == "compile" else f"no CUDA graphs on {model.device.type}"
+        if why_not is None:
+            return RunnerChoice("compile", reason)
+        reason = why_not
     if model.device.type not in LATE_DEVICES:
-        return RunnerChoice("eager", why)
-    if waits is None and model.device.type == "cuda" and model.operations.depth_attention is None:
-        waits = "attention in plain torch reads positions on the host"
-    return RunnerChoice("eager", why, late=True) if waits is None else RunnerChoice("eager", f"{why}; {waits}")
+        return RunnerChoice("eager", reason)
+    sees = python or waits
+    if sees is None or sees == reason:
+        return RunnerChoice("eager", reason, late=sees is None)
+    return RunnerChoice("eager", f"{reason}; {sees}")
 
 
-def _why_not(model: LoopedModel) -> str | None:
-    """Why a model's step cannot be compiled; None where it can."""
-    if model.device.type != "cpu":
-        return f"compile is for models on a CPU, this one is on {model.device.type}"
+def _looks(model: LoopedModel) -> str | None:
+    """Why a step of a model looks at its values on the host; None where it does not."""
+    if model.device.type == "cuda" and model.operations.depth_attention is None:
+        return "attention in plain torch reads positions on the host"
+    return None
+
+
+def _why_not_whole(model: LoopedModel) -> str | None:
+    """Why a model's step cannot be one launch; None where it can."""
     if model.operations.broadcast is not no_broadcast:
-        return "compile is for models on one process, this one is spread over several"
+        return "a step in one piece is for models on one process, this one is spread over several"
     if isinstance(model, nn.Module):
         if len({parameter.device for parameter in model.parameters()}) > 1:
-            return "compile is for models on one device, this one is spread over several"
+            return "a step in one piece is for models on one device, this one is spread over several"
         if any(_is_hooked(module) for module in model.modules()):
             return "modules of the model have hooks, which only Python can call"
-    return None if compiler() else "no C++ compiler was found (set CXX, or install g++)"
+    return None
+
+
+def _why_not_compiled(model: LoopedModel) -> str | None:
+    """Why a model's step cannot be compiled; None where it can."""
+    if model.device.type != "cpu":
+        return f"compile is for models on a CPU or on CUDA, this one is on {model.device.type}"
+    why_not = _why_not_whole(model)
+    if why_not is None and not compiler():
+        return "no C++ compiler was found (set CXX, or install g++)"
+    return why_not
 
 
 def _is_hooked(module: nn.Module) -> bool:
@@ -72,13 +109,18 @@ def open_runner(
     storage: Storage,
     counts: PassCounts,
     announce: Announce = silently,
+    graphs: StepGraphs | None = None,
 ) -> EagerRunner:
-    """The runner that was chosen; arguments as `CompiledRunner` takes them."""
-    if choice.name == "compile" and storage.placement(0).seen is not None:
+    """The runner that was chosen; arguments as `CompiledRunner` and `GraphRunner` take them."""
+    unordered = storage.placement(0).seen is not None
+    if unordered and choice.name == "compile" and not choice.captured:
         choice = RunnerChoice("eager", "compile is for prompts whose pads all come first")
-    if choice.name == "eager":
-        if choice.late and model.operations.copies_exits and storage.placement(0).seen is not None:
-            choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
-        kind = LateRunner if choice.late else EagerRunner
-        return kind(model, lanes, settings, storage, counts, choice)
-    return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)
+    if unordered and model.operations.copies_exits and (choice.late or choice.captured):
+        choice = RunnerChoice("eager", f"{choice.reason}; pads do not all come first")
+    if choice.captured:
+        graphs = StepGraphs(CAPTURES[model.device.type](model.device)) if graphs is None else graphs
+        return GraphRunner(model, lanes, settings, storage, counts, choice, graphs, announce)
+    if choice.name == "compile":
+        return CompiledRunner(model, lanes, settings, storage, counts, choice, announce)
+    kind = LateRunner if choice.late else EagerRunner
+    return kind(model, lanes, settings, storage, counts, choice)

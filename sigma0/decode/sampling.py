@@ -315,12 +315,20 @@ def judged(batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stand
     return torch.where(decodes, token_ids, table[:, DRAFT]), stands
 
 
-def choice_for(loop: "Ids", logits_processor: LogitsProcessorList, config: GenerationConfig) -> Choice:
-    """The choice that a generation config asks for; the step stops for Python only where it must."""
+def choice_for(
+    loop: "Ids", logits_processor: LogitsProcessorList, config: GenerationConfig, settings: SamplingSettings
+) -> Choice:
+    """The choice that a generation config asks for; the step stops for Python only where it must.
+
+    Args:
+        loop: For its ids.
+        logits_processor: As transformers prepared them.
+        config: As transformers prepared it.
+        settings: Of every sequence, none of which is set; changed.
+    """
     keep, batch = bool(config.return_dict_in_generate), len(loop.lengths)
     scores, logits = keep and bool(config.output_scores), keep and bool(config.output_logits)
     seeds = request_seeds(batch) if config.do_sample else None
-    settings = SamplingSettings(batch, loop.device)
     wanted = sampling_of(logits_processor, batch, seeds, loop.vocabulary)
     if wanted is not None and not loop.criteria and not scores and not logits:
         settings.set(0, *wanted)

@@ -210,6 +210,11 @@ class SamplingSettings:
         self._forget(slice(sequence, sequence + 1))
         self._set[sequence] = None
 
+    def reset(self) -> None:
+        """Forgets all sequences."""
+        self._forget(slice(0, len(self._set)))
+        self._set = [None] * len(self._set)
+
     def _forget(self, rows: slice) -> None:
         for values in (self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths):
             values[rows] = values[-1]

@@ -113,7 +113,20 @@ class SequenceSettings:
         self.growth, self.spiral = 0.1, 1.0
         self.exits: Tensor | None = None
         self.settled: Tensor | None = None
+        # kept, since steps that were captured read them where they are
+        self._held_exits: Tensor | None = None
+        self._held_settled: Tensor | None = None
         self._exits: list[SequenceExit | None] = [None] * sequences
+
+    def reset(self) -> None:
+        """Forgets all sequences; every one of them is then set anew."""
+        self._exits = [None] * len(self._exits)
+        self.exits = self.settled = None
+
+    def _in_place(self, wanted: Tensor, held: Tensor | None) -> Tensor:
+        if held is None or held.shape != wanted.shape:
+            return wanted.to(self.table.device)
+        return held.copy_(wanted)
 
     def set_exit(self, sequences: Sequence[int], wanted: SequenceExit) -> None:
         """Sets when the tokens of some sequences stop."""
@@ -142,9 +155,11 @@ class SequenceSettings:
         self.thresholds[which] = torch.tensor([rule.threshold, q, theta], device=self.table.device)
         self.growth, self.spiral = params.growth, params.spiral
         if rule.course is not None:
-            self.exits, self.settled = (
-                None if part is None else part.to(self.table.device) for part in rule.course.tensors(len(self._exits))
-            )
+            exits, settled = rule.course.tensors(len(self._exits))
+            self.exits = self._held_exits = self._in_place(exits, self._held_exits)
+            self.settled = None
+            if settled is not None:
+                self.settled = self._held_settled = self._in_place(settled, self._held_settled)
         for sequence in sequences:
             self._exits[sequence] = wanted
 

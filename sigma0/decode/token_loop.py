@@ -23,17 +23,17 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Bools, Ints, PendingTokens
-from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
+from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.repetition import CollapseStop, Repetition
-from sigma0.decode.runner import EagerRunner, Step
+from sigma0.decode.runner import Announce, EagerRunner, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
-from sigma0.decode.settings import NO_LIMIT, SequenceExit, SequenceSettings
+from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
 
@@ -138,7 +138,10 @@ class TokenLoop:
         self.tail_passes = 0
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
         self._over: set[int] = set()
-        self.choice: Choice = choice_for(self, logits_processor, generation_config)
+        with torch.no_grad():
+            cache.reserve_lanes(model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device)))
+        self._buffers = cache.reserve_buffers()
+        self.choice: Choice = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
         wanted = getattr(generation_config, "runner", "auto")
         self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
 
@@ -146,26 +149,27 @@ class TokenLoop:
         cache, batch = self.cache, len(self.lengths)
         assert cache.depth is not None
         with torch.no_grad():
-            lanes = cache.reserve_lanes(self.model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device)))
-            settings = SequenceSettings(batch, cache.depth, lanes.device)
+            lanes = cache.lanes
+            assert lanes is not None
+            settings = self._buffers.settings
             drop = config.after_exit == "drop"
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
-            chosen = choose_runner(wanted, self.model, self._waits())
-            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce)
-            paths = self.record is not None and runner.ops.backend != "triton"
+            python = None if self.choice.on_device else "ids are chosen by what only Python knows"
+            waits = None if self.record is None else "statistics are kept of every token"
+            chosen = choose_runner(wanted, self.model, python, waits)
+            buffers = self._buffers
+            runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, buffers.graphs)
+            if isinstance(runner, GraphRunner):
+                buffers.graphs = runner.graphs
+            # what a step in one launch computes is seen in the lanes alone
+            paths = self.record is not None and (runner.ops.backend != "triton" or chosen.captured)
             watch = self.record is not None and not paths
             runner.use(settings.program(watch=watch, paths=paths))
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)
         return runner
-
-    def _waits(self) -> str | None:
-        """Why a step has to be seen before the next one; None where it need not."""
-        if not self.choice.on_device:
-            return "ids are chosen by what only Python knows"
-        return None if self.record is None else "statistics are kept of every token"
 
     @property
     def sequences(self) -> Tensor:

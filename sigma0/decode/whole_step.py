@@ -19,15 +19,17 @@ from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Batch, Loope
 ROWS, DECODING, READ, LIVE, SEQUENCES, _COUNTS = range(6)
 
 
-def whole_step(batch: Batch, count: int, choice: Choice, decoding: int | None = None) -> tuple[Tensor, Tensor]:
+def whole_step(
+    batch: Batch, count: int, choice: Choice, decoding: int | None = None, suspends: bool = False
+) -> tuple[Tensor, Tensor]:
     """A loop of every live lane, and all that follows from it.
 
     Args:
         batch: What the step works on. Under `drop` with an attention that picks planes, `placement.exits` is there.
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
-        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is, and sequences that
-            end are suspended here.
+        decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
+        suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
         int64 `[K + 1, 9]`: what the step emits of every row that may have been read, EMITTED and FRESH 0 where it was
@@ -54,8 +56,7 @@ def whole_step(batch: Batch, count: int, choice: Choice, decoding: int | None = 
         lines = settle_verified(batch, own, which, token_ids, stands, ends, reads)
     else:
         lines = settle(batch, own, which, token_ids, ends, reads)
-    if padded:
-        # the next step may be launched before the host has seen who ended
+    if suspends:
         over = torch.zeros(lanes.sequences, dtype=torch.int64, device=lanes.device)
         over.scatter_reduce_(0, lines[:, SEQUENCE], lines[:, EMITTED] * lines[:, ENDS], "amax")
         lanes.suspend_where(over > 0)

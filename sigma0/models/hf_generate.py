@@ -16,13 +16,13 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints, PassCounts
-from sigma0.decode.compiled import Announce, silently
 from sigma0.decode.finite import check_logits
 from sigma0.decode.host_stepped import rows_are_independent
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_group
+from sigma0.decode.runner import Announce, silently
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
@@ -46,7 +46,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     Attributes:
         num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
-        runner: What calls the step where a call does not say it: "eager", "compile", or "auto": eager.
+        runner: What calls the step where a call does not say it: "eager", "compile", "cudagraph", or "auto": the last
+            on CUDA, elsewhere eager.
         announce: Called with what is about to be compiled; the context that it returns lasts until it is.
     """
 

@@ -108,7 +108,8 @@ def load(
         dtype: `auto` (as stored), `float32`, `bfloat16`, `float16`, or a torch dtype.
         backend: What runs a pass: `torch`, `triton`, or `auto`: the kernels on CUDA, plain torch elsewhere.
         runner: What calls the step, where a call does not say it: `eager`, `compile` (half a minute at the first pass
-            on a machine, seconds later on), or `auto`: eager.
+            on a machine, seconds later on; on CUDA in graphs), `cudagraph` (a step is one launch), or `auto`:
+            `cudagraph` on CUDA, elsewhere eager.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
             (`sigma0.decode.parallel`).
         check: Refuse weights that are NaN or infinite, which takes one pass over them.

@@ -168,9 +168,9 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_and_says_why(model, monkeyp
 def test_a_runner_is_chosen_by_name_and_says_why(model, monkeypatch):
     assert choose_runner("auto", model).name == "eager"
     assert choose_runner("compile", model).name == "compile"
-    with pytest.raises(ValueError, match="no such runner: 'fast'; there are auto, eager, compile"):
+    with pytest.raises(ValueError, match="no such runner: 'fast'; there are auto, eager, compile, cudagraph"):
         model.generate(torch.ones((1, 2), dtype=torch.int64), runner="fast")
-    assert RUNNERS == ("auto", "eager", "compile")
+    assert RUNNERS == ("auto", "eager", "compile", "cudagraph")
     handle = model.lm_head.register_forward_hook(lambda *_: None)
     assert "hooks" in choose_runner("compile", model).reason
     handle.remove()

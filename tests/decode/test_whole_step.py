@@ -141,7 +141,7 @@ def test_lines_and_state_are_the_eager_runners(batch, draws, noted, monkeypatch)
             expected = eager_lines(eager)
             count = rng.randrange(live, whole.runner.lanes.count + 1)
             with torch.no_grad():
-                lines = whole_step(whole.runner.batch(LONGEST), count, whole.choice)[0].tolist()
+                lines = whole_step(whole.runner.batch(LONGEST), count, whole.choice, suspends=True)[0].tolist()
             assert meaningful(lines[:-1]) == meaningful(expected)
             assert_same_state(whole, eager)
             assert lines[-1][0] == live and lines[-1][3] == eager.runner.live()[0]
@@ -385,7 +385,7 @@ def test_one_copy_a_pass_and_state_that_stays_in_place(after_exit, late_on_cpu, 
         next(run)
     assert places() == before
     # of each pass that was read, and of those under way
-    assert len(copies) == loop.cache.counts.passes + LateRunner.lag
+    assert len(copies) == loop.cache.counts.passes + loop.runner.lag
     monkeypatch.setattr(loop.runner.lanes, "stages", stages)
     run.close()
 

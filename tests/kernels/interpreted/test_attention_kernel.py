@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sigma0.kernels import depth_attention as module
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -54,21 +55,41 @@ def drawn(seed, planes, batch, kv_heads, group, width, context, paged, drop, pad
     st.booleans(),
     st.booleans(),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    st.sampled_from([None, 1, 3]),
+    st.sampled_from([(4, 64), (1, 64), (1, 2)]),
     st.booleans(),
 )
-def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, splits, holes):
+def test_any_rows(seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, parts, holes):
     query, keys, values, at = drawn(
         seed, planes, batch, kv_heads, group, width, context, paged, drop, padded, dtype, holes=holes
     )
     expected = depth_attention_reference(query.double(), keys.double(), values.double(), at, 0.3)
-    found = depth_attention(query, keys, values, at, 0.3, splits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART_TILES", parts[0])
+        patch.setattr(module, "MOST_PARTS", parts[1])
+        found = depth_attention(query, keys, values, at, 0.3)
     # at most twice the error of the plain path, and one step of the dtype
     plain = depth_attention_reference(query, keys, values, at, 0.3)
     allowed = 2 * (plain.double() - expected).abs().max() + torch.finfo(dtype).eps * max(
         1.0, float(expected.abs().max())
     )
     assert float((found.double() - expected).abs().max()) <= float(allowed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_a_row_depend_on_no_other_row_and_no_bound(dtype, monkeypatch):
+    monkeypatch.setattr(module, "PART_TILES", 1)
+    monkeypatch.setattr(module, "MOST_PARTS", 2)
+    query, keys, values, at = drawn(5, 3, 3, 2, 2, 64, 300, True, False, True, dtype)
+    whole = depth_attention(query, keys, values, at, 0.3)
+    for row in range(len(query)):
+        alone = replace(
+            at,
+            sequences=at.sequences[row : row + 1],
+            cache_positions=at.cache_positions[row : row + 1],
+            planes=at.planes[row : row + 1],
+            longest=int(at.cache_positions[row]) + 1,
+        )
+        assert depth_attention(query[row : row + 1], keys, values, alone, 0.3).equal(whole[row : row + 1])
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -128,7 +149,7 @@ def test_tables_that_are_too_short_or_strided_are_refused(name):
 def test_a_cache_by_position_is_read_as_it_lies(dtype, paged, drop):
     """Views of `[planes, positions + 1, H_kv, d]`, block by block, tell what contiguous blocks do; the last is NaN."""
     query, keys, values, at = drawn(7, 3, 3, 2, 2, 24, 45, paged, drop, True, dtype, rows=6)
-    expected = depth_attention(query, keys, values, at, 0.3, 2)
+    expected = depth_attention(query, keys, values, at, 0.3)
     planes, blocks, heads, size, width = keys.shape
     views = []
     for part in (keys, values):
@@ -137,7 +158,7 @@ def test_a_cache_by_position_is_read_as_it_lies(dtype, paged, drop):
         view.copy_(part)
         assert view.data_ptr() == flat.data_ptr() and not view.is_contiguous()
         views.append(view)
-    assert torch.equal(depth_attention(query, *views, at, 0.3, 2), expected)
+    assert torch.equal(depth_attention(query, *views, at, 0.3), expected)
     assert torch.equal(
         depth_attention_reference(query, *views, at, 0.3), depth_attention_reference(query, keys, values, at, 0.3)
     )

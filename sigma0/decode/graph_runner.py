@@ -1,0 +1,130 @@
+"""The graph runner: a step is one launch of a CUDA graph, or of a compiled program in one.
+
+A step has one shape for each bound on its rows, works on tensors that stay where they are, and is not looked at on the
+host while it runs. So it is captured once for each bound, and launched from then on. A graph is captured while every
+lane is idle: then a step writes to nobody's lane alone.
+"""
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from sigma0.decode.batch import PassCounts
+from sigma0.decode.graphs import Captured, Function
+from sigma0.decode.lanes import STAGE, Lanes
+from sigma0.decode.late import LateRunner
+from sigma0.decode.model import LoopedModel
+from sigma0.decode.programs import (
+    compile_program,
+    model_tensors,
+    programs_of,
+    state_key,
+    tensors_of,
+)
+from sigma0.decode.run_buffers import StepGraph, StepGraphs
+from sigma0.decode.runner import Announce, Choice, RunnerChoice, Storage, replaceable, silently
+from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.step import Batch
+from sigma0.decode.transfer import Landing
+from sigma0.decode.whole_step import whole_step
+
+# Positions that a graph is captured for at least; more take another one for each power of two.
+_SHORTEST = 1024
+
+
+class GraphRunner(LateRunner):
+    """Launches captured steps.
+
+    Args:
+        model: The looped model.
+        lanes: Tokens in flight.
+        settings: Of every sequence.
+        storage: K/V.
+        counts: What was computed, of the steps that were read; updated.
+        chosen: What was chosen, and why.
+        graphs: Steps that were captured over these tensors before; more are added.
+        announce: Called with what is about to be captured; the context lasts until it is.
+
+    Attributes:
+        compiles: Whether steps are compiled before that.
+        graphs: As given.
+    """
+
+    def __init__(
+        self,
+        model: LoopedModel,
+        lanes: Lanes,
+        settings: SequenceSettings,
+        storage: Storage,
+        counts: PassCounts,
+        chosen: RunnerChoice,
+        graphs: StepGraphs,
+        announce: Announce = silently,
+    ) -> None:
+        super().__init__(model, lanes, settings, storage, counts, chosen)
+        self.compiles = chosen.name == "compile"
+        self._announce = announce
+        self.graphs = graphs
+        self._constants: list[Tensor] = []
+
+    def bound_on(self, longest: int) -> int:
+        """See `EagerRunner.bound_on`: a graph is captured for it."""
+        return max(_SHORTEST, 1 << (longest - 1).bit_length())
+
+    def batch(self, longest: int) -> Batch:
+        """See `EagerRunner.batch`; tables of positions have room for the whole bound."""
+        known = self._batch
+        batch = super().batch(longest)
+        if batch is not known:
+            programs_of(self.model).keep_for(self.model.reserve_positions(batch.longest, self.lanes.hidden))
+            self._constants = model_tensors(self.model)
+            # a parameter may have been given other memory
+            self._weights = tuple((id(tensor), _address(tensor)) for tensor in self._constants)
+            self.graphs.keep_over(batch.layers[0].flat_keys)
+        return batch
+
+    def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
+        batch = self.batch(longest)
+        steps = self.graphs.steps
+        rules = self.settings.growth, self.settings.spiral
+        key = (count, batch.program, batch.longest, choice.fixed, self.chosen, *rules, self._weights)
+        step = steps.get(key)
+        if step is None or not step.is_over(self._parts(batch, choice)):
+            captured = self._captured(batch, choice, count, key)
+            # what the first step of a kind makes room for is there now
+            step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
+        step.captured.replay()
+        lines, logits = step.captured.outputs
+        return Landing(lines), logits
+
+    def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
+        return (*choice.tensors, *replaceable(batch))
+
+    def _captured(self, batch: Batch, choice: Choice, count: int, key: Hashable) -> Captured:
+        stages = self.lanes.table[:, STAGE]
+        before = stages.clone()
+        stages.fill_(self.lanes.idle)
+
+        def step() -> tuple[Tensor, ...]:
+            return whole_step(batch, count, choice, suspends=self.chosen.late)
+
+        try:
+            with self._announce(f"a step of {count} rows"):
+                return self.graphs.capture(self._compiled(step, batch, choice, key) if self.compiles else step)
+        finally:
+            stages.copy_(before)
+
+    def _compiled(self, step: Function, batch: Batch, choice: Choice, key: Hashable) -> Function:
+        """The step as a compiled program, which another run of the same shapes uses too."""
+        state = tensors_of([batch.layers, self.lanes, self.settings, batch.placement, choice.tensors])
+        programs = programs_of(self.model).programs
+        whole = ("graph", key, state_key(state, ()))
+        if whole not in programs:
+            programs[whole], _ = compile_program(step, (), state, (), (), model_tensors(self.model))
+        bound = programs[whole].bind(state)
+        return lambda: tuple(bound())
+
+
+def _address(tensor: Tensor) -> int:
+    # oneDNN's layout has none
+    return 0 if tensor.is_mkldnn else tensor.data_ptr()

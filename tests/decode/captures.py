@@ -1,0 +1,76 @@
+"""Captures without CUDA: a function that is called again in place of a replay, and held to what a graph could do."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sigma0.decode.graphs import Captured
+
+
+class Outside(TorchDispatchMode):
+    """Collects the memory that a function works on and has not made itself, and what it calls.
+
+    Attributes:
+        memory: Addresses, and which call met each first.
+        calls: Names, in their order.
+        devices: Types of the devices of all tensors that operations are given; of one number may be anywhere.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.memory: dict[int, str] = {}
+        self.calls: list[str] = []
+        self.devices: set[str] = set()
+        self._own: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, torch.Tensor)]
+        storages = [tensor.untyped_storage() for tensor in given]
+        for storage in storages:
+            if func is torch.ops.aten.lift_fresh.default:
+                self._own[storage.data_ptr()] = storage
+            if storage.data_ptr() not in self._own:
+                self.memory.setdefault(storage.data_ptr(), str(func))
+        self.devices |= {tensor.device.type for tensor in given if tensor.dim()}
+        results = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(results):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage.data_ptr() not in self.memory:
+                    # kept, so that nothing else comes to lie there
+                    self._own[storage.data_ptr()] = storage
+        self.calls.append(str(func))
+        return results
+
+
+class RepeatedCapture:
+    """Calls a function again, and asserts that it does what it did when it was captured, to the same memory.
+
+    Attributes:
+        captures: Functions that were captured.
+        replays: Calls.
+        sees_memory: Whether the memory is compared.
+    """
+
+    def __init__(self, device):
+        self.captures = self.replays = 0
+        # what a compiled program takes for itself is not seen
+        self.sees_memory = True
+
+    def __call__(self, function):
+        self.captures += 1
+        # what is made at the first call is there at the second
+        function()
+        with Outside() as captured:
+            outputs = function()
+
+        def replay():
+            self.replays += 1
+            with Outside() as again:
+                results = function()
+            assert again.calls == captured.calls
+            assert again.memory == captured.memory or not self.sees_memory
+            for kept, new in zip(outputs, results, strict=True):
+                kept.copy_(new)
+
+        return Captured(replay, outputs)
