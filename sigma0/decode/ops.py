@@ -27,6 +27,7 @@ from sigma0.kernels.collapse import (
     leads_reference,
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
+from sigma0.kernels.counter_noise import PURPOSE, combined, counter_words, gumbel
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
@@ -47,7 +48,10 @@ from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solv
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
+from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
+from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
+from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
 __all__ = [
@@ -64,6 +68,7 @@ __all__ = [
     "MODES",
     "NGRAM",
     "PARALLEL",
+    "PURPOSE",
     "SHORTEST",
     "SHRINK",
     "STATISTICS",
@@ -79,17 +84,22 @@ __all__ = [
     "ExitState",
     "Fate",
     "Fit",
+    "HeadOutput",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
+    "RowDraws",
     "RowPlaces",
     "RuleRows",
     "Span",
     "Steps",
     "certainty",
+    "combined",
+    "counter_words",
     "depth_attention_reference",
     "fate_of",
     "fate_of_row",
+    "gumbel",
     "leads_reference",
     "no_broadcast",
     "observe",
@@ -133,6 +143,10 @@ class Operations:
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
         norm_rows: RMS norm of float32 rows there, with what it is added to; else None.
+        project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
+            where a block does them one by one.
+        mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
+        head_rows: Ids and margins of rows without their logits (`sigma0.kernels.row_head`); None as `project_rows`.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -144,6 +158,9 @@ class Operations:
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
     norm_rows: Callable[..., Tensor] | None = None
+    project_rows: Callable[..., Tensor] | None = None
+    mlp_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None = None
+    head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
     @property
@@ -169,7 +186,16 @@ def _loop_end_in_triton(
 
 TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_reference, None)
 CPU = replace(TORCH, attend_rows=attend_rows, norm_rows=norm_rows)
-TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
+TRITON = Operations(
+    "triton",
+    _loop_end_in_triton,
+    collapse,
+    leads,
+    depth_attention,
+    project_rows=row_qkv,
+    mlp_rows=row_mlp,
+    head_rows=row_head,
+)
 
 
 @lru_cache
