@@ -22,7 +22,8 @@ from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_p
 
 # Ids of a program.
 HEAD_IDS = 64
-JOIN_WARPS = 4
+# Tiles that the second kernel takes at least: four for each thread, which are read side by side.
+FEWEST_TILES = 512
 # What replaces an id that was sampled from logits that are not finite (`decode.finite`).
 BROKEN = -1
 # What a program says of each row, side by side: the largest logit, the next, the sum of exp(l - largest), and the
@@ -137,16 +138,16 @@ def _launch(
         num_warps=PRODUCT_WARPS,
         num_stages=stages_for(hidden.dtype),
     )
+    block = max(FEWEST_TILES, triton.next_power_of_2(tiles))
     _row_head_join_kernel[(rows,)](
-        parts,
-        ids,
-        token_ids,
-        margins,
-        tiles,
-        TILES=triton.next_power_of_2(tiles),
-        num_warps=JOIN_WARPS,
-    )
+        parts, ids, token_ids, margins, tiles, TILES=block, num_warps=join_warps(block)
+    )  # fmt: skip
     return token_ids, margins
+
+
+def join_warps(block: int) -> int:
+    """Warps that join the tiles: as many as have registers for them."""
+    return min(16, max(4, block // 256))
 
 
 def _output_shapes(
