@@ -7,7 +7,8 @@ With l = x W^T of a normed row x, rounded to the model's dtype, p = softmax(l) a
     margin   p of the first id - p of the second (`collapse.py`), NaN where max l is NaN or infinite
 
 A program of the first kernel reads its ids' rows of the weight and says the best of each row of the pass; the second
-kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and 20 V / 64 for each row.
+kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and twice 20 V / 64 for
+each row.
 """
 
 from dataclasses import dataclass

@@ -53,8 +53,9 @@ def variants() -> Iterator[Variant]:
         yield from _loop_ends(dtype)
         yield from _collapses(dtype)
         yield from _attentions(dtype)
-        yield from _rows(dtype)
     yield from _joins()
+    for dtype in DTYPES:
+        yield from _rows(dtype)
     yield from _head_joins()
 
 
@@ -208,7 +209,9 @@ def _head_joins() -> Iterator[Variant]:
         constants = {"TILES": tiles}
         # a number of tiles that divides by 16, without which a part of a row starts anywhere
         aligned = frozenset({"tiles"})
-        yield Variant("row_head_join", function, torch.float32, signature, constants, aligned, row_head.join_warps(tiles))
+        yield Variant(
+            "row_head_join", function, torch.float32, signature, constants, aligned, row_head.join_warps(tiles)
+        )
 
 
 def _pointers(*tensors: str) -> list[str]:

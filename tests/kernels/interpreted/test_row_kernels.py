@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sigma0.decode.random_numbers import key_of
@@ -18,7 +18,13 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 EPSILON, LOOPS, PLACES, POSITIONS = 1e-5, 3, 40, 60
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
-few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# without shrinking, which takes minutes in the interpreter
+few = settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 
 
 def randoms(seed, dtype, *shapes):
@@ -265,8 +271,13 @@ def test_noise_is_that_of_torch():
     assert warm.any() and not warm.all()
 
 
+def head_of(hidden, weight, *draws):
+    """The head with its draws one by one, and what it says as a tuple."""
+    return tuple(vars(row_head(hidden, weight, RowDraws(*draws))).values())
+
+
 def calls(rows=5, dtype=torch.float32):
-    """Every operator with its arguments, and its reference."""
+    """A call of every operator and its arguments, as the operator takes them."""
     width, head_width = 32, 8
     hidden, norm, weight, gate_up, down, head = randoms(
         3, dtype, (rows, width), (width,), (4 * head_width, width), (48, width), (width, 24), (70, width)
@@ -277,8 +288,8 @@ def calls(rows=5, dtype=torch.float32):
     return {
         "row_qkv": (row_qkv, qkv),
         "row_mlp": (row_mlp, (hidden, gate_up, down, norm, EPSILON)),
-        "row_head": (lambda x, w, *draws: tuple(vars(row_head(x, w, RowDraws(*draws))).values()), (hidden, head, *draws)),
-    }  # fmt: skip
+        "row_head": (head_of, (hidden, head, *draws)),
+    }
 
 
 def test_no_rows_are_no_fault():
