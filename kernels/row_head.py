@@ -7,7 +7,7 @@ With l = x W^T of a normed row x, rounded to the model's dtype, p = softmax(l) a
     margin   p of the first id - p of the second (`collapse.py`), NaN where max l is NaN or infinite
 
 A program of the first kernel reads its ids' rows of the weight and says the best of each row of the pass; the second
-kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and twice 20 V / 64 for
+kernel takes the best of those, in one order whatever R is. Bytes: V D b of weights once, D b and twice 20 V / 32 for
 each row.
 """
 
@@ -21,8 +21,8 @@ from sigma0.kernels.collapse import certainty
 from sigma0.kernels.counter_noise import gumbel
 from sigma0.kernels.row_product import LIBRARY, PRODUCT_WARPS, ROW_TILE, check_product, stages_for, step_for
 
-# Ids of a program.
-HEAD_IDS = 64
+# Ids of a program; with 64 triton 3.6 spills.
+HEAD_IDS = 32
 # Tiles that the second kernel takes at least: four for each thread, which are read side by side.
 FEWEST_TILES = 512
 # What replaces an id that was sampled from logits that are not finite (`decode.finite`).

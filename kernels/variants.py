@@ -205,7 +205,7 @@ def _head_joins() -> Iterator[Variant]:
         dict.fromkeys(_pointers("token_ids"), "*i64"),
         dict.fromkeys(_pointers("ids"), "*i32"),
     )
-    for tiles in (row_head.FEWEST_TILES, 1024, 4096):
+    for tiles in (row_head.FEWEST_TILES, 2048, 8192):
         constants = {"TILES": tiles}
         # a number of tiles that divides by 16, without which a part of a row starts anywhere
         aligned = frozenset({"tiles"})

@@ -184,7 +184,7 @@ def in_order(left, right, dtype):
 
 @pytest.fixture
 def products_in_order(monkeypatch):
-    """The interpreter multiplies with BLAS, whose order of summation depends on a row's place; a GPU's does not."""
+    """The interpreter multiplies with BLAS, whose order of summation depends on a row's place; a GPU is as it is."""
     if DEVICE == "cpu":
         monkeypatch.setattr("triton.runtime.interpreter.np.matmul", in_order)
 
