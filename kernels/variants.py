@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels import collapse_kernel, depth_attention, loop_end_kernel
+from sigma0.kernels import collapse_kernel, depth_attention, loop_end_kernel, row_head, row_mlp, row_product, row_qkv
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
@@ -42,7 +42,7 @@ class Variant:
     @property
     def blocks(self) -> str:
         """The constants that size it, as text."""
-        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS")
+        sizes = ("BLOCK", "TILE", "WIDTH", "GROUP", "SPLITS", "PAIRS", "OUTPUTS", "IDS", "STEP", "TILES")
         flags = [name.lower() for name, value in self.constants.items() if value is True]
         return " ".join([f"{name.lower()} {self.constants[name]}" for name in sizes if name in self.constants] + flags)
 
@@ -54,6 +54,9 @@ def variants() -> Iterator[Variant]:
         yield from _collapses(dtype)
         yield from _attentions(dtype)
     yield from _joins()
+    for dtype in DTYPES:
+        yield from _rows(dtype)
+    yield from _head_joins()
 
 
 def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
@@ -158,6 +161,53 @@ def _joins() -> Iterator[Variant]:
     yield Variant(
         "depth_attention_join", function, torch.float32, signature, constants, aligned, depth_attention.JOIN_WARPS
     )
+
+
+def _rows(dtype: torch.dtype) -> Iterator[Variant]:
+    """Of any shape: what sizes them are the numbers of a step; widths divide by 16, the vocabulary need not."""
+    streamed = ("hidden", "norm", "weight", "cos", "sin", "query", "keys", "values", "gated", "output")
+    types = (
+        dict.fromkeys(_pointers(*streamed), DTYPES[dtype]),
+        dict.fromkeys(_pointers("temperatures", "parts"), "*fp32"),
+        dict.fromkeys(_pointers("positions", "flat_rows", "purposes"), "*i64"),
+        dict.fromkeys(_pointers("ids"), "*i32"),
+        {"epsilon": "fp32"},
+    )
+    drawn = dict.fromkeys(_pointers("keys"), "*i64")
+    common = {"STEP": row_product.step_for(dtype), "UPCAST": False}
+    pairs = {"PAIRS": row_product.PAIRS, **common}
+    aligned = frozenset({"width", "inner", "head_width", "hidden_row_stride"})
+    options = {"num_stages": row_product.stages_for(dtype)}
+    cases: list[tuple[str, Any, dict[str, Any], dict[str, str]]] = [
+        ("row_qkv", row_qkv._row_qkv_kernel, pairs, {}),
+        *(("row_mlp", row_mlp._row_gated_kernel, {"NORM": norm, **pairs}, {}) for norm in (True, False)),
+        ("row_mlp_down", row_mlp._row_down_kernel, {"OUTPUTS": row_mlp.DOWN_OUTPUTS, **common}, {}),
+        *(
+            ("row_head", row_head._row_head_kernel, {"DRAWS": draws, "IDS": row_head.HEAD_IDS, **common}, drawn)
+            for draws in (True, False)
+        ),
+    ]
+    for kernel, function, constants, own in cases:
+        signature = _signature(function, *types, own)
+        yield Variant(kernel, function, dtype, signature, constants, aligned, row_product.PRODUCT_WARPS, options)
+
+
+def _head_joins() -> Iterator[Variant]:
+    """Over the ids of `pocket`, Ouro and Qwen3."""
+    function = row_head._row_head_join_kernel
+    signature = _signature(
+        function,
+        dict.fromkeys(_pointers("parts", "margins"), "*fp32"),
+        dict.fromkeys(_pointers("token_ids"), "*i64"),
+        dict.fromkeys(_pointers("ids"), "*i32"),
+    )
+    for tiles in (row_head.FEWEST_TILES, 2048, 8192):
+        constants = {"TILES": tiles}
+        # a number of tiles that divides by 16, without which a part of a row starts anywhere
+        aligned = frozenset({"tiles"})
+        yield Variant(
+            "row_head_join", function, torch.float32, signature, constants, aligned, row_head.join_warps(tiles)
+        )
 
 
 def _pointers(*tensors: str) -> list[str]:

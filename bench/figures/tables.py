@@ -24,7 +24,11 @@ FRONT = (
     ("fixed (depth 2)", "finish"),
     ("oracle", "finish"),
 )
-NAMES = {"depth_attention_join": "joining its parts"}
+NAMES = {
+    "depth_attention_join": "joining its parts",
+    "row_mlp_down": "the product after it",
+    "row_head_join": "joining its tiles",
+}
 READ = {
     "lee_background.cor": "news (gensim's Lee corpus, second half)",
     "train.json": "facts (StrategyQA)",

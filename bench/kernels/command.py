@@ -1,6 +1,7 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
 import json
+from itertools import chain
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +12,7 @@ from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
+from sigma0.bench.kernels.rows import row_cases
 from sigma0.commands.console import one_line_errors, progress_bar
 from sigma0.commands.options import AsJson, StatedDtype, Threads
 from sigma0.models.load import resolve_device
@@ -40,12 +42,11 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (2 + len(columns))
+        total = len(counts) * (5 + len(columns))
         with progress_bar("cases", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
-            copy, timings = measure(
-                cases(place, kind, counts, columns, names), place, passes, lambda: advance(next(done))
-            )
+            every = chain(cases(place, kind, counts, columns, names), row_cases(place, kind, counts, names))
+            copy, timings = measure(every, place, passes, lambda: advance(next(done)))
     report = {
         "shape": SHAPE,
         "device": device_name(place),

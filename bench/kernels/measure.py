@@ -97,9 +97,10 @@ def cases(
             yield _attention(device, dtype, count, context, ways)
 
 
-def _ways(
+def ways_of(
     names: tuple[str, ...], kernel: Callable[..., object], eager: Callable[..., object], *arguments: Any
 ) -> dict[str, Callable[[], object]]:
+    """The calls of an operation in some of `WAYS`."""
     made = {"kernel": kernel, "eager": eager, "compiled": torch.compile(eager) if "compiled" in names else eager}
     return {name: partial(made[name], *arguments) for name in names}
 
@@ -116,7 +117,7 @@ def _loop_end(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[s
     size = 7 * rows * width * dtype.itemsize + 2 * width * dtype.itemsize
     return Case(
         LOOP_END, f"{rows} rows of {width}", rows, size, 1,
-        _ways(ways, loop_end, loop_end_reference, *arguments),
+        ways_of(ways, loop_end, loop_end_reference, *arguments),
     )  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def _collapse(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[s
     size = rows * (vocabulary * dtype.itemsize + WINDOW * 4)
     return Case(
         "collapse", f"{rows} rows of {vocabulary}", rows, size, 1,
-        _ways(ways, collapse, collapse_reference, *arguments),
+        ways_of(ways, collapse, collapse_reference, *arguments),
     )  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
         rows,
         size,
         SHAPES[SHAPE]["num_hidden_layers"],
-        _ways(
+        ways_of(
             ways,
             partial(depth_attention, query, block_keys, block_values, at),
             partial(span_attention, query, keys, values, spans),

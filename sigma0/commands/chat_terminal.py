@@ -1,9 +1,11 @@
 """What `sigma0 chat` reads and prints: an edited line with a history in a terminal, plain lines elsewhere."""
 
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TypeAlias
 
 from prompt_toolkit import PromptSession
@@ -96,10 +98,12 @@ class ChatLoop:
         before = len(self._conversation.turns)
         stopped = False
         try:
-            with closing(self._conversation.ask(message)) as tokens:
+            with _interrupts() as interrupted, closing(self._conversation.ask(message)) as tokens:
                 for token in tokens:
                     style = depth_style(token.depth, self._conversation.total_loops)
                     self._out.print(Text(printable(token.text), style=style), end="")
+                    if interrupted:
+                        raise KeyboardInterrupt
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
@@ -131,6 +135,24 @@ class ChatLoop:
 
     def _note(self, text: str) -> None:
         self._err.print(Text(text, style="dim"), soft_wrap=not self._interactive)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects the Ctrl-Cs that come, besides what they raise: an exception in a destructor is lost."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def terminal_lines(history: Path | None, out: Console) -> ReadLine:

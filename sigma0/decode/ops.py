@@ -28,6 +28,7 @@ from sigma0.kernels.collapse import (
 )
 from sigma0.kernels.collapse_kernel import collapse, leads
 from sigma0.kernels.collapse_rows import TextMemory, can_count, certainty_rows, collapse_rows
+from sigma0.kernels.counter_noise import PURPOSE, combined, counter_words, gumbel
 from sigma0.kernels.depth_attention import DepthRows, depth_attention, depth_attention_reference
 from sigma0.kernels.exit_state import (
     DIVERGED,
@@ -49,7 +50,10 @@ from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
+from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
+from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
+from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "MODES",
     "NGRAM",
     "PARALLEL",
+    "PURPOSE",
     "SHORTEST",
     "SHRINK",
     "STATISTICS",
@@ -81,18 +86,23 @@ __all__ = [
     "ExitState",
     "Fate",
     "Fit",
+    "HeadOutput",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
+    "RowDraws",
     "RowPlaces",
     "RuleRows",
     "Span",
     "Steps",
     "TextMemory",
     "certainty",
+    "combined",
+    "counter_words",
     "depth_attention_reference",
     "fate_of",
     "fate_of_row",
+    "gumbel",
     "leads_reference",
     "no_broadcast",
     "observe",
@@ -139,6 +149,10 @@ class Operations:
         path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
         collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
+        project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
+            where a block does them one by one.
+        mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
+        head_rows: Ids and margins of rows without their logits (`sigma0.kernels.row_head`); None as `project_rows`.
         broadcast: Rank 0's tensor on every rank of the tensor parallel group (`decode.parallel`); the
             identity where the model is on one rank.
     """
@@ -153,6 +167,9 @@ class Operations:
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
     collapse_rows: Callable[..., Tensor] | None = None
+    project_rows: Callable[..., Tensor] | None = None
+    mlp_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None = None
+    head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
 
     @property
@@ -185,7 +202,16 @@ CPU = replace(
     certainty_rows=certainty_rows,
     collapse_rows=collapse_rows,
 )
-TRITON = Operations("triton", _loop_end_in_triton, collapse, leads, depth_attention)
+TRITON = Operations(
+    "triton",
+    _loop_end_in_triton,
+    collapse,
+    leads,
+    depth_attention,
+    project_rows=row_qkv,
+    mlp_rows=row_mlp,
+    head_rows=row_head,
+)
 
 
 @lru_cache

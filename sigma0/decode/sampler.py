@@ -8,7 +8,8 @@ known from those of the arguments and from the `SamplingProgram`.
 import torch
 from torch import Tensor
 
-from sigma0.decode.random_numbers import gumbel, uniform
+from sigma0.decode.ops import gumbel
+from sigma0.decode.random_numbers import uniform
 from sigma0.decode.sampling_settings import (
     DRAWS,
     FREQUENCY,

@@ -1,6 +1,8 @@
 """`sigma0 chat`: piped lines, and a line editor on a pipe in place of a keyboard."""
 
+import contextlib
 import io
+import signal
 from dataclasses import replace
 
 import pytest
@@ -131,6 +133,22 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_written(pocket):
     (turn,) = screen.conversation.turns
     assert "tokens, stopped; what was written is kept" in shown
     assert turn.generation is None and f"\n{turn.answer}"[:8] in shown
+
+
+def test_ctrl_c_in_a_destructor_stops_an_answer_too(pocket):
+    class Lost(Conversation):
+        def ask(self, message):
+            for number, token in enumerate(super().ask(message)):
+                if number == 2:
+                    with contextlib.suppress(KeyboardInterrupt):
+                        signal.raise_signal(signal.SIGINT)
+                yield token
+
+    screen = Screen(pocket, Lost)
+    before = signal.getsignal(signal.SIGINT)
+    assert "3 tokens, stopped; what was written is kept" in strip(screen.type(f"{FIRST}{ENTER}{CTRL_D}"))
+    assert len(screen.conversation.turns[0].tokens) == 3
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_before_the_first_token_keeps_no_turn(pocket):

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
+from sigma0.decode.ops import PURPOSE, gumbel
 from sigma0.decode.random_numbers import (
-    _PURPOSE,
     OWN_DRAW,
     check_purpose,
-    gumbel,
     key_of,
     redraw_purpose,
     request_seed,
@@ -140,7 +139,7 @@ def test_counters_of_a_sequence_are_all_different():
     factor = 0x9E37_79B1
     inverse = pow(factor, -1, 2**32)
     for apart in range(1, 1024):
-        meets = apart * _PURPOSE * inverse % 2**32
+        meets = apart * PURPOSE * inverse % 2**32
         assert min(meets, 2**32 - meets) >= 2**21, apart
 
 

@@ -1,0 +1,318 @@
+"""Query, key and value, MLP and head of a few rows: against float64, and bit by bit whatever stands beside a row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from sigma0.decode.random_numbers import key_of
+from sigma0.kernels.counter_noise import gumbel
+from sigma0.kernels.row_head import BROKEN, RowDraws, row_head, row_head_reference
+from sigma0.kernels.row_mlp import row_mlp, row_mlp_reference
+from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
+from tests.kernels.interpreted.conftest import DEVICE
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+EPSILON, LOOPS, PLACES, POSITIONS = 1e-5, 3, 40, 60
+DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+# without shrinking, which takes minutes in the interpreter
+few = settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+
+
+def randoms(seed, dtype, *shapes):
+    """Numbers of variance 1 over the last dimension's length; of rows, of 1."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return [
+        (torch.randn(shape, generator=generator) / (math.sqrt(shape[-1]) if len(shape) > 1 else 1)).to(dtype)
+        for shape in shapes
+    ]
+
+
+def tables(width, dtype):
+    angles = torch.arange(POSITIONS)[:, None] / 10_000 ** (torch.arange(width // 2) * 2 / width)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=1).to(dtype), torch.cat([-sin, sin], dim=1).to(dtype)
+
+
+def places(seed, rows):
+    """Positions of rows, and where each writes; every third is nobody's."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    positions = torch.randint(0, POSITIONS, (rows,), generator=generator)
+    flat = torch.randperm(LOOPS * PLACES, generator=generator)[:rows]
+    flat[torch.arange(rows) % 3 == 1] = -1
+    return positions, flat
+
+
+def planes(kv_heads, width, dtype):
+    return [torch.full((LOOPS, PLACES, kv_heads, width), torch.nan, dtype=dtype) for _ in range(2)]
+
+
+def defined_norm(row, weight):
+    return row / (row.square().mean() + EPSILON).sqrt() * weight
+
+
+def defined_qkv(hidden, norm, weight, heads, kv_heads, width, positions):
+    """q, k, v of every row in float64, one row, head and pair of numbers at a time."""
+    angles = 1 / 10_000 ** (torch.arange(width // 2, dtype=torch.float64) * 2 / width)
+    rows = []
+    for row, position in zip(hidden.double(), positions.tolist(), strict=True):
+        each = (weight.double() @ defined_norm(row, norm.double())).view(-1, width).clone()
+        for head in range(heads + kv_heads):
+            turned = torch.complex(each[head, : width // 2], each[head, width // 2 :])
+            turned = turned * torch.polar(torch.ones_like(angles), position * angles)
+            each[head] = torch.cat([turned.real, turned.imag])
+        rows.append(each)
+    return torch.stack(rows).split([heads, kv_heads, kv_heads], dim=1)
+
+
+def within(found, plain, expected, roundings, slack=0.0):
+    """At most twice the error of plain torch, and two steps of the dtype.
+
+    Triton's interpreter cuts bfloat16 off instead of rounding it: a step each time, all in one direction.
+    """
+    steps = roundings if found.dtype == torch.bfloat16 and DEVICE == "cpu" else 2
+    step = steps * torch.finfo(found.dtype).eps * max(1.0, float(expected.abs().max()))
+    allowed = 2 * float((plain.double() - expected).abs().max()) + step + slack
+    assert float((found.double() - expected).abs().max()) <= allowed
+
+
+@few
+@given(
+    st.integers(0, 2**16),
+    DTYPES,
+    st.sampled_from([1, 5, 17]),
+    st.sampled_from([48, 200]),
+    st.sampled_from([(2, 2), (3, 1)]),
+    st.sampled_from([8, 40]),
+)
+def test_query_key_and_value(seed, dtype, rows, width, heads_of, head_width):
+    heads, kv_heads = heads_of
+    hidden, norm, weight = randoms(
+        seed, dtype, (rows, width), (width,), ((heads + 2 * kv_heads) * head_width, width)
+    )  # fmt: skip
+    positions, flat = places(seed, rows)
+    cos, sin = tables(head_width, dtype)
+    found, plain = planes(kv_heads, head_width, dtype), planes(kv_heads, head_width, dtype)
+    shared = (hidden, norm, EPSILON, weight, cos, sin, positions)
+    query = row_qkv(*shared, *found, flat)
+    plain_query = row_qkv_reference(*shared, *plain, flat)
+    expected = defined_qkv(hidden, norm, weight, heads, kv_heads, head_width, positions)
+    # the tables themselves are rounded
+    slack = torch.finfo(dtype).eps * float(expected[0].abs().max())
+    within(query, plain_query, expected[0], 4, slack)
+    live = flat >= 0
+    untouched = torch.ones(LOOPS * PLACES, dtype=torch.bool)
+    untouched[flat[live]] = False
+    for ours, theirs, each in zip(found, plain, expected[1:], strict=True):
+        ours, theirs = ours.flatten(0, 1), theirs.flatten(0, 1)
+        within(ours[flat[live]], theirs[flat[live]], each[live], 4, slack)
+        assert ours[untouched].isnan().all() and theirs[untouched].isnan().all()
+
+
+@few
+@given(
+    st.integers(0, 2**16),
+    DTYPES,
+    st.sampled_from([1, 5, 17]),
+    st.sampled_from([24, 200]),
+    st.sampled_from([40, 150]),
+    st.booleans(),
+)
+def test_mlp(seed, dtype, rows, width, inner, normed):
+    hidden, gate_up, down, norm = randoms(seed, dtype, (rows, width), (2 * inner, width), (width, inner), (width,))
+    hidden = hidden * math.sqrt(width)
+    norm = norm if normed else None
+    arguments = (hidden, gate_up, down, norm, EPSILON)
+    expected = []
+    for row in hidden.double():
+        row = row if norm is None else defined_norm(row, norm.double())
+        gate, up = (gate_up.double() @ row).chunk(2)
+        expected.append(down.double() @ (gate / (1 + (-gate).exp()) * up))
+    within(row_mlp(*arguments), row_mlp_reference(*arguments), torch.stack(expected), 6)
+
+
+def draws_of(seed, rows):
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5])[torch.randint(0, 4, (rows,), generator=generator)]
+    keys = torch.tensor([key_of(seed + row) for row in range(rows)], dtype=torch.int64).view(rows, 2)
+    positions, purposes = torch.randint(0, 2**21, (2, rows), generator=generator)
+    return RowDraws(temperatures, keys, positions, purposes % 512)
+
+
+@few
+@given(
+    st.integers(0, 2**16),
+    DTYPES,
+    st.sampled_from([1, 5, 17]),
+    st.sampled_from([40, 150]),
+    st.sampled_from([2, 64, 65, 300]),
+    st.booleans(),
+)
+def test_head(seed, dtype, rows, width, vocabulary, draw):
+    hidden, weight = randoms(seed, dtype, (rows, width), (vocabulary, width))
+    hidden = hidden * math.sqrt(width)
+    draws = draws_of(seed, rows) if draw else None
+    found = row_head(hidden, weight, draws)
+    exact = hidden.double() @ weight.double().T
+    best = torch.softmax(exact, dim=-1).topk(2, dim=-1).values
+    step = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.abs().max()))
+    torch.testing.assert_close(found.margins.double(), best[:, 0] - best[:, 1], rtol=step, atol=step)
+    scores = exact
+    if draws is not None:
+        warm = (draws.temperatures > 0)[:, None]
+        noise = gumbel(draws.keys, draws.positions, draws.purposes, vocabulary).double()
+        scores = exact / torch.where(warm, draws.temperatures[:, None], 1.0) + noise * warm
+    # what wins is as good as the best, within what the logits are rounded by
+    behind = scores.amax(dim=-1) - scores.gather(1, found.token_ids[:, None])[:, 0]
+    assert float(behind.max()) <= step / 0.3 and float(behind.min()) >= 0
+    if dtype == torch.float32:
+        assert torch.equal(found.token_ids, row_head_reference(hidden, weight, draws).token_ids)
+
+
+def in_order(left, right, dtype):
+    """A product of matrices in which every number is summed in the order of the inner dimension."""
+    return (left.astype(dtype)[:, :, None] * right.astype(dtype)[None]).sum(axis=1)
+
+
+@pytest.fixture
+def products_in_order(monkeypatch):
+    """The interpreter multiplies with BLAS, whose order of summation depends on a row's place; a GPU is as it is."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr("triton.runtime.interpreter.np.matmul", in_order)
+
+
+@pytest.mark.usefixtures("products_in_order")
+@few
+@given(st.integers(0, 2**16), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(1, 40), st.data())
+def test_bits_of_a_row_do_not_depend_on_its_neighbours(seed, dtype, rows, data):
+    """Each of three rows alone, and then at some place of a pass of R rows."""
+    width, inner, vocabulary, head_width = 140, 24, 130, 16
+    hidden, norm, weight, gate_up, down, head = randoms(
+        seed, dtype, (rows, width), (width,), (3 * head_width, width), (2 * inner, width), (width, inner),
+        (vocabulary, width),
+    )  # fmt: skip
+    hidden = hidden * math.sqrt(width)
+    positions, _ = places(seed, rows)
+    flat, draws = torch.arange(rows) + PLACES, draws_of(seed, rows)
+    cos, sin = tables(head_width, dtype)
+
+    def run(which):
+        keys, values = planes(1, head_width, dtype)
+        query = row_qkv(
+            hidden[which], norm, EPSILON, weight, cos, sin, positions[which], keys, values, flat[which]
+        )  # fmt: skip
+        some = RowDraws(*(part[which] for part in vars(draws).values()))
+        read = row_head(hidden[which], head, some)
+        output = row_mlp(hidden[which], gate_up, down, norm, EPSILON)
+        written = [part.flatten(0, 1)[flat[which]] for part in (keys, values)]
+        return [query, *written, output, read.token_ids, read.margins]
+
+    order = torch.tensor(data.draw(st.permutations(range(rows))))
+    together = run(order)
+    for place in data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=3, unique=True)):
+        for alone, beside in zip(run(order[place : place + 1]), together, strict=True):
+            assert torch.equal(alone[0], beside[place])
+
+
+def one_hot_head(logits, dtype=torch.float32):
+    """Rows and a weight whose product are these logits `[R, V]`, exactly where one of the numbers is 1."""
+    return torch.eye(len(logits)).to(dtype), logits.t().contiguous().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_logits_give_the_smallest_id(dtype):
+    logits = torch.full((4, 200), -1.0)
+    logits[0, [70, 71, 199]] = 2.0
+    logits[1, [63, 64]] = 2.0
+    logits[2, [5, 130]] = 2.0
+    hidden, weight = one_hot_head(logits, dtype)
+    found = row_head(hidden, weight, None)
+    assert found.token_ids.tolist() == [70, 63, 5, 0] == logits.argmax(-1).tolist()
+    assert found.margins.tolist() == [0.0] * 4
+
+
+def test_logits_that_are_not_finite_are_told():
+    """As `step.sample_greedy` tells them: by the largest; a few of minus infinity are no fault."""
+    logits = torch.randn(6, 150, generator=torch.Generator(DEVICE).manual_seed(0))
+    weight = torch.cat([logits.t(), torch.zeros(150, 6)], dim=1)
+    hidden = torch.cat([torch.eye(6), torch.zeros(6, 6)], dim=1)
+    # an extra number for each broken row, which is 0 elsewhere
+    hidden[0, 6] = torch.nan
+    hidden[1, 7], hidden[3, 8] = torch.inf, -torch.inf
+    weight[100, 7] = 1.0
+    weight[:, 8] = 1.0
+    for number in (2, 4):
+        # one id, and all ids of the first tile
+        hidden[number, 7 + number] = torch.inf
+        weight[: 1 if number == 2 else 64, 7 + number] = -1.0
+    for draws in (None, draws_of(1, 6)):
+        found, expected = row_head(hidden, weight, draws), row_head_reference(hidden, weight, draws)
+        assert torch.equal(found.token_ids, expected.token_ids)
+        torch.testing.assert_close(found.margins, expected.margins, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert (found.token_ids[[0, 1, 3]] == BROKEN).all() and int((found.token_ids >= 0).sum()) == 1
+
+
+def test_noise_is_that_of_torch():
+    """Where all logits are equal, the noise alone decides."""
+    rows, vocabulary = 64, 700
+    draws = draws_of(5, rows)
+    found = row_head(torch.zeros(rows, 16), torch.zeros(vocabulary, 16), draws).token_ids
+    noise = gumbel(draws.keys, draws.positions, draws.purposes, vocabulary)
+    warm = draws.temperatures > 0
+    assert torch.equal(found[warm], noise.argmax(dim=-1)[warm]) and not found[~warm].any()
+    assert warm.any() and not warm.all()
+
+
+def head_of(hidden, weight, *draws):
+    """The head with its draws one by one, and what it says as a tuple."""
+    return tuple(vars(row_head(hidden, weight, RowDraws(*draws))).values())
+
+
+def calls(rows=5, dtype=torch.float32):
+    """A call of every operator and its arguments, as the operator takes them."""
+    width, head_width = 32, 8
+    hidden, norm, weight, gate_up, down, head = randoms(
+        3, dtype, (rows, width), (width,), (4 * head_width, width), (48, width), (width, 24), (70, width)
+    )  # fmt: skip
+    positions, flat = places(3, rows)
+    draws = tuple(vars(draws_of(3, rows)).values())
+    qkv = (hidden, norm, EPSILON, weight, *tables(head_width, dtype), positions, *planes(1, head_width, dtype), flat)
+    return {
+        "row_qkv": (row_qkv, qkv),
+        "row_mlp": (row_mlp, (hidden, gate_up, down, norm, EPSILON)),
+        "row_head": (head_of, (hidden, head, *draws)),
+    }
+
+
+def test_no_rows_are_no_fault():
+    for function, arguments in calls(rows=0).values():
+        output = function(*arguments)
+        assert all(len(part) == 0 for part in (output if isinstance(output, tuple) else (output,)))
+
+
+def test_what_does_not_fit_is_refused():
+    qkv, mlp, head = (arguments for _, arguments in calls().values())
+    for function, arguments, place, bad, message in (
+        (row_qkv, qkv, 0, qkv[0].double(), "one dtype"),
+        (row_qkv, qkv, 1, qkv[1][:-1], "its weight is"),
+        (row_qkv, qkv, 3, qkv[3][:-1], "no heads of 8"),
+        (row_qkv, qkv, 4, qkv[4][:, :4], "tables of 8"),
+        (row_qkv, qkv, 6, qkv[6].int(), "positions must be int64"),
+        (row_qkv, qkv, 7, qkv[7].transpose(0, 1), "contiguous planes"),
+        (row_qkv, qkv, 9, qkv[9][:3], "flat_rows must be int64"),
+        (row_mlp, mlp, 0, mlp[0].t().contiguous().t(), "side by side"),
+        (row_mlp, mlp, 2, mlp[2][:, :5], "do not fit"),
+        (row_head, (*head[:2], None), 1, head[1][:, :8].contiguous(), "no product"),
+        (row_head, (*head[:2], None), 1, head[1][:1], "2 ids"),
+        (row_head, (*head[:2], None), 2, RowDraws(*(part[:2] for part in head[2:])), "draws of 5 rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(*arguments[:place], bad, *arguments[place + 1 :])

@@ -1,0 +1,82 @@
+"""The references of the kernels for few rows are what a layer of the model, its planes and a step compute."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sigma0.decode.finite import BROKEN, flag_broken
+from sigma0.decode.ops import TORCH, gumbel, leads_reference
+from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.random_numbers import key_of
+from sigma0.kernels import row_head as head_kernel
+from sigma0.kernels.row_head import RowDraws, row_head_reference
+from sigma0.kernels.row_mlp import row_mlp_reference
+from sigma0.kernels.row_qkv import row_qkv_reference
+from sigma0.models.ouro_block import rms_norm, rotated
+from tests.reference import tiny_model
+
+ROWS = 5
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def model(request):
+    with torch.inference_mode():
+        yield tiny_model(1).to(request.param)
+
+
+def rows_of(model):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, model.config.hidden_size, generator=generator).to(model.dtype)
+
+
+def assert_close(found, expected):
+    step = 4 * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=step, atol=step)
+
+
+def test_query_key_and_value_are_those_of_a_layer(model):
+    layer, hidden = model.model.layers[1], rows_of(model)
+    attention, norm = layer.self_attn, layer.input_layernorm
+    positions, places = torch.tensor([0, 3, 3, 200, 17]), torch.tensor([4, 25, 0, 12, 7])
+    normed = rms_norm(norm, hidden, TORCH)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query, keys, values = (part(normed).view(ROWS, -1, attention.head_dim) for part in projections)
+    at = model.model._rotary_table.rows(positions, 256, hidden)
+    planes, ours = (LayerPlanes(keys.transpose(0, 1), 3, 1, 8) for _ in range(2))
+    planes.write(places, rotated(keys, *at), values)
+    weight = torch.cat([part.weight for part in projections])
+    tables = model.model._rotary_table.reserve(256, hidden)
+    found = row_qkv_reference(
+        hidden, norm.weight, norm.variance_epsilon, weight, *tables, positions, ours.flat_keys, ours.flat_values, places
+    )  # fmt: skip
+    assert_close(found, rotated(query, *at))
+    assert_close(ours.flat_keys, planes.flat_keys)
+    assert_close(ours.flat_values, planes.flat_values)
+    assert planes.flat_keys.abs().sum() > 0
+
+
+def test_the_mlp_is_that_of_a_layer(model):
+    layer, hidden = model.model.layers[0], rows_of(model)
+    norm, mlp = layer.post_attention_layernorm, layer.mlp
+    normed = rms_norm(norm, hidden, TORCH)
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    expected, down = mlp(normed), mlp.down_proj.weight
+    assert_close(row_mlp_reference(hidden, gate_up, down, norm.weight, norm.variance_epsilon), expected)
+    assert_close(row_mlp_reference(normed, gate_up, down, None, 0.0), expected)
+
+
+def test_the_head_reads_as_a_step_does(model):
+    hidden = rows_of(model)
+    hidden[3, 2] = torch.nan
+    logits = F.linear(hidden, model.lm_head.weight)
+    greedy = row_head_reference(hidden, model.lm_head.weight, None)
+    assert torch.equal(greedy.token_ids, flag_broken(logits.argmax(dim=-1), logits))
+    thetas = greedy.margins.nan_to_num(0.5) + torch.tensor([1e-3, -1e-3, 1e-3, 0.0, -1e-3])
+    assert torch.equal(greedy.margins >= thetas, leads_reference(logits, thetas))
+    keys, positions = torch.tensor([key_of(seed) for seed in range(ROWS)]), torch.arange(ROWS)
+    temperatures = torch.tensor([0.0, 0.7, 1.5, 1.0, 0.0])
+    drawn = row_head_reference(hidden, model.lm_head.weight, RowDraws(temperatures, keys, positions, positions * 0))
+    scores = logits.float() / temperatures[:, None].clamp_min(1e-9) + gumbel(keys, positions, 0, len(logits[0]))
+    expected = torch.where(temperatures > 0, scores.argmax(dim=-1), greedy.token_ids)
+    assert torch.equal(drawn.token_ids, flag_broken(expected, logits))
+    assert head_kernel.BROKEN == BROKEN
