@@ -32,6 +32,7 @@ from sigma0.models.limits import check_ids
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, is_plain, linear, rms_norm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.models.quantization import named_library, stored_method
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
 
@@ -86,7 +87,8 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             # transformers' own error names no tensor, so it is suppressed and ours is raised
             checked.append("mismatched_keys")
             kwargs["ignore_mismatched_sizes"] = True
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        with named_library(kwargs.get("config")):
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         wrong = {name: sorted(map(str, info[name])) for name in checked if info.get(name)}
         if wrong:
             problems = "; ".join(
@@ -107,7 +109,7 @@ def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path |
 def _check_files(folder: Path, config: PreTrainedConfig | None) -> None:
     """Checks that the files of a folder fit together, before any memory is allocated."""
     tensors = read_headers(folder)
-    check_dtypes(tensors)
+    check_dtypes(tensors, quantized=config is not None and stored_method(config) is not None)
     if isinstance(config, OuroConfig):
         check_shapes(config, tensors)
     check_generation_config(folder)
