@@ -21,6 +21,7 @@ from sigma0.commands.options import (
     Device,
     Dtype,
     ModelArgument,
+    Quantization,
     Runner,
     TriggerJson,
 )
@@ -64,6 +65,7 @@ def serve(
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
     runner: Runner = "auto",
+    quantization: Quantization = None,
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -110,6 +112,8 @@ def serve(
         if ray:
             if runner != "auto":
                 raise ValueError("--runner goes with one engine: leave it out with --ray")
+            if quantization is not None:
+                raise ValueError("--quantization goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
@@ -161,7 +165,13 @@ def serve(
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
         looped, tokenizer = load(
-            model, device=device, dtype=dtype, backend=_backend(backend), runner=cast("RunnerName", runner), check=check
+            model,
+            device=device,
+            dtype=dtype,
+            backend=_backend(backend),
+            runner=cast("RunnerName", runner),
+            quantization=quantization,
+            check=check,
         )
         looped.announce = compiling
         name = Path(model).name if Path(model).is_dir() else model

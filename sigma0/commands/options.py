@@ -18,6 +18,10 @@ BackendName = Annotated[
     str, typer.Option("--backend", help="What runs a pass: auto (kernels on CUDA), torch or triton.")
 ]
 Runner = Annotated[str, typer.Option("--runner", help="What calls the step: auto, eager, or compile (on a CPU).")]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
 ]

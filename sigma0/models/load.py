@@ -125,7 +125,7 @@ def load(
     model, tokenizer = _load(
         name, device, dtype, backend, True, quantization=quantization, tensor_parallel=tensor_parallel, check=check
     )
-    model.runner = runner
+    model.runner, model.quantization = runner, quantization
     return model, tokenizer
 
 

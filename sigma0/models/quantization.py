@@ -127,6 +127,7 @@ class RowKernelLinear(nn.Linear):
         """As `nn.Linear`, `[..., in]` to `[..., out]`."""
         weight: Any = self.weight
         rows = input.reshape(-1, input.shape[-1])  # [R, in]
+        product: Tensor
         if not input.is_cpu or input.dtype is not torch.bfloat16:
             return F.linear(input, weight, self.bias)
         if hasattr(weight, "scale_and_zero"):
@@ -207,3 +208,19 @@ def named_library(config: Any) -> Iterator[None]:
         if method is None:
             raise
         raise ValueError(f"the checkpoint is stored quantized ({method}): {first_line(error)}") from error
+
+
+def quantize(model: Any, quantization: str) -> None:
+    """Quantises a looped model that is in memory, in place, as loading it would.
+
+    Raises:
+        ValueError: As `loading_options` does.
+    """
+    check_name(quantization)
+    with needs_extra("quantization"):
+        from torchao.quantization import quantize_
+
+    settings = weight_settings(quantization, model.config, model.device)
+    quantize_(model, settings, filter_fn=lambda module, name: type(module) is nn.Linear and name not in KEPT)
+    use_row_kernels(model)
+    model.quantization = quantization
