@@ -33,6 +33,8 @@ GROUP_SIZES = (128, 64, 32)
 _COLUMNS = 16
 # Rows from which on making floats of all weights first is faster than the CPU's kernel, which reads rows one by one.
 _MANY_ROWS = 16
+# Bytes: the CPU's kernel for int8 ends the process (torch 2.13) where weights start between them, as stored ones do.
+_ALIGNMENT = 64
 
 
 def check_name(quantization: str | None) -> None:
@@ -84,16 +86,18 @@ def weight_settings(quantization: str, config: PreTrainedConfig, device: torch.d
         ValueError: If torchao is not installed, or there is no kernel for the device or the sizes.
     """
     with needs_extra("quantization"):
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+        import torchao.quantization as torchao
     # torchao would otherwise change settings of inductor for the whole process
     if quantization == "int8":
-        return Int8WeightOnlyConfig(set_inductor_config=False)
+        return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
     group = group_size(config)
     if device.type == "cpu":
+        # the layout of torch's kernel for a CPU, which torchao counts among its prototypes
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
         return PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
     if device.type == "cuda":
-        return Int4WeightOnlyConfig(
+        return torchao.Int4WeightOnlyConfig(
             group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )
     raise ValueError(f"quantization='int4' is for models on a CPU or on CUDA, not on {device.type!r}: take int8")
@@ -152,6 +156,8 @@ def use_row_kernels(model: nn.Module) -> None:
         if hasattr(weight, "scale"):
             # products take scales of their own dtype; kept so, they are not rounded in every call
             weight.scale = weight.scale.to(weight.dtype)
+        if weight.qdata.data_ptr() % _ALIGNMENT:
+            weight.qdata = weight.qdata.clone()
 
 
 def _has_row_kernel(weight: Any) -> bool:
@@ -172,7 +178,7 @@ def stored_method(config: Any) -> str | None:
     """With what a checkpoint is stored quantised, as its config.json says; None for one of floats.
 
     Args:
-        config: Of transformers, or the values of a config.json.
+        config: Of transformers, or the values of a config.json; None where it is not known.
 
     Raises:
         ValueError: If transformers does not know the method, and would take the integers for weights.
@@ -182,7 +188,9 @@ def stored_method(config: Any) -> str | None:
     )
     if values is None:
         return None
-    settings = values if isinstance(values, dict) else values.to_dict()
+    settings = values.to_dict() if hasattr(values, "to_dict") else values
+    if not isinstance(settings, dict):
+        raise ValueError(f"config.json has quantization_config = {settings!r}, which is no JSON object")
     method = settings.get("quant_method")
     method = getattr(method, "value", method)
     bits = "_4bit" if settings.get("load_in_4bit") else "_8bit" if settings.get("load_in_8bit") else ""
@@ -199,12 +207,15 @@ def may_be_integers(name: str) -> bool:
 
 
 @contextmanager
-def named_library(config: Any) -> Iterator[None]:
-    """Turns the failed import of a quantiser's library into a ValueError that names it."""
+def named_library(method: str | None) -> Iterator[None]:
+    """Turns the failed import of a quantiser's library into a ValueError that names it.
+
+    Args:
+        method: Of `stored_method`.
+    """
     try:
         yield
     except ImportError as error:
-        method = stored_method(config) if config is not None else None
         if method is None:
             raise
         raise ValueError(f"the checkpoint is stored quantized ({method}): {first_line(error)}") from error
