@@ -218,6 +218,7 @@ class QuantizationRow(Conditions):
         mode: The exit rule.
         settings: Parameters of the mode.
         runner: What called the step.
+        dtype_of_floats: Of the model with floats.
         block_bytes: In which the weights of the block are held.
         block_bytes_of_floats: The same of the model with floats.
         model_bytes: Of all weights.
@@ -240,6 +241,7 @@ class QuantizationRow(Conditions):
     mode: str
     settings: dict[str, float | int | str]
     runner: Literal["eager", "compile"]
+    dtype_of_floats: str
     block_bytes: int
     block_bytes_of_floats: int
     model_bytes: int
@@ -259,4 +261,5 @@ class QuantizationRow(Conditions):
     @property
     def key(self) -> str:
         """What makes two rows measurements of the same thing: another time is another measurement."""
-        return json.dumps([self.benchmark, self.time, self.mode, self.runner, dict(self.settings)], sort_keys=True)
+        what = [self.benchmark, self.time, self.mode, self.runner, self.dtype_of_floats, dict(self.settings)]
+        return json.dumps(what, sort_keys=True)

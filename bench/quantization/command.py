@@ -36,6 +36,7 @@ def quantization(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each answer at most.")] = 32,
     device: Device = "auto",
     dtype: StatedDtype = "bfloat16",
+    floats: Annotated[str, typer.Option(help="dtype of the model with floats; by default as --dtype.")] = "",
     runner: Runner = "auto",
     threads: Threads = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of what is timed.")] = 64,
@@ -57,20 +58,20 @@ def quantization(
         check_ledger(out)
         models: dict[str | None, Any] = {}
         for name in (None, *dict.fromkeys(to.split(","))):
-            models[name], tokenizer = open_model(model, shape, device, dtype, name)
+            models[name], tokenizer = open_model(model, shape, device, dtype if name else floats or dtype, name)
             models[name].runner, models[name].announce = choose_runner(runner, models[name]).name, compiling
-        floats = models[None]
-        ids, source = prompt_ids(floats, tokenizer, model, 1, context, new_tokens)
+        stored = models[None]
+        ids, source = prompt_ids(stored, tokenizer, model, 1, context, new_tokens)
         full = ExitConfig(mode="full")
         if shape:
             prompts, asked, configs = [], [tuple(ids[0].tolist())], [full]
         else:
-            prompts = asked = encode_prompts(floats, tokenizer, list(micro_world(n)), max_new_tokens)
-            source, configs = "pocket, test split, seed 0", [full, floats.resolve_exit_config(None)]
+            prompts = asked = encode_prompts(stored, tokenizer, list(micro_world(n)), max_new_tokens)
+            source, configs = "pocket, test split, seed 0", [full, stored.resolve_exit_config(None)]
         conditions = partial(
             conditions_of, model=model, shape=shape, source=source, rows=asked, new_tokens=max_new_tokens, batch=1
         )
-        timed = Timed(ids, new_tokens, rounds, floats.runner)
+        timed = Timed(ids, new_tokens, rounds, stored.runner)
         steps = count(1)
         with progress_bar("runs", len(configs) * len(models) * (rounds + 1), hidden=as_json) as advance:
             rows = measure(models, conditions, configs, timed, prompts, lambda: advance(next(steps)))

@@ -157,6 +157,7 @@ def measure(
                         "mode": config.mode,
                         "settings": threshold(config),
                         "runner": timed.runner,
+                        "dtype_of_floats": str(floats.dtype).removeprefix("torch."),
                         "block_bytes": weight_bytes(model.model.layers),
                         "block_bytes_of_floats": weight_bytes(floats.model.layers),
                         "model_bytes": weight_bytes(model),

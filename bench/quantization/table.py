@@ -53,7 +53,7 @@ def conditions_text(row: QuantizationRow) -> str:
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {asked}; timed: "
         f"{row.runner}, context {row.context}, {row.timed_tokens} new tokens, {row.rounds} interleaved rounds, batch "
-        f"{row.batch_size}, {row.dtype}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
+        f"{row.batch_size}, {row.dtype} beside {row.dtype_of_floats}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
     )
 
 
@@ -71,8 +71,8 @@ def print_rows(rows: Sequence[QuantizationRow]) -> None:
 
 
 def latest_quantization(rows: Sequence[AnyRow]) -> list[list[QuantizationRow]]:
-    """The latest row of each model, runner, rule and quantisation, by model and runner."""
-    latest: dict[tuple[str, str], dict[tuple[str, str | None], QuantizationRow]] = {}
+    """The latest row of each rule and quantisation, by model, runner and dtype of the floats."""
+    latest: dict[tuple[str, ...], dict[tuple[str, str | None], QuantizationRow]] = {}
     for row in sorted((row for row in rows if isinstance(row, QuantizationRow)), key=lambda row: row.time):
-        latest.setdefault((row.model, row.runner), {})[row.mode, row.quantization] = row
+        latest.setdefault((row.model, row.runner, row.dtype_of_floats), {})[row.mode, row.quantization] = row
     return [list(run.values()) for _, run in sorted(latest.items())]

@@ -35,8 +35,10 @@ def test_rows_of_a_model_and_of_a_shape(tmp_path, monkeypatch):
         assert row.agreement.value > 0.9 and row.kl.value < 0.1
         assert row.mean_depth_of_floats.value <= row.total_loops
     assert rows[0].mean_depth.value == rows[0].total_loops
-    assert run("--shape", "tiny", "--to", "int8", "--out", str(ledger)).exit_code == 0
+    assert {(row.dtype, row.dtype_of_floats) for row in rows} == {("bfloat16", "bfloat16")}
+    assert run("--shape", "tiny", "--to", "int8", "--floats", "float32", "--out", str(ledger)).exit_code == 0
     *_, random = read_rows(ledger)
+    assert (random.dtype, random.dtype_of_floats) == ("bfloat16", "float32")
     assert random.model == "random tiny" and random.agreement is random.mean_depth is None
     of_model, of_shape = (whole(each) for each in latest_quantization(read_rows(ledger)))
     assert "margin" in of_model and "random weights" in of_shape and of_model.count("int4") == 2
