@@ -53,7 +53,8 @@ def conditions_text(row: QuantizationRow) -> str:
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: {asked}; timed: "
         f"{row.runner}, context {row.context}, {row.timed_tokens} new tokens, {row.rounds} interleaved rounds, batch "
-        f"{row.batch_size}, {row.dtype} beside {row.dtype_of_floats}, {row.device}, {row.threads} thread(s), {versions}, commit {commit}."
+        f"{row.batch_size}, {row.dtype} beside floats of {row.dtype_of_floats}, {row.device}, {row.threads} thread(s), "
+        f"{versions}, commit {commit}."
     )
 
 
