@@ -56,6 +56,11 @@ COMMANDS = {
         "speed",
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
+    "quantization": Target(
+        "sigma0.bench.quantization.command",
+        "quantization",
+        "Bytes, time, agreement and depths with weights of int8 and int4, beside the same model with floats; greedy.",
+    ),
     "overhead": Target(
         "sigma0.bench.overhead.command",
         "overhead",

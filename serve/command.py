@@ -21,6 +21,7 @@ from sigma0.commands.options import (
     Device,
     Dtype,
     ModelArgument,
+    Quantization,
     Runner,
     TriggerJson,
 )
@@ -64,6 +65,7 @@ def serve(
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
     runner: Runner = "auto",
+    quantization: Quantization = None,
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -116,6 +118,8 @@ def serve(
         if ray:
             if runner != "auto":
                 raise ValueError("--runner goes with one engine: leave it out with --ray")
+            if quantization is not None:
+                raise ValueError("--quantization goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
@@ -166,7 +170,9 @@ def serve(
         log_to_stderr()
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
-        spec = EngineSpec(model, limits, device, dtype, _backend(backend), cast("RunnerName", runner), check)
+        spec = EngineSpec(
+            model, limits, device, dtype, _backend(backend), cast("RunnerName", runner), check, quantization
+        )
         climbing = None
         service: EngineClient
         if ladder is None:

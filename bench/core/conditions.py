@@ -79,6 +79,7 @@ def describe_weights(
         max_new_tokens=max_new_tokens,
         commit=git_commit(),
         versions={"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}},
+        quantization=getattr(model, "quantization", None),
     )
 
 

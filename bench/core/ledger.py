@@ -11,7 +11,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sigma0.bench.core.lines import alone, append, cut
 from sigma0.bench.core.rows import Conditions, Figure, row_key
-from sigma0.bench.core.rows_decoding import Course, DepthRow, DepthSample, FidelityRow, Promise, SpeedRow
+from sigma0.bench.core.rows_decoding import (
+    Course,
+    DepthRow,
+    DepthSample,
+    FidelityRow,
+    Promise,
+    QuantizationRow,
+    SpeedRow,
+)
 from sigma0.bench.core.rows_systems import LadderRow, OverheadRow, Percentiles, ServeRow, SimulationRow, Tail
 from sigma0.bench.core.rows_tasks import HumanEvalRow, StrategyQARow
 from sigma0.errors import one_line
@@ -30,6 +38,7 @@ __all__ = [
     "OverheadRow",
     "Percentiles",
     "Promise",
+    "QuantizationRow",
     "Row",
     "ServeRow",
     "SimulationRow",
@@ -57,6 +66,7 @@ AnyRow = (
     | StrategyQARow
     | SimulationRow
     | OverheadRow
+    | QuantizationRow
 )
 Row = Annotated[AnyRow, Field(discriminator="benchmark")]
 _ROW: TypeAdapter[AnyRow] = TypeAdapter(Row)

@@ -52,6 +52,7 @@ class Conditions(BaseModel):
         commit: Git commit of the code, "+" and a digest of the differences behind it where there are some; None outside
             a repository.
         versions: Of Python and of the libraries that compute.
+        quantization: To what the weights of the block were rounded as the model was loaded; None where they were not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,11 +72,15 @@ class Conditions(BaseModel):
     max_new_tokens: int
     commit: str | None
     versions: dict[str, str]
+    quantization: str | None = None
 
     @property
     def run(self) -> str:
         """A short name for these conditions, the same for all rows of a run."""
         shared = {name: getattr(self, name) for name in Conditions.model_fields}
+        if self.quantization is None:
+            # the name that rows had before weights could be rounded
+            del shared["quantization"]
         return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

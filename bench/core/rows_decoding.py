@@ -205,3 +205,61 @@ class SpeedRow(Conditions):
     def key(self) -> str:
         """What makes two rows measurements of the same thing: another run is another measurement."""
         return json.dumps([self.benchmark, self.time, self.way])
+
+
+class QuantizationRow(Conditions):
+    """A model whose block has quantised weights, beside the same model with floats, both under one exit rule.
+
+    Fidelity is None of random weights, whose text means nothing.
+
+    Attributes:
+        benchmark: "quantization".
+        time: When it was measured, ISO 8601, UTC.
+        mode: The exit rule.
+        settings: Parameters of the mode.
+        runner: What called the step.
+        dtype_of_floats: Of the model with floats.
+        block_bytes: In which the weights of the block are held.
+        block_bytes_of_floats: The same of the model with floats.
+        model_bytes: Of all weights.
+        model_bytes_of_floats: Likewise.
+        context: Prompt tokens of what is timed.
+        timed_tokens: New tokens of it.
+        rounds: How often both were timed, in turn.
+        milliseconds_per_token: Of the fastest round, prompt left out.
+        milliseconds_per_token_of_floats: Likewise.
+        speed_ratio: Time with floats over time with quantised weights, median of the rounds' own ratios.
+        agreement: Share of the new tokens that floats wrote with the same argmax, each read at the model's own exit.
+        kl: Mean KL(floats || quantised) over the same tokens, nats.
+        exact_match: Share of free runs that say the same.
+        mean_depth: Mean exit depth of free runs, over the tokens after each first.
+        mean_depth_of_floats: Likewise.
+    """
+
+    benchmark: Literal["quantization"] = "quantization"
+    time: str
+    mode: str
+    settings: dict[str, float | int | str]
+    runner: Literal["eager", "compile"]
+    dtype_of_floats: str
+    block_bytes: int
+    block_bytes_of_floats: int
+    model_bytes: int
+    model_bytes_of_floats: int
+    context: int
+    timed_tokens: int
+    rounds: int
+    milliseconds_per_token: float
+    milliseconds_per_token_of_floats: float
+    speed_ratio: Figure
+    agreement: Figure | None = None
+    kl: Figure | None = None
+    exact_match: Figure | None = None
+    mean_depth: Figure | None = None
+    mean_depth_of_floats: Figure | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes two rows measurements of the same thing: another time is another measurement."""
+        what = [self.benchmark, self.time, self.mode, self.runner, self.dtype_of_floats, dict(self.settings)]
+        return json.dumps(what, sort_keys=True)

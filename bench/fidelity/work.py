@@ -94,6 +94,7 @@ class Loaded:
         device: As torch has it.
         dtype: As `sigma0.load` takes it.
         threads: CPU threads.
+        quantization: As `sigma0.load` takes it.
     """
 
     model: str
@@ -101,6 +102,7 @@ class Loaded:
     device: str
     dtype: str
     threads: int
+    quantization: str | None = None
 
 
 class SpreadWork:
@@ -198,7 +200,9 @@ def _free_run(told: Any) -> FreeRun:
 
 
 @lru_cache(maxsize=1)
-def _model(model: str, model_sha256: str, device: str, dtype: str, threads: int) -> Any:
+def _model(
+    model: str, model_sha256: str, device: str, dtype: str, threads: int, quantization: str | None = None
+) -> Any:
     """The model of a worker, loaded once."""
     torch.set_num_threads(threads)
-    return load(model, device=device, dtype=dtype)[0]
+    return load(model, device=device, dtype=dtype, quantization=quantization)[0]

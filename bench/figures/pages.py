@@ -23,6 +23,8 @@ from sigma0.bench.figures.tables import (
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
 from sigma0.bench.ladder.tables import ladder_table
+from sigma0.bench.quantization.table import latest_quantization
+from sigma0.bench.quantization.table import whole as quantization_table
 from sigma0.bench.serving.table import latest_load, load_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
@@ -40,6 +42,7 @@ def pages(results: Results) -> dict[str, str]:
         f"{name}.md": page(title, parts)
         for name, (title, parts) in {
             "speed": ("Speed", [speed_table(run) for run in latest_speed_runs(results.rows)]),
+            "quantization": ("Quantised weights", _quantization(results)),
             "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),
             "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(results.rows)]),
             "answers": ("Answers by loop", _answers(results)),
@@ -55,6 +58,14 @@ def pages(results: Results) -> dict[str, str]:
         }.items()
     }
     return {f"bench/results/{name}": text for name, text in found.items()}
+
+
+def _quantization(results: Results) -> list[str]:
+    return [
+        "`python -m sigma0.bench quantization MODEL`: the block's weights rounded, beside the same model with floats. Where two figures stand, the "
+        'second is that of floats. Times are the fastest of interleaved rounds, taken beside other work; "faster" is the median of the rounds\' ratios.',
+        *(quantization_table(run) for run in latest_quantization(results.rows)),
+    ]
 
 
 def page(title: str, parts: Sequence[str]) -> str:

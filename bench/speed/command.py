@@ -2,34 +2,25 @@
 
 import json
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor
 
-from sigma0.bench.core.conditions import describe, describe_weights
-from sigma0.bench.core.ledger import LEDGER, Conditions, append_row
+from sigma0.bench.core.ledger import LEDGER, append_row
 from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.replay import Trace
-from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.speed.courses import STATED, described, recorded, stated
 from sigma0.bench.speed.measure import WAYS, Plan, measure
-from sigma0.bench.speed.shapes import SEED, SHAPES, digest, random_model
+from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
+from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
-from sigma0.calibrate.prompts import encode_prompts
-from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import Device, Runner, StatedDtype, Threads
+from sigma0.commands.options import Device, Quantization, Runner, StatedDtype, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
-from sigma0.models.load import load
-
-# No question of pocket's world has fewer ids than this.
-_SHORTEST = 12
 
 
 def speed(
@@ -47,6 +38,7 @@ def speed(
     device: Device = "auto",
     dtype: StatedDtype = "bfloat16",
     runner: Runner = "auto",
+    quantization: Quantization = None,
     threads: Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
@@ -63,7 +55,9 @@ def speed(
         if bool(model) == bool(shape):
             raise ValueError("give either a model or --shape")
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
-        looped, ids, source = _open(model, shape, device, dtype, batch, context, new_tokens)
+        looped, tokenizer = open_model(model, shape, device, dtype, quantization)
+        looped.generation_config.eos_token_id = None
+        ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
         looped.runner, looped.announce = choose_runner(runner, looped).name, compiling
         trace, told = _trace(course, bool(shape), config)
         if trace is not None:
@@ -72,34 +66,13 @@ def speed(
         rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
         plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds)
-        conditions = _conditions(looped, model, shape, source, ids, new_tokens)
+        rows_of_ids = [tuple(row) for row in ids.tolist()]
+        conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
         with progress_bar("runs", plan.steps, hidden=as_json) as advance:
             rows = measure(looped, ids, plan, conditions, advance)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")
-
-
-def _open(
-    model: str, shape: str, device: str, dtype: str, batch: int, context: int, new_tokens: int
-) -> tuple[Any, Tensor, str]:
-    """The model, its prompts `[B, S]` and where they come from."""
-    looped, tokenizer = (random_model(shape, device, dtype), None) if shape else load(model, device=device, dtype=dtype)
-    looped.generation_config.eos_token_id = None
-    limit = looped.config.max_position_embeddings
-    if context + new_tokens > limit:
-        raise ValueError(
-            f"--context {context} and --new-tokens {new_tokens} are more than the {limit} positions of this model"
-        )
-    if tokenizer is not None and model in shipped_models():
-        # A shipped model knows its own world alone; on random ids its tokens settle late.
-        questions = encode_prompts(looped, tokenizer, list(micro_world(batch * (context // _SHORTEST + 1))), new_tokens)
-        # Questions in a row, of which each sequence reads the last ids: all end with a question.
-        ids = torch.tensor([list(chain(*questions[row::batch]))[-context:] for row in range(batch)])
-        return looped, ids.to(looped.device), "questions of pocket's world in a row, test split, seed 0"
-    generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(3, looped.config.vocab_size, (batch, context), generator=generator)
-    return looped, ids.to(looped.device), f"random ids, seed {SEED}"
 
 
 def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
@@ -110,14 +83,3 @@ def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Tr
     if course:
         return stated(Path(course))
     return (STATED, "stated") if by_default else (None, "")
-
-
-def _conditions(looped: Any, model: str, shape: str, source: str, ids: Tensor, new_tokens: int) -> Conditions:
-    rows = [tuple(row) for row in ids.tolist()]
-    answers = [None] * len(rows)
-    if shape:
-        weights = digest(shape)
-        return describe_weights(
-            looped, f"random {shape}", weights, weights, source, rows, answers, new_tokens, batch_size=len(rows)
-        )
-    return describe(looped, model, source, rows, answers, new_tokens, batch_size=len(rows))

@@ -17,6 +17,7 @@ from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
+from sigma0.models.quantization import weight_bytes
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
 ADAPTIVE = ("finish", "drop", "verify")
@@ -188,7 +189,7 @@ def _figures(
     passes = last.passes / later
     ideal = total / passes
     ratios = None if full is None else np.array([run.seconds for run in full]) / seconds
-    block = sum(parameter.numel() * parameter.element_size() for parameter in model.model.layers.parameters())
+    block = weight_bytes(model.model.layers)
     return {
         "milliseconds_per_token": _median(1000 * seconds / later),
         "tokens_per_second": _median(batch * later / seconds),

@@ -8,6 +8,7 @@ import torch
 
 from sigma0.models import OuroConfig, OuroForCausalLM
 from sigma0.models.load import pack, resolve_device
+from sigma0.models.quantization import quantize
 
 SEED = 0
 _OURO = {"vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
@@ -24,11 +25,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
-    """A random checkpoint of a named shape, T = 4, made where it stays.
+def random_model(shape: str, device: str, dtype: str, quantization: str | None = None) -> OuroForCausalLM:
+    """A random checkpoint of a named shape, T = 4, made where it stays; perhaps with a quantised block.
 
     Raises:
-        ValueError: For a shape that is not in `SHAPES`.
+        ValueError: For a shape that is not in `SHAPES`, or a quantization that cannot be had.
     """
     config = OuroConfig(**settings_of(shape), total_ut_steps=4, max_position_embeddings=65536)
     torch.manual_seed(SEED)
@@ -45,6 +46,8 @@ def random_model(shape: str, device: str, dtype: str) -> OuroForCausalLM:
         model.model.early_exit_gate.weight.normal_(std=0.05)
     model.generation_config.eos_token_id = None
     model.eval()
+    if quantization is not None:
+        quantize(model, quantization)
     pack(model)
     return model
 

@@ -22,6 +22,7 @@ class EngineSpec:
         backend: What runs a pass.
         runner: What calls the step.
         check: Whether weights that are not finite are refused.
+        quantization: What the weights of the block are rounded to.
     """
 
     model: str
@@ -31,6 +32,7 @@ class EngineSpec:
     backend: Backend = "auto"
     runner: RunnerName = "auto"
     check: bool = True
+    quantization: str | None = None
 
     @property
     def name(self) -> str:
@@ -49,6 +51,7 @@ class EngineSpec:
             dtype=self.dtype,
             backend=self.backend,
             runner=self.runner,
+            quantization=self.quantization,
             check=self.check,
         )
         model.announce = compiling

@@ -21,6 +21,7 @@ from sigma0.commands.options import (
     ModelArgument,
     Patience,
     Q,
+    Quantization,
     Seed,
     Stop,
     Temperature,
@@ -45,6 +46,7 @@ def chat(
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
+    quantization: Quantization = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     check: Check = True,
@@ -88,7 +90,9 @@ def chat(
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         read_line = terminal_lines(history, out) if interactive else piped_lines
         quiet_transformers()
-        looped, tokenizer = load(model, device=device, dtype=dtype, backend=cast(Backend, backend), check=check)
+        looped, tokenizer = load(
+            model, device=device, dtype=dtype, backend=cast(Backend, backend), quantization=quantization, check=check
+        )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)
         conversation = Conversation(looped, tokenizer, config, settings)

@@ -27,6 +27,7 @@ from sigma0.commands.options import (
     Model,
     Patience,
     Q,
+    Quantization,
     Runner,
     Seed,
     Stop,
@@ -79,6 +80,7 @@ def generate(
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
     runner: Runner = "auto",
+    quantization: Quantization = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
@@ -165,6 +167,8 @@ def generate(
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
             if runner != "auto":
                 raise ValueError("--runner does not reach the rungs of a --ladder: leave it out")
+            if quantization is not None:
+                raise ValueError("--quantization does not reach the rungs of a --ladder: leave it out")
             if on_collapse != "stop":
                 raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
@@ -185,6 +189,7 @@ def generate(
                 dtype=dtype,
                 backend=cast(Backend, backend),
                 runner=cast(RunnerName, runner),
+                quantization=quantization,
                 tensor_parallel=tensor_parallel,
                 check=check,
             )

@@ -21,6 +21,10 @@ Runner = Annotated[
     str,
     typer.Option("--runner", help="What calls the step: auto, eager, compile, or cudagraph (what auto is on CUDA)."),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
 ]

@@ -7,6 +7,8 @@ checks a broken checkpoint writes an empty text and reports savings.
 import torch
 from torch import Tensor
 
+from sigma0.decode.stored_parts import stored_parts
+
 # Replaces a token id that was sampled from logits that are not finite; it is copied to the host with the ids.
 BROKEN = -1
 NOT_FINITE = (
@@ -26,31 +28,28 @@ def check_weights(model: torch.nn.Module) -> None:
     Raises:
         ValueError: Naming the first such tensor.
     """
-    flags: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    tensors = {name: _local(parameter) for name, parameter in model.named_parameters()}
-    for name, tensor in tensors.items():
-        if tensor.is_meta or not tensor.numel() or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            continue
-        flags.setdefault(tensor.device, []).append((name, torch.stack(torch.aminmax(tensor)).isfinite().all()))
+    flags: dict[torch.device, list[tuple[str, Tensor, Tensor]]] = {}
+    # quantised weights have NaN and infinity in their scales; some libraries keep these as buffers
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, weight in named:
+        for tensor in stored_parts(weight.detach()):
+            if tensor.is_meta or not tensor.numel() or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+                continue
+            finite = torch.stack(torch.aminmax(tensor)).isfinite().all()
+            flags.setdefault(tensor.device, []).append((name, tensor, finite))
     for named_flags in flags.values():
-        finite = torch.stack([flag for _, flag in named_flags]).tolist()
-        broken = [name for (name, _), flag in zip(named_flags, finite, strict=True) if not flag]
+        are_finite = torch.stack([flag for *_, flag in named_flags]).tolist()
+        broken = [(name, tensor) for (name, tensor, _), flag in zip(named_flags, are_finite, strict=True) if not flag]
         if not broken:
             continue
-        tensor = tensors[broken[0]]
+        name, tensor = broken[0]
         nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
         others = f", and so do {len(broken) - 1} other tensors" if len(broken) > 1 else ""
         raise ValueError(
-            f"{broken[0]} holds {nan} NaN and {infinite} infinite numbers of {tensor.numel()} as "
+            f"{name} holds {nan} NaN and {infinite} infinite numbers of {tensor.numel()} as "
             f"{str(tensor.dtype).removeprefix('torch.')}{others}: get the weights anew, try another dtype, or load "
             "them as they are with check=False (--no-check)"
         )
-
-
-def _local(parameter: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
-    tensor: Tensor = parameter.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def flag_broken(token_ids: Tensor, logits: Tensor) -> Tensor:

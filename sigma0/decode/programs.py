@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sigma0.decode.stored_parts import stored_parts
+
 # Shapes are the runner's business (`state_key`), so nothing is checked again in every call.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True}
 
@@ -252,7 +254,9 @@ def model_tensors(model: Any) -> list[Tensor]:
     if not isinstance(model, nn.Module):
         return []
     beside = [part for module in model.modules() for part in vars(module).values() if not isinstance(part, nn.Module)]
-    return [*model.parameters(), *model.buffers(), *tensors_of(beside)]
+    weights = list(model.parameters())
+    parts = [part for weight in weights for part in stored_parts(weight)]
+    return [*weights, *parts, *model.buffers(), *tensors_of(beside)]
 
 
 def state_key(state: Sequence[Tensor], flexible: Sequence[Tensor]) -> Hashable:

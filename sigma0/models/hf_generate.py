@@ -49,12 +49,14 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         runner: What calls the step where a call does not say it: "eager", "compile", "cudagraph", or "auto": the last
             on CUDA, elsewhere eager.
         announce: Called with what is about to be compiled; the context that it returns lasts until it is.
+        quantization: To what the block's weights were rounded as the model was loaded; None where they were not.
     """
 
     num_block_layers: int
     backend: Backend = "auto"
     runner: RunnerName = "auto"
     announce: Announce = staticmethod(silently)
+    quantization: str | None = None
 
     @property
     def operations(self) -> Operations:

@@ -18,6 +18,7 @@ from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import free_memory
+from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
 from sigma0.models.stored import check_dtypes, read_headers
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -94,6 +95,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     backend: Backend = "auto",
     runner: RunnerName = "auto",
+    quantization: str | None = None,
     tensor_parallel: bool = False,
     check: bool = True,
 ) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
@@ -110,6 +112,8 @@ def load(
         runner: What calls the step, where a call does not say it: `eager`, `compile` (half a minute at the first pass
             on a machine, seconds later on; on CUDA in graphs), `cudagraph` (a step is one launch), or `auto`:
             `cudagraph` on CUDA, elsewhere eager.
+        quantization: `int8` or `int4` for the weights of the block, rounded as they are loaded (extra `quantization`);
+            the rest is then bfloat16 where `dtype` is `auto`.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
             (`sigma0.decode.parallel`).
         check: Refuse weights that are NaN or infinite, which takes one pass over them.
@@ -119,14 +123,14 @@ def load(
 
     Raises:
         ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
-            dtype, backend or runner is bad.
+            dtype, backend, runner or quantization is bad.
     """
     if runner not in RUNNERS:
         raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
     model, tokenizer = _load(
-        name, device, dtype, backend, looped_only=True, tensor_parallel=tensor_parallel, check=check
+        name, device, dtype, backend, True, quantization=quantization, tensor_parallel=tensor_parallel, check=check
     )
-    model.runner = runner
+    model.runner, model.quantization = runner, quantization
     return model, tokenizer
 
 
@@ -148,11 +152,15 @@ def _load(
     dtype: str | torch.dtype,
     backend: Backend,
     looped_only: bool,
+    quantization: str | None = None,
     tensor_parallel: bool = False,
     check: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_name(quantization)
+    if quantization is not None and tensor_parallel:
+        raise ValueError(f"quantization={quantization!r} goes with one process: leave tensor_parallel out")
     source, target = resolve_model(name), resolve_device(device)
     operations(backend, target)
     spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
@@ -167,12 +175,12 @@ def _load(
         model = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=dtype,
             trust_remote_code=False,
             use_safetensors=True,
             distributed_config=spread,
             # looped models are checked below, once the weights are on their device
             **({"check_weights": False} if looped else {}),
+            **{"dtype": dtype, **loading_options(quantization, config, target, dtype)},
         )
         tokenizer = load_tokenizer(source)
     except (OSError, HFValidationError, StrictDataclassError, SafetensorError, RecursionError) as error:
@@ -184,11 +192,12 @@ def _load(
     model = model.to(target).eval()
     if looped:
         model.backend = backend
+        use_row_kernels(model)
         _check_tokenizer(name, tokenizer, model.config.vocab_size)
         _check_settings(model)
         if not Path(source).is_dir():
             # a folder's dtypes were checked before the model was built
-            check_dtypes(read_headers(checkpoint_folder(name)))
+            check_dtypes(read_headers(checkpoint_folder(name)), stored_method(config) is not None and not quantization)
     if check:
         check_weights(model)
     if looped:

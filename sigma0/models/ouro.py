@@ -32,6 +32,7 @@ from sigma0.models.limits import check_ids
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, rms_norm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.models.quantization import named_library, stored_method
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, is_plain
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
@@ -80,14 +81,16 @@ class OuroPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
         kwargs["use_safetensors"] = True
         folder = _folder(*args, **kwargs)
+        stored = stored_method(kwargs.get("config") or (folder and PreTrainedConfig.get_config_dict(folder)[0]))
         if folder is not None:
-            _check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"))
+            _check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"), stored)
         checked = ["missing_keys", "unexpected_keys"]
         if not kwargs.get("ignore_mismatched_sizes"):
             # transformers' own error names no tensor, so it is suppressed and ours is raised
             checked.append("mismatched_keys")
             kwargs["ignore_mismatched_sizes"] = True
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        with named_library(stored):
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         wrong = {name: sorted(map(str, info[name])) for name in checked if info.get(name)}
         if wrong:
             problems = "; ".join(
@@ -105,10 +108,10 @@ def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path |
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_files(folder: Path, config: PreTrainedConfig | None) -> None:
+def _check_files(folder: Path, config: PreTrainedConfig | None, quantization: str | None) -> None:
     """Checks that the files of a folder fit together, before any memory is allocated."""
     tensors = read_headers(folder)
-    check_dtypes(tensors)
+    check_dtypes(tensors, quantization is not None)
     if isinstance(config, OuroConfig):
         check_shapes(config, tensors)
     check_generation_config(folder)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from sigma0.models.ouro_config import OuroConfig
+from sigma0.models.quantization import may_be_integers
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,18 +45,28 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
+def check_dtypes(tensors: Mapping[str, StoredTensor], quantized: bool = False) -> None:
     """Checks that the weights are floats: torch would silently load integers in their place.
+
+    Args:
+        tensors: Of a checkpoint.
+        quantized: Its config says that linear layers are stored quantised; a library that knows how reads these.
 
     Raises:
         ValueError: Naming the first such tensor.
     """
     for name, tensor in tensors.items():
-        if tensor.dtype not in FLOATS:
-            raise ValueError(
-                f"{name} is stored as {tensor.dtype}, which is no floating-point dtype: quantized weights are not "
-                "supported, so get or make a checkpoint in float32, bfloat16 or float16"
+        if tensor.dtype in FLOATS or (quantized and may_be_integers(name)):
+            continue
+        raise ValueError(
+            f"{name} is stored as {tensor.dtype}, which is no floating-point dtype"
+            + (
+                ", and no quantizer that config.json could mean stores it so: get the weights anew"
+                if quantized
+                else ": a quantized checkpoint has a quantization_config in its config.json; else get or make one in "
+                "float32, bfloat16 or float16"
             )
+        )
 
 
 def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> None:
@@ -78,7 +89,7 @@ def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> Non
         ("intermediate_size", config.intermediate_size, "layers.0.mlp.gate_proj.weight", 0),
     ):
         tensor = named.get(name)
-        if tensor is not None and len(tensor.shape) == 2 and tensor.shape[axis] != size:
+        if tensor is not None and tensor.dtype in FLOATS and len(tensor.shape) == 2 and tensor.shape[axis] != size:
             raise ValueError(
                 f"config.json has {field} = {size}, but {name} has shape {list(tensor.shape)}: use the config.json "
                 "that belongs to these weights"

@@ -1,0 +1,1 @@
+"""Quantised weights beside floats: bytes, time and fidelity."""

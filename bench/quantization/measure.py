@@ -1,0 +1,182 @@
+"""A model with rounded weights beside the same model with its own: what it writes, and how long a token takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigma0.bench.core.ledger import Conditions, Figure, QuantizationRow
+from sigma0.bench.fidelity.grid import threshold
+from sigma0.bench.fidelity.runs import run_free
+from sigma0.bench.speed.decoders import Decoded, Ours, PromptedCache
+from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
+from sigma0.calibrate.teacher_forcing import check_finite, divergence
+from sigma0.config import ExitConfig
+from sigma0.models.quantization import weight_bytes
+
+Models = Mapping[str | None, Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed of every model, in turn.
+
+    Attributes:
+        ids: A prompt, `[1, S]`.
+        new_tokens: New tokens after it, whatever they say.
+        rounds: How often, once more to warm up.
+        runner: What calls the step.
+    """
+
+    ids: Tensor
+    new_tokens: int
+    rounds: int
+    runner: str
+
+    def seconds(self, models: Models, config: ExitConfig, advance: Callable[[], None]) -> dict[str | None, list[float]]:
+        """Seconds of each round by model, the tokens after the first."""
+        decoders = {
+            name: Ours(PromptedCache(model, self.ids, self.new_tokens), config, None) for name, model in models.items()
+        }
+        found: dict[str | None, list[float]] = {name: [] for name in models}
+        names = list(models)
+        for number in range(self.rounds + 1):
+            turn = number % len(names)
+            for name in (*names[turn:], *names[:turn]):
+                decoded: Decoded = decoders[name].decode()
+                if number:  # the first round warms up, and compiles
+                    found[name].append(decoded.seconds)
+                advance()
+        return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model does with prompts under one exit rule.
+
+    Attributes:
+        ids: New tokens of each prompt.
+        depths: Loops at which they were read.
+    """
+
+    ids: list[tuple[int, ...]]
+    depths: list[tuple[int, ...]]
+
+
+def write(model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, max_new_tokens: int) -> Written:
+    """Continues prompts greedily."""
+    runs = [run_free(model, prompt, config, max_new_tokens) for prompt in prompts]
+    return Written([run.ids for run in runs], [run.depths for run in runs])
+
+
+@torch.no_grad()
+def read_exits(model: Any, prompt: tuple[int, ...], new: tuple[int, ...], config: ExitConfig) -> Tensor:
+    """Log-probabilities `[new, V]` of a given continuation, each read at the loop that the model's own exit picks."""
+    ids = torch.tensor([[*prompt, *new]], device=model.device)
+    read = model(ids, use_cache=False, exit_config=config, logits_to_keep=len(new) + 1)
+    return torch.log_softmax(check_finite(read.logits[0, :-1], model.num_loops).float(), -1)
+
+
+def fidelity(
+    floats: Any,
+    rounded: Any,
+    prompts: Sequence[tuple[int, ...]],
+    texts: Written,
+    config: ExitConfig,
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """How closely a model with rounded weights follows the one with floats.
+
+    Args:
+        floats: The model as it is stored.
+        rounded: The same with a quantised block.
+        prompts: Ids of the prompts.
+        texts: What `floats` writes after them.
+        config: The exit rule of both.
+        max_new_tokens: Of free runs.
+    """
+    same, kl, sizes = [], [], [len(new) for new in texts.ids]
+    for prompt, new in zip(prompts, texts.ids, strict=True):
+        reference, found = (read_exits(model, prompt, new, config) for model in (floats, rounded))
+        same.append(int((reference.argmax(-1) == found.argmax(-1)).sum()))
+        kl.append(float(divergence(reference, found).sum()))
+    own = write(rounded, prompts, config, max_new_tokens)
+    equal = [mine == theirs for mine, theirs in zip(own.ids, texts.ids, strict=True)]
+    return {
+        "agreement": Figure.of(clustered_share(same, sizes)),
+        "kl": Figure.of(ratio(np.array(kl), np.array(sizes))),
+        "exact_match": Figure.of(clustered_share(equal, np.ones(len(equal)))),
+        "mean_depth": _mean_depth(own),
+        "mean_depth_of_floats": _mean_depth(texts),
+    }
+
+
+def _mean_depth(written: Written) -> Figure | None:
+    """Over the tokens after each first."""
+    depths = np.array([sum(each[1:]) for each in written.depths])
+    return Figure.of(ratio(depths, np.array([len(each) - 1 for each in written.depths])))
+
+
+def measure(
+    models: Models,
+    conditions: Callable[[Any], Conditions],
+    configs: Sequence[ExitConfig],
+    timed: Timed,
+    prompts: Sequence[tuple[int, ...]] = (),
+    advance: Callable[[], None] = lambda: None,
+) -> list[QuantizationRow]:
+    """One row for each exit rule and quantisation.
+
+    Args:
+        models: By the name of their quantisation; None names the one with floats.
+        conditions: What the rows say of the run, of a model.
+        configs: Exit rules.
+        timed: What is timed.
+        prompts: For fidelity; none for random weights, whose text means nothing.
+        advance: Called after each run that is timed.
+    """
+    floats = models[None]
+    rows = []
+    for config in configs:
+        seconds = timed.seconds(models, config, advance)
+        told = {name: conditions(model) for name, model in models.items()}
+        texts = write(floats, prompts, config, told[None].max_new_tokens)
+        for name, model in models.items():
+            if name is None:
+                continue
+            followed = fidelity(floats, model, prompts, texts, config, told[name].max_new_tokens) if prompts else {}
+            rows.append(
+                QuantizationRow.model_validate(
+                    {
+                        **told[name].model_dump(),
+                        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                        "mode": config.mode,
+                        "settings": threshold(config),
+                        "runner": timed.runner,
+                        "dtype_of_floats": str(floats.dtype).removeprefix("torch."),
+                        "block_bytes": weight_bytes(model.model.layers),
+                        "block_bytes_of_floats": weight_bytes(floats.model.layers),
+                        "model_bytes": weight_bytes(model),
+                        "model_bytes_of_floats": weight_bytes(floats),
+                        "context": timed.ids.shape[1],
+                        "timed_tokens": timed.new_tokens,
+                        "rounds": timed.rounds,
+                        **_times(seconds[name], seconds[None], timed.new_tokens - 1),
+                        **followed,
+                    }
+                )
+            )
+    return rows
+
+
+def _times(ours: Sequence[float], floats: Sequence[float], tokens: int) -> dict[str, Any]:
+    ratios = np.array(floats) / np.array(ours)
+    return {
+        "milliseconds_per_token": 1000 * min(ours) / tokens,
+        "milliseconds_per_token_of_floats": 1000 * min(floats) / tokens,
+        "speed_ratio": Figure.of(bootstrap(lambda drawn: float(np.median(ratios[drawn])), len(ratios))),
+    }
