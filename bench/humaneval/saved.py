@@ -33,7 +33,9 @@ class Run(BaseModel):
     @property
     def id(self) -> str:
         """A short name."""
-        return sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        # the one that runs had before weights could be rounded
+        unnamed = {"conditions": {"quantization"}} if self.conditions.quantization is None else None
+        return sha256(self.model_dump_json(exclude=unnamed).encode()).hexdigest()[:16]
 
     @property
     def maker(self) -> str:

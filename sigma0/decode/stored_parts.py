@@ -14,4 +14,6 @@ def stored_parts(weight: Tensor) -> list[Tensor]:
     if flatten is None:
         return [weight]
     names, _ = flatten()
-    return [part for name in names for part in stored_parts(getattr(weight, name))]
+    # beside tensors a shard names the processes that share it
+    held = [getattr(weight, name) for name in names]
+    return [part for each in held if isinstance(each, Tensor) for part in stored_parts(each)]
