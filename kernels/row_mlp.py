@@ -1,4 +1,4 @@
-"""The gated MLP of the rows of a pass: one kernel up to the gated numbers, and one down.
+"""The gated MLP of the rows of a pass: one kernel up to the gated numbers, and `row_linear` down.
 
 With n the RMSNorm (or none) and W = [W_gate; W_up] packed:
 
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from sigma0.kernels.row_linear import launch as linear_rows
 from sigma0.kernels.row_product import (
     LIBRARY,
     PAIRS,
@@ -24,9 +25,6 @@ from sigma0.kernels.row_product import (
     stages_for,
     step_for,
 )
-
-# Outputs of a program of the second kernel: 128 programs of whole rows at 2,048 numbers, so that K need not be split.
-DOWN_OUTPUTS = 16
 
 
 def row_mlp_reference(
@@ -77,12 +75,10 @@ def _launch(
         shapes = tuple(gate_up_weight.shape), tuple(down_weight.shape)
         raise ValueError(f"gates and ups {shapes[0]} do not fit the weight {shapes[1]} of the way down")
     gated = torch.empty((rows, inner), dtype=hidden.dtype, device=hidden.device)
-    output = torch.empty((rows, down_weight.shape[0]), dtype=hidden.dtype, device=hidden.device)
     check_product(gated, down_weight)
     if not rows:
-        return output
-    tiles, step, stages = triton.cdiv(rows, ROW_TILE), step_for(hidden.dtype), stages_for(hidden.dtype)
-    _row_gated_kernel[(tiles, triton.cdiv(inner, PAIRS))](
+        return linear_rows(gated, down_weight)
+    _row_gated_kernel[(triton.cdiv(rows, ROW_TILE), triton.cdiv(inner, PAIRS))](
         hidden,
         hidden if norm_weight is None else norm_weight,
         gate_up_weight,
@@ -94,25 +90,12 @@ def _launch(
         epsilon,
         NORM=norm_weight is not None,
         PAIRS=PAIRS,
-        STEP=step,
+        STEP=step_for(hidden.dtype),
         UPCAST=upcasts(_row_gated_kernel, hidden.dtype),
         num_warps=PRODUCT_WARPS,
-        num_stages=stages,
+        num_stages=stages_for(hidden.dtype),
     )
-    _row_down_kernel[(tiles, triton.cdiv(len(down_weight), DOWN_OUTPUTS))](
-        gated,
-        down_weight,
-        output,
-        rows,
-        inner,
-        len(down_weight),
-        OUTPUTS=DOWN_OUTPUTS,
-        STEP=step,
-        UPCAST=upcasts(_row_down_kernel, hidden.dtype),
-        num_warps=PRODUCT_WARPS,
-        num_stages=stages,
-    )
-    return output
+    return linear_rows(gated, down_weight)
 
 
 def _output_shape(
@@ -171,25 +154,3 @@ if find_spec("triton") is not None:
         number = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
         wanted = there[:, None] & (number < inner)[None, :]
         tl.store(gated_ptr + row[:, None] * inner + number[None, :], silu * up, mask=wanted)
-
-    @triton.jit(do_not_specialize=["rows"])
-    def _row_down_kernel(
-        gated_ptr,
-        weight_ptr,
-        output_ptr,
-        rows,
-        inner,
-        width,
-        OUTPUTS: tl.constexpr,
-        STEP: tl.constexpr,
-        UPCAST: tl.constexpr,
-    ):
-        row, there = rows_of_tile(tl.program_id(0), rows)
-        output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-        scale = tl.zeros([_ROW_TILE], tl.float32)
-        total = product(
-            gated_ptr, row * inner, there, scale, gated_ptr, weight_ptr, output, output < width, inner, False, STEP,
-            UPCAST,
-        )  # fmt: skip
-        wanted = there[:, None] & (output < width)[None, :]
-        tl.store(output_ptr + row[:, None] * width + output[None, :], total, mask=wanted)

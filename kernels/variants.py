@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels import collapse_kernel, depth_attention, loop_end_kernel, row_head, row_mlp, row_product, row_qkv
+from sigma0.kernels import (
+    collapse_kernel,
+    depth_attention,
+    loop_end_kernel,
+    row_head,
+    row_linear,
+    row_mlp,
+    row_norm_kernel,
+    row_product,
+    row_qkv,
+)
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 WIDTHS = (128, 1024, 2048, 4096)
@@ -56,6 +66,7 @@ def variants() -> Iterator[Variant]:
     yield from _joins()
     for dtype in DTYPES:
         yield from _rows(dtype)
+        yield from _row_norms(dtype)
     yield from _head_joins()
 
 
@@ -181,7 +192,7 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
     cases: list[tuple[str, Any, dict[str, Any], dict[str, str]]] = [
         ("row_qkv", row_qkv._row_qkv_kernel, pairs, {}),
         *(("row_mlp", row_mlp._row_gated_kernel, {"NORM": norm, **pairs}, {}) for norm in (True, False)),
-        ("row_mlp_down", row_mlp._row_down_kernel, {"OUTPUTS": row_mlp.DOWN_OUTPUTS, **common}, {}),
+        ("row_linear", row_linear._row_linear_kernel, {"OUTPUTS": row_linear.OUTPUTS, **common}, {}),
         *(
             ("row_head", row_head._row_head_kernel, {"DRAWS": draws, "IDS": row_head.HEAD_IDS, **common}, drawn)
             for draws in (True, False)
@@ -190,6 +201,16 @@ def _rows(dtype: torch.dtype) -> Iterator[Variant]:
     for kernel, function, constants, own in cases:
         signature = _signature(function, *types, own)
         yield Variant(kernel, function, dtype, signature, constants, aligned, row_product.PRODUCT_WARPS, options)
+
+
+def _row_norms(dtype: torch.dtype) -> Iterator[Variant]:
+    function = row_norm_kernel._row_norm_kernel
+    streamed = dict.fromkeys(_pointers("hidden", "norm", "residual", "output"), DTYPES[dtype])
+    signature = _signature(function, streamed, {"epsilon": "fp32"})
+    aligned = frozenset({"width", "hidden_row_stride", "residual_row_stride"})
+    for width in WIDTHS:
+        constants = {"RESIDUAL": True, "BLOCK": width}
+        yield Variant("row_norm", function, dtype, signature, constants, aligned, row_norm_kernel.norm_warps(width))
 
 
 def _head_joins() -> Iterator[Variant]:

@@ -26,7 +26,6 @@ FRONT = (
 )
 NAMES = {
     "depth_attention_join": "joining its parts",
-    "row_mlp_down": "the product after it",
     "row_head_join": "joining its tiles",
 }
 READ = {

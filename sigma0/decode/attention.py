@@ -107,15 +107,28 @@ class PassRows:
         """Positions for rotary embeddings, int64 `[R]`."""
         return self._on(device).positions
 
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def project(
+        self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
+    ) -> Tensor:
+        """See `decode.model.BatchRows.project`."""
+        planes, device = self._layers[layer], hidden.device
+        assert self.ops.project_rows is not None
+        return self.ops.project_rows(
+            hidden, norm, epsilon, weight, cos, signed_sin, self.positions(device), planes.flat_keys,
+            planes.flat_values, self._written.to(device),
+        )  # fmt: skip
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
         """See `decode.model.BatchRows.attend`."""
         planes = self._layers[layer]
         if self.ops.attend_rows is not None and self._places is not None:
             own_keys, own_values = planes.flat_keys, planes.flat_values
+            assert keys is not None and values is not None
             return self.ops.attend_rows(own_keys, own_values, query, keys, values, self._places, scaling)
-        assert self._flat is not None
-        indices = self._on(keys.device)
-        planes.write(self._flat.to(keys.device), keys, values)
+        indices = self._on(query.device)
+        if keys is not None and values is not None:
+            assert self._flat is not None
+            planes.write(self._flat.to(keys.device), keys, values)
         if self.ops.depth_attention is not None:
             return self.ops.depth_attention(query, planes.keys, planes.values, self._depth_rows(indices), scaling)
         if self._spans is None:
@@ -144,6 +157,12 @@ class PassRows:
         if self._live is not None:
             position = torch.where(self._live, position, place.total - 1)
         return position.add(at.loops, alpha=place.total)
+
+    @cached_property
+    def _written(self) -> Tensor:
+        """As `_flat_rows`, but -1 where a row is nobody's."""
+        assert self._flat is not None
+        return self._flat if self._live is None else torch.where(self._live, self._flat, -1)
 
     def _depth_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device

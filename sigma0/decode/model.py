@@ -24,14 +24,31 @@ class BatchRows(Protocol):
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`, on a device."""
 
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def project(
+        self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
+    ) -> Tensor:
+        """Rotated queries `[R, H, d]` of rows `[R, D]`, whose K/V it writes to the planes of their loops.
+
+        Where `ops.project_rows` is None there is no such kernel.
+
+        Args:
+            layer: Layer index within the block.
+            hidden: `[R, D]`.
+            norm: Weight of the norm ahead, `[D]`.
+            epsilon: Of that norm.
+            weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
+            cos: Of all positions, `[P, d]`.
+            signed_sin: Likewise; the first half of each has its sign turned.
+        """
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
         """Writes each row's K/V to the plane of its loop, then attends to that plane up to the row's own position.
 
         Args:
             layer: Layer index within the block.
             query: `[R, H, d]`, rotated.
-            keys: `[R, H_kv, d]`, rotated.
-            values: `[R, H_kv, d]`.
+            keys: `[R, H_kv, d]`, rotated; None where `project` has written them.
+            values: `[R, H_kv, d]`, or None likewise.
             scaling: Factor on the scores.
 
         Returns:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Literal, Protocol, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sigma0.kernels.collapse import (
@@ -51,8 +52,11 @@ from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
+from sigma0.kernels.row_linear import row_linear
 from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
+from sigma0.kernels.row_norm_kernel import row_norm
+from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
 
@@ -71,6 +75,7 @@ __all__ = [
     "NGRAM",
     "PARALLEL",
     "PURPOSE",
+    "ROW_DTYPES",
     "SHORTEST",
     "SHRINK",
     "STATISTICS",
@@ -145,10 +150,12 @@ class Operations:
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
-        norm_rows: RMS norm of float32 rows there, with what it is added to; else None.
+        norm_rows: RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None.
         path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
         collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
+        linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`); None
+            where torch's own is taken.
         project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
             where a block does them one by one.
         mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
@@ -167,10 +174,21 @@ class Operations:
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
     collapse_rows: Callable[..., Tensor] | None = None
+    linear_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     project_rows: Callable[..., Tensor] | None = None
     mlp_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor] | None = None
     head_rows: Callable[[Tensor, Tensor, RowDraws | None], HeadOutput] | None = None
     broadcast: Callable[[Tensor], Tensor] = no_broadcast
+
+    def product(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+        """The product of rows `[R, D]` of a dtype with a weight `[N, D]`."""
+        return F.linear if self.linear_rows is None or dtype not in ROW_DTYPES else self.linear_rows
+
+    def norms(self, dtype: torch.dtype) -> bool:
+        """Whether `norm_rows` takes rows of a dtype; the one in C++ is no part of a compiled graph."""
+        if self.backend == "triton":
+            return dtype in ROW_DTYPES
+        return dtype is torch.float32 and not torch.compiler.is_compiling()
 
     @property
     def copies_exits(self) -> bool:
@@ -208,20 +226,27 @@ TRITON = Operations(
     collapse,
     leads,
     depth_attention,
+    norm_rows=row_norm,
+    linear_rows=row_linear,
     project_rows=row_qkv,
     mlp_rows=row_mlp,
     head_rows=row_head,
 )
 
 
+# Products of libraries, which are chosen by the number of rows.
+_LIBRARY_PRODUCTS = replace(TRITON, norm_rows=None, linear_rows=None, project_rows=None, mlp_rows=None, head_rows=None)
+
+
 @lru_cache
-def operations(backend: Backend, device: torch.device) -> Operations:
+def operations(backend: Backend, device: torch.device, deterministic: bool = True) -> Operations:
     """The operations of a backend.
 
     Args:
         backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch; on a CPU with a C++ compiler with
             attention and norm in C++.
         device: Where the tensors are.
+        deterministic: With Triton, whether a row's bits are to be the same whatever rows come along.
 
     Raises:
         ValueError: For an unknown name, or for Triton where it cannot run.
@@ -239,8 +264,9 @@ def operations(backend: Backend, device: torch.device) -> Operations:
             f"backend 'triton' needs a CUDA device, got {device.type}: use backend='torch', or set TRITON_INTERPRET=1 "
             "to run the kernels slowly on a CPU"
         )
+    chosen = TRITON if deterministic else _LIBRARY_PRODUCTS
     # of ids on the host
-    return replace(TRITON, collapse_rows=collapse_rows) if device.type == "cuda" and can_count() else TRITON
+    return replace(chosen, collapse_rows=collapse_rows) if device.type == "cuda" and can_count() else chosen
 
 
 def _interpreted() -> bool:

@@ -46,6 +46,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     Attributes:
         num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
+        deterministic: Whether the kernels give a row the same bits whatever rows come along; False takes the products
+            of torch's libraries.
         runner: What calls the step where a call does not say it: "eager", "compile", "cudagraph", or "auto": the last
             on CUDA, elsewhere eager.
         announce: Called with what is about to be compiled; the context that it returns lasts until it is.
@@ -54,6 +56,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     num_block_layers: int
     backend: Backend = "auto"
+    deterministic: bool = True
     runner: RunnerName = "auto"
     announce: Announce = staticmethod(silently)
     quantization: str | None = None
@@ -65,7 +68,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         Raises:
             ValueError: If `backend` is unknown or cannot run on the model's device.
         """
-        return replace(operations(self.backend, self.device), broadcast=broadcaster(self))
+        return replace(operations(self.backend, self.device, self.deterministic), broadcast=broadcaster(self))
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""

@@ -96,6 +96,7 @@ def load(
     backend: Backend = "auto",
     runner: RunnerName = "auto",
     quantization: str | None = None,
+    deterministic: bool = True,
     tensor_parallel: bool = False,
     check: bool = True,
 ) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
@@ -114,6 +115,8 @@ def load(
             `cudagraph` on CUDA, elsewhere eager.
         quantization: `int8` or `int4` for the weights of the block, rounded as they are loaded (extra `quantization`);
             the rest is then bfloat16 where `dtype` is `auto`.
+        deterministic: With the kernels, whether a row of a pass has the same bits whatever rows come along; False takes
+            the products of torch's libraries.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
             (`sigma0.decode.parallel`).
         check: Refuse weights that are NaN or infinite, which takes one pass over them.
@@ -130,7 +133,7 @@ def load(
     model, tokenizer = _load(
         name, device, dtype, backend, True, quantization=quantization, tensor_parallel=tensor_parallel, check=check
     )
-    model.runner, model.quantization = runner, quantization
+    model.runner, model.quantization, model.deterministic = runner, quantization, deterministic
     return model, tokenizer
 
 

@@ -24,9 +24,10 @@ from sigma0.decode.exits import exit_probabilities, select_exits
 from sigma0.decode.finite import check_weights as check_finite
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import TORCH, LoopEndWeights, operations
+from sigma0.decode.ops import TORCH, LoopEndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, check_heads, tp_size
 from sigma0.decode.stats import PathReader
+from sigma0.models.fused_rows import can_fuse, run_fused
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
 from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm, rms_norm
@@ -34,7 +35,7 @@ from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
 from sigma0.models.quantization import named_library, stored_method
 from sigma0.models.rotary_table import RotaryTable
-from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, is_plain
+from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, Product, is_plain
 from sigma0.models.stored import check_dtypes, check_generation_config, check_shapes, read_headers
 
 # Tokens of a prompt that run through all loops together; bounds the memory of activations.
@@ -220,6 +221,9 @@ class OuroModel(OuroPreTrainedModel):
 
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
+        if rows.ops.project_rows is not None and can_fuse(self.layers, hidden_states):
+            tables = self._rotary_table.reserve(rows.longest, hidden_states)
+            return run_fused(self.layers, hidden_states, rows, *tables)
         positions = rows.positions(hidden_states.device)
         position_embeddings = self._rotary_table.rows(positions, rows.longest, hidden_states)
         for layer in self.layers:
@@ -244,6 +248,7 @@ def _real_tokens(seen: Tensor | None, batch: int, length: int) -> int:
 class OuroForCausalLM(DepthGenerationMixin, PackedWeightsMixin, OuroPreTrainedModel):
     """Ouro with its output head; the logits of a position are read at the loop that the exit rule picks."""
 
+    _multiply: Product = staticmethod(F.linear)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
@@ -283,7 +288,8 @@ class OuroForCausalLM(DepthGenerationMixin, PackedWeightsMixin, OuroPreTrainedMo
         """Makes what passes over so many positions read beside parameters, for states of this device and dtype."""
         self.model._rotary_table.reserve(longest, like)
         self.pack_weights()
-        return tuple(id(product.reordered) for product, _ in self.packed_weights())
+        self._multiply = self.operations.product(like.dtype)
+        return (self._multiply, *(id(product.reordered) for product, _ in self.packed_weights()))
 
     def packed_weights(self) -> Iterator[tuple[PackedLinear, Modules]]:
         """The products of a pass over rows and of its reading, each with the modules that hold its layers."""
@@ -294,7 +300,7 @@ class OuroForCausalLM(DepthGenerationMixin, PackedWeightsMixin, OuroPreTrainedMo
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`."""
-        ops = TORCH if torch.compiler.is_compiling() else operations(self.backend, hidden.device)
+        ops = TORCH if torch.compiler.is_compiling() else self._operations_on(hidden.device)
         return rms_norm(self.model.norm, hidden, ops)
 
     def gate(self, hidden: Tensor) -> Tensor:
@@ -308,7 +314,13 @@ class OuroForCausalLM(DepthGenerationMixin, PackedWeightsMixin, OuroPreTrainedMo
 
     def read(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]`."""
-        return self._head(self._modules, hidden)
+        # programs are compiled behind `reserve_positions`
+        compiling = torch.compiler.is_compiling()
+        multiply = self._multiply if compiling else self._operations_on(hidden.device).product(hidden.dtype)
+        return self._head(self._modules, hidden, multiply)
+
+    def _operations_on(self, device: torch.device) -> Operations:
+        return operations(self.backend, device, self.deterministic)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

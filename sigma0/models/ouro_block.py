@@ -97,24 +97,29 @@ class OuroAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Attention of the rows of a pass, `[R, D]`; arguments as `forward` takes them."""
         own: dict[str, Any] = self._modules
-        heads = self.qkv(own, hidden_states).view(hidden_states.shape[0], -1, self.head_dim)  # [R, H + 2 H_kv, d]
+        multiply = rows.ops.product(hidden_states.dtype)
+        heads = self.qkv(own, hidden_states, multiply).view(
+            hidden_states.shape[0], -1, self.head_dim
+        )  # [R, H + 2 H_kv, d]
         # counted from what there is, since a rank of several has a part of the heads
         kv_heads = heads.shape[1] // (self.num_key_value_groups + 2)
         turned, values = rotated(heads[:, :-kv_heads], *position_embeddings), heads[:, -kv_heads:]
         query, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]  # [R, H, d], [R, H_kv, d]
         attended = rows.attend(self.layer_idx, query, keys, values, self.scaling)
-        return self.out(own, attended.flatten(1)), None
+        return self.out(own, attended.flatten(1), multiply), None
 
 
 def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tensor | None = None) -> Tensor:
     """`module(hidden)` of rows `[R, D]`, added to `residual`; as `linear`."""
-    if type(module) is OuroRMSNorm and hidden.dtype is torch.float32 and is_plain(module):
-        weight: Any = module._parameters["weight"]
-        if ops.norm_rows is not None and not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
-            return ops.norm_rows(hidden, weight, module.variance_epsilon, residual)
-        normed = torch.rms_norm(hidden, weight.shape, weight, module.variance_epsilon)
+    if type(module) is not OuroRMSNorm or not is_plain(module):
+        normed: Tensor = module(hidden)
     else:
-        normed = module(hidden)
+        weight: Any = module._parameters["weight"]
+        if ops.norm_rows is not None and ops.norms(hidden.dtype) and not torch.is_grad_enabled():
+            output: Tensor = ops.norm_rows(hidden, weight, module.variance_epsilon, residual)
+            return output
+        single = hidden.dtype is torch.float32
+        normed = torch.rms_norm(hidden, weight.shape, weight, module.variance_epsilon) if single else module(hidden)
     return normed if residual is None else residual + normed
 
 
@@ -164,6 +169,7 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
         hidden_states = rms_norm(own["input_layernorm_2"], attended, ops, hidden_states)
         normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
-        gate, up = self.gate_up(mlp, normed).chunk(2, -1)  # [R, F] each
-        transformed = self.down(mlp, mlp["act_fn"](gate) * up)
+        multiply = ops.product(normed.dtype)
+        gate, up = self.gate_up(mlp, normed, multiply).chunk(2, -1)  # [R, F] each
+        transformed = self.down(mlp, mlp["act_fn"](gate) * up, multiply)
         return rms_norm(own["post_attention_layernorm_2"], transformed, ops, hidden_states)

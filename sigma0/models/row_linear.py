@@ -16,6 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from sigma0.models.reordered_linear import pays, reorder, reordered_linear
 
 Modules = Mapping[str, Any]
+Product = Callable[[Tensor, Tensor], Tensor]
 Model = TypeVar("Model", bound="PackedWeightsMixin")
 
 
@@ -58,20 +59,26 @@ class PackedLinear:
         self._starts: dict[str, int] = {}
         self._version = 0
 
-    def __call__(self, modules: Modules, hidden_states: Tensor) -> Tensor:
+    def __call__(self, modules: Modules, hidden_states: Tensor, multiply: Product = F.linear) -> Tensor:
         """What the layers return for rows `[R, D]`, side by side, `[R, sum of their outputs]`.
 
         Args:
             modules: Those that hold the layers, by name.
             hidden_states: Input of all of them.
+            multiply: The product of rows with a matrix, where that has no reordered copy.
         """
-        packed = self._starts if torch.compiler.is_compiling() else self._are_packed(modules) or self.pack(modules)
-        if packed and not torch.is_grad_enabled():
+        matrix = self.matrix(modules)
+        if matrix is not None:
             if self.reordered is not None:
                 return reordered_linear(hidden_states, self.reordered)
-            return F.linear(hidden_states, self.weight)
+            return multiply(hidden_states, matrix)
         parts = [linear(modules[name], hidden_states) for name in self._names]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def matrix(self, modules: Modules) -> Tensor | None:
+        """The matrix, where products may read it: the layers lie in it, and no gradients are recorded."""
+        packed = self._starts if torch.compiler.is_compiling() else self._are_packed(modules) or self.pack(modules)
+        return self.weight if packed and not torch.is_grad_enabled() else None
 
     def pack(self, modules: Modules) -> bool:
         """Packs the layers unless they are; whether they are now."""

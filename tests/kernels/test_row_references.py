@@ -11,6 +11,7 @@ from sigma0.decode.random_numbers import key_of
 from sigma0.kernels import row_head as head_kernel
 from sigma0.kernels.row_head import RowDraws, row_head_reference
 from sigma0.kernels.row_mlp import row_mlp_reference
+from sigma0.kernels.row_norm_kernel import row_norm_reference
 from sigma0.kernels.row_qkv import row_qkv_reference
 from sigma0.models.ouro_block import rms_norm, rotated
 from tests.reference import tiny_model
@@ -63,6 +64,13 @@ def test_the_mlp_is_that_of_a_layer(model):
     expected, down = mlp(normed), mlp.down_proj.weight
     assert_close(row_mlp_reference(hidden, gate_up, down, norm.weight, norm.variance_epsilon), expected)
     assert_close(row_mlp_reference(normed, gate_up, down, None, 0.0), expected)
+
+
+def test_the_norm_is_that_of_a_layer(model):
+    hidden, norm = rows_of(model), model.model.layers[0].input_layernorm_2
+    for residual in (None, hidden.flip(0)):
+        expected = rms_norm(norm, hidden, TORCH, residual)
+        assert_close(row_norm_reference(hidden, norm.weight, norm.variance_epsilon, residual), expected)
 
 
 def test_the_head_reads_as_a_step_does(model):

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from sigma0.decode.random_numbers import key_of
 from sigma0.kernels.counter_noise import gumbel
 from sigma0.kernels.row_head import BROKEN, RowDraws, row_head, row_head_reference
+from sigma0.kernels.row_linear import row_linear
 from sigma0.kernels.row_mlp import row_mlp, row_mlp_reference
+from sigma0.kernels.row_norm_kernel import row_norm, row_norm_reference
 from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
 from tests.kernels.interpreted.conftest import DEVICE
 
@@ -139,6 +141,28 @@ def test_mlp(seed, dtype, rows, width, inner, normed):
     within(row_mlp(*arguments), row_mlp_reference(*arguments), torch.stack(expected), 6)
 
 
+@few
+@given(
+    st.integers(0, 2**16),
+    DTYPES,
+    st.sampled_from([1, 5, 17]),
+    st.sampled_from([24, 200]),
+    st.sampled_from([1, 40, 150]),
+    st.booleans(),
+)
+def test_product_and_norm(seed, dtype, rows, width, outputs, added):
+    hidden, weight, norm, residual = randoms(seed, dtype, (rows, width), (outputs, width), (width,), (rows, width))
+    # rows that do not follow each other in memory
+    wide = torch.cat([hidden, hidden], dim=1)[:, :width]
+    exact = hidden.double() @ weight.double().T
+    within(row_linear(wide, weight), torch.nn.functional.linear(hidden, weight), exact, 2)
+    kept = residual if added else None
+    expected = torch.stack([defined_norm(row, norm.double()) for row in hidden.double()])
+    expected = expected + residual.double() if added else expected
+    plain = row_norm_reference(hidden, norm, EPSILON, kept)
+    within(row_norm(wide, norm, EPSILON, kept), plain, expected, 3)
+
+
 def draws_of(seed, rows):
     generator = torch.Generator(DEVICE).manual_seed(seed)
     temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5])[torch.randint(0, 4, (rows,), generator=generator)]
@@ -212,8 +236,10 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(seed, dtype, rows, data):
         some = RowDraws(*(part[which] for part in vars(draws).values()))
         read = row_head(hidden[which], head, some)
         output = row_mlp(hidden[which], gate_up, down, norm, EPSILON)
+        output = row_norm(output, norm, EPSILON, hidden[which])
+        logits = row_linear(output, head)
         written = [part.flatten(0, 1)[flat[which]] for part in (keys, values)]
-        return [query, *written, output, read.token_ids, read.margins]
+        return [query, *written, output, logits, read.token_ids, read.margins]
 
     order = torch.tensor(data.draw(st.permutations(range(rows))))
     together = run(order)
@@ -287,6 +313,8 @@ def calls(rows=5, dtype=torch.float32):
     qkv = (hidden, norm, EPSILON, weight, *tables(head_width, dtype), positions, *planes(1, head_width, dtype), flat)
     return {
         "row_qkv": (row_qkv, qkv),
+        "row_linear": (row_linear, (hidden, head)),
+        "row_norm": (row_norm, (hidden, norm, EPSILON, hidden * 2)),
         "row_mlp": (row_mlp, (hidden, gate_up, down, norm, EPSILON)),
         "row_head": (head_of, (hidden, head, *draws)),
     }
@@ -299,7 +327,7 @@ def test_no_rows_are_no_fault():
 
 
 def test_what_does_not_fit_is_refused():
-    qkv, mlp, head = (arguments for _, arguments in calls().values())
+    qkv, linear, norm, mlp, head = (arguments for _, arguments in calls().values())
     for function, arguments, place, bad, message in (
         (row_qkv, qkv, 0, qkv[0].double(), "one dtype"),
         (row_qkv, qkv, 1, qkv[1][:-1], "its weight is"),
@@ -308,6 +336,11 @@ def test_what_does_not_fit_is_refused():
         (row_qkv, qkv, 6, qkv[6].int(), "positions must be int64"),
         (row_qkv, qkv, 7, qkv[7].transpose(0, 1), "contiguous planes"),
         (row_qkv, qkv, 9, qkv[9][:3], "flat_rows must be int64"),
+        (row_linear, linear, 1, linear[1].bfloat16(), "one dtype"),
+        (row_linear, linear, 0, linear[0][:, :8], "no product"),
+        (row_norm, norm, 1, norm[1][:4], "its weight is"),
+        (row_norm, norm, 3, norm[3][:4], "no norm of rows"),
+        (row_norm, norm, 3, norm[3].double(), "one dtype"),
         (row_mlp, mlp, 0, mlp[0].t().contiguous().t(), "side by side"),
         (row_mlp, mlp, 2, mlp[2][:, :5], "do not fit"),
         (row_head, (*head[:2], None), 1, head[1][:, :8].contiguous(), "no product"),

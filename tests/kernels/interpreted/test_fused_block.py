@@ -1,0 +1,107 @@
+"""The layers of the block in fused kernels: what its modules compute, and the same bits whatever rows come along."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.ops import TORCH, operations
+from sigma0.decode.planes import LayerPlanes
+from sigma0.models import fused_rows
+from tests.kernels.interpreted.conftest import DEVICE
+from tests.kernels.interpreted.test_row_kernels import products_in_order  # noqa: F401
+from tests.reference import tiny_model
+
+SEQUENCES, LOOPS, PLACES = 40, 3, 12
+
+
+def case(dtype):
+    """A model, the states of a row of each sequence, and what a pass over some of them computes and writes."""
+    model = tiny_model(4, num_hidden_layers=2, total_ut_steps=LOOPS).to(dtype)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    heads, width = model.config.num_key_value_heads, model.config.head_dim
+    hidden = torch.randn(SEQUENCES, model.config.hidden_size, generator=generator).to(dtype)
+    positions, loops = (torch.randint(0, most, (SEQUENCES,), generator=generator) for most in (PLACES, LOOPS))
+    filled = torch.randn(2, 2, LOOPS, SEQUENCES * PLACES + 1, heads, width, generator=generator).to(dtype)
+
+    def run(which, ops, live=None):
+        layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, SEQUENCES, PLACES) for _ in filled]
+        for layer, (keys, values) in zip(layers, filled, strict=True):
+            layer.flat_keys, layer.flat_values = keys.clone(), values.clone()
+        at = RowIndices(which, positions[which], positions[which], loops[which])
+        rows = PassRows(layers, Placement(PLACES, SEQUENCES * PLACES + 1), at, ops, PLACES, live)
+        with torch.inference_mode():
+            output = model.loop(hidden[which], rows)
+        return output, torch.stack([torch.stack([layer.flat_keys, layer.flat_values]) for layer in layers])
+
+    return model, run
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """How many passes ran in fused kernels."""
+    ran = []
+
+    def counted(*arguments):
+        ran.append(True)
+        return fused_rows.run_fused(*arguments)
+
+    monkeypatch.setattr("sigma0.models.ouro.run_fused", counted)
+    return ran
+
+
+def triton(deterministic=True):
+    return operations("triton", torch.device(DEVICE), deterministic)
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_pass_is_that_of_the_modules(dtype, fused):
+    _, run = case(dtype)
+    which = torch.arange(19)
+    live = which % 4 != 2
+    found, written = run(which, triton(), live)
+    assert fused == [True]
+    expected, kept = run(which, replace(TORCH, depth_attention=None), live)
+    others, _ = run(which, triton(deterministic=False), live)
+    assert fused == [True]
+    # the interpreter cuts bfloat16 off where others round
+    step = 1e-5 if dtype == torch.float32 else 0.06
+    for ours, theirs in ((found, expected), (found, others)):
+        torch.testing.assert_close(ours[live], theirs[live], rtol=step, atol=step * float(expected.abs().max()))
+    torch.testing.assert_close(written[..., :-1, :, :], kept[..., :-1, :, :], rtol=step, atol=step * 4)
+
+
+@pytest.mark.usefixtures("on_device", "products_in_order")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_bits_of_a_pass_do_not_depend_on_company(dtype, fused):
+    model, run = case(dtype)
+    model.backend = "triton"
+    together, written = run(torch.arange(SEQUENCES).flip(0), triton())
+    with torch.inference_mode():
+        logits = model.read(together)
+    for sequence in (0, 7, 39):
+        alone, own = run(torch.tensor([sequence]), triton())
+        row = SEQUENCES - 1 - sequence
+        assert torch.equal(alone[0], together[row])
+        with torch.inference_mode():
+            assert torch.equal(model.read(alone)[0], logits[row])
+        places = slice(sequence * PLACES, (sequence + 1) * PLACES)
+        assert torch.equal(own[..., places, :, :], written[..., places, :, :])
+    assert len(fused) == 4
+
+
+@pytest.mark.usefixtures("on_device")
+def test_hooked_trained_and_wide_layers_run_as_modules(fused):
+    model, run = case(torch.float32)
+    calls = []
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: calls.append(True))
+    run(torch.arange(3), triton())
+    assert calls == [True] and fused == []
+    handle.remove()
+    run(torch.arange(3), triton())
+    assert calls == [True] and fused == [True]
+    model, run = case(torch.float64)
+    run(torch.arange(3), replace(triton(), depth_attention=None))
+    assert fused == [True]
