@@ -102,6 +102,10 @@ class PassRows:
         self._indices, self._by_device = indices, {indices.loops.device: indices}
         self._places = None if ops.attend_rows is None else self._placed()
         self._flat = None if self._places is not None else self._flat_rows()
+        # for the kernel that writes only rows that are somebody's
+        self._written = self._flat
+        if ops.project_rows is not None and self._flat is not None and live is not None:
+            self._written = torch.where(live, self._flat, -1)
 
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`."""
@@ -112,7 +116,7 @@ class PassRows:
     ) -> Tensor:
         """See `decode.model.BatchRows.project`."""
         planes, device = self._layers[layer], hidden.device
-        assert self.ops.project_rows is not None
+        assert self.ops.project_rows is not None and self._written is not None
         return self.ops.project_rows(
             hidden, norm, epsilon, weight, cos, signed_sin, self.positions(device), planes.flat_keys,
             planes.flat_values, self._written.to(device),
@@ -157,12 +161,6 @@ class PassRows:
         if self._live is not None:
             position = torch.where(self._live, position, place.total - 1)
         return position.add(at.loops, alpha=place.total)
-
-    @cached_property
-    def _written(self) -> Tensor:
-        """As `_flat_rows`, but -1 where a row is nobody's."""
-        assert self._flat is not None
-        return self._flat if self._live is None else torch.where(self._live, self._flat, -1)
 
     def _depth_rows(self, indices: RowIndices) -> DepthRows:
         place, device = self._placement, indices.loops.device

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigma0.decode.attention import PassRows, Placement, RowIndices
-from sigma0.decode.ops import TORCH, operations
+from sigma0.decode.ops import TORCH, depth_attention_reference, operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.models import fused_rows
 from tests.kernels.interpreted.conftest import DEVICE
@@ -25,14 +25,14 @@ def case(dtype):
     positions, loops = (torch.randint(0, most, (SEQUENCES,), generator=generator) for most in (PLACES, LOOPS))
     filled = torch.randn(2, 2, LOOPS, SEQUENCES * PLACES + 1, heads, width, generator=generator).to(dtype)
 
-    def run(which, ops, live=None):
+    def run(which, ops, live=None, loop=model.loop):
         layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, SEQUENCES, PLACES) for _ in filled]
         for layer, (keys, values) in zip(layers, filled, strict=True):
             layer.flat_keys, layer.flat_values = keys.clone(), values.clone()
         at = RowIndices(which, positions[which], positions[which], loops[which])
         rows = PassRows(layers, Placement(PLACES, SEQUENCES * PLACES + 1), at, ops, PLACES, live)
         with torch.inference_mode():
-            output = model.loop(hidden[which], rows)
+            output = loop(hidden[which], rows)
         return output, torch.stack([torch.stack([layer.flat_keys, layer.flat_values]) for layer in layers])
 
     return model, run
@@ -105,3 +105,16 @@ def test_hooked_trained_and_wide_layers_run_as_modules(fused):
     model, run = case(torch.float64)
     run(torch.arange(3), replace(triton(), depth_attention=None))
     assert fused == [True]
+
+
+def test_one_graph_holds_a_pass(fused):
+    model, run = case(torch.float32)
+    which = torch.arange(5)
+    model.reserve_positions(PLACES, torch.empty(0))
+    # kernels that are no operators cannot be traced while they are interpreted
+    ops = replace(triton(), depth_attention=depth_attention_reference) if DEVICE == "cpu" else triton()
+    expected, kept = run(which, ops)
+    compiled, written = run(which, ops, loop=torch.compile(model.loop, backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(compiled, expected, rtol=0, atol=0)
+    assert torch.equal(written, kept)
+    assert len(fused) == 2
