@@ -7,7 +7,9 @@ import torch
 from sigma0.bench.kernels.measure import LOOPS, SHAPE, Case, ways_of
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.kernels.row_head import row_head, row_head_reference
+from sigma0.kernels.row_linear import row_linear
 from sigma0.kernels.row_mlp import row_mlp, row_mlp_reference
+from sigma0.kernels.row_norm_kernel import row_norm, row_norm_reference
 from sigma0.kernels.row_qkv import row_qkv, row_qkv_reference
 
 _SEED, _EPSILON, _POSITIONS = 0, 1e-6, 1024
@@ -25,6 +27,8 @@ def row_cases(device: torch.device, dtype: torch.dtype, rows: tuple[int, ...], w
     torch.manual_seed(_SEED)
     for count in rows:
         yield _qkv(device, dtype, count, ways)
+        yield _linear(device, dtype, count, ways)
+        yield _norm(device, dtype, count, ways)
         yield _mlp(device, dtype, count, ways)
         yield _head(device, dtype, count, ways)
 
@@ -44,6 +48,31 @@ def _qkv(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, .
     return Case(
         "row_qkv", f"{rows} rows of {width}", rows, size, shape["num_hidden_layers"],
         ways_of(ways, row_qkv, row_qkv_reference, *arguments),
+    )  # fmt: skip
+
+
+def _linear(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
+    """The product after attention."""
+    shape = SHAPES[SHAPE]
+    width = shape["hidden_size"]
+    hidden, weight = (torch.randn(count, width, device=device, dtype=dtype) for count in (rows, width))
+    size = (weight.numel() + 2 * hidden.numel()) * dtype.itemsize
+    return Case(
+        "row_linear", f"{rows} rows of {width}", rows, size, shape["num_hidden_layers"],
+        ways_of(ways, row_linear, torch.nn.functional.linear, hidden, weight),
+    )  # fmt: skip
+
+
+def _norm(device: torch.device, dtype: torch.dtype, rows: int, ways: tuple[str, ...]) -> Case:
+    """Of what attention or the MLP returns, added to the state; two in a layer."""
+    shape = SHAPES[SHAPE]
+    width = shape["hidden_size"]
+    hidden, residual = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+    weight = torch.randn(width, device=device, dtype=dtype)
+    size = (width + 3 * hidden.numel()) * dtype.itemsize
+    return Case(
+        "row_norm", f"{rows} rows of {width}", rows, size, 2 * shape["num_hidden_layers"],
+        ways_of(ways, row_norm, row_norm_reference, hidden, weight, _EPSILON, residual),
     )  # fmt: skip
 
 
