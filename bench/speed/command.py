@@ -58,7 +58,8 @@ def speed(
         looped, tokenizer = open_model(model, shape, device, dtype, quantization)
         looped.generation_config.eos_token_id = None
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
-        looped.runner, looped.announce = choose_runner(runner, looped).name, compiling
+        chosen = choose_runner(runner, looped)
+        looped.runner, looped.announce = chosen.name, compiling
         trace, told = _trace(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
@@ -70,6 +71,9 @@ def speed(
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
         with progress_bar("runs", plan.steps, hidden=as_json) as advance:
             rows = measure(looped, ids, plan, conditions, advance)
+        ran = {row.runner for row in rows if row.way != "huggingface"}
+        if runner != "auto" and ran - {runner}:
+            typer.echo(f"{runner} was asked for, but some ran {', '.join(sorted(ran))}: {chosen.reason}", err=True)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")

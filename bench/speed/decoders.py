@@ -30,6 +30,8 @@ class Decoded:
         tokens: The new tokens, int64 `[B, new]`, on the host.
         kv_in_use: Bytes of K/V that hold tokens.
         kv_allocated: Bytes of K/V that are reserved.
+        runner: What called the step.
+        captured: Whether it was launched as a graph.
     """
 
     seconds: float
@@ -40,6 +42,8 @@ class Decoded:
     tokens: Tensor
     kv_in_use: int
     kv_allocated: int
+    runner: str = "eager"
+    captured: bool = False
 
 
 class Decoder(Protocol):
@@ -122,7 +126,7 @@ class Ours:
             for _ in loop.run(first):
                 pass
             seconds = _now(prompted.ids) - start
-        cache = prompted.cache
+        cache, chosen = prompted.cache, loop.runner.chosen
         return Decoded(
             seconds=seconds,
             passes=cache.counts.passes,
@@ -132,6 +136,8 @@ class Ours:
             tokens=loop.sequences[:, prompted.ids.shape[1] :].cpu(),
             kv_in_use=cache.bytes_in_use,
             kv_allocated=cache.bytes_allocated,
+            runner=chosen.name,
+            captured=chosen.captured,
         )
 
 

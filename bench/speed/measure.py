@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.roofline import Counts, bytes_per_token
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.models.quantization import weight_bytes
@@ -95,6 +97,8 @@ def measure(
     progress = _Progress(on_step)
     prompt_seconds = _read_prompts(decoders, plan, progress)
     runs, peaks = _decode(decoders, plan, ids, progress)
+    # behind the runs, so that it is no part of the most memory that was in use
+    copy = copy_bandwidth(ids.device)
     rows = []
     for way in plan.ways:
         config = plan.config_of(way)
@@ -108,7 +112,7 @@ def measure(
                     **conditions.model_dump(),
                     "time": started,
                     "way": way,
-                    "runner": "compile" if model.runner == "compile" and way != "huggingface" else "eager",
+                    "runner": runs[way][-1].runner,
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
                     "settings": _settings(config, replayed is not None),
@@ -117,6 +121,7 @@ def measure(
                     "rounds": plan.rounds,
                     "prompt_tokens_per_second": ids.shape[0] * (ids.shape[1] - 1) / prompt_seconds[_reader(way)],
                     "peak_bytes": peaks[way],
+                    "copy_bandwidth": copy,
                     **figures,
                 }
             )
@@ -188,6 +193,7 @@ def _figures(
     last = runs[-1]
     passes = last.passes / later
     ideal = total / passes
+    counts = Counts(passes, last.rows / later / batch, last.head_rows / later / batch, last.captured)
     ratios = None if full is None else np.array([run.seconds for run in full]) / seconds
     block = weight_bytes(model.model.layers)
     return {
@@ -195,8 +201,8 @@ def _figures(
         "tokens_per_second": _median(batch * later / seconds),
         "passes_per_token": passes,
         "tail_passes_per_token": last.tail_passes / later,
-        "rows_per_token": last.rows / later / batch,
-        "head_rows_per_token": last.head_rows / later / batch,
+        "rows_per_token": counts.rows,
+        "head_rows_per_token": counts.head_rows,
         "speed_ratio": None if ratios is None else _median(ratios),
         "ideal": ideal,
         "share_of_ideal": None if ratios is None else _median(ratios / ideal),
@@ -204,6 +210,7 @@ def _figures(
         "same_tokens": None if full is None else bool(torch.equal(last.tokens, full[-1].tokens)),
         "kv_bytes_in_use": last.kv_in_use,
         "kv_bytes_allocated": last.kv_allocated,
+        **bytes_per_token(model, block, ids.shape[1], plan.new_tokens, batch, counts),
     }
 
 
