@@ -150,6 +150,7 @@ class SpeedRow(Conditions):
         time: When the run began, ISO 8601, UTC; the same for all its rows.
         way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
             `drop`, `verify`, or `huggingface` for transformers' own decoding.
+        by: "library", or "engine" for the server's engine with all sequences as requests under way at once.
         runner: What called the step, as it turned out; "eager" for `huggingface`.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
@@ -183,6 +184,7 @@ class SpeedRow(Conditions):
     benchmark: Literal["speed"] = "speed"
     time: str
     way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
+    by: Literal["library", "engine"] = "library"
     runner: Literal["eager", "compile", "cudagraph"] = "eager"
     mode: str
     after_exit: Literal["finish", "drop", "verify"]
@@ -249,7 +251,7 @@ class QuantizationRow(Conditions):
     time: str
     mode: str
     settings: dict[str, float | int | str]
-    runner: Literal["eager", "compile"]
+    runner: Literal["eager", "compile", "cudagraph"]
     dtype_of_floats: str
     block_bytes: int
     block_bytes_of_floats: int

@@ -32,6 +32,7 @@ class Decoded:
         kv_allocated: Bytes of K/V that are reserved.
         runner: What called the step.
         captured: Whether it was launched as a graph.
+        timed: New tokens of all sequences in that time; None for those after each first.
     """
 
     seconds: float
@@ -44,6 +45,7 @@ class Decoded:
     kv_allocated: int
     runner: str = "eager"
     captured: bool = False
+    timed: int | None = None
 
 
 class Decoder(Protocol):

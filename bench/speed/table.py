@@ -36,7 +36,7 @@ def conditions_text(row: SpeedRow) -> str:
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
-        f"{row.threads} thread(s), runner {row.runner}, {versions}, commit {commit}.{course}"
+        f"{row.threads} thread(s), {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
     )
 
 
@@ -106,5 +106,5 @@ _OTHERWISE = {"model_sha256", "settings_sha256", "parameters", "prompts", "promp
 def _kind(run: Sequence[SpeedRow]) -> str:
     """What two speed runs share that differ in time alone: model, machine, size, runner, rules and courses."""
     size = run[0].model_dump(include={"context", *Conditions.model_fields} - _OTHERWISE)
-    ways = [(row.way, row.runner, row.mode, row.settings, row.course and row.course.source) for row in run]
+    ways = [(row.way, row.by, row.runner, row.mode, row.settings, row.course and row.course.source) for row in run]
     return json.dumps([size, ways])
