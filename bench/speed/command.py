@@ -40,7 +40,7 @@ def speed(
     runner: Runner = "auto",
     quantization: Quantization = None,
     threads: Threads = 1,
-    by: Annotated[str, typer.Option(help="Who decodes: library, or engine (the server's, in this process).")] = "library",
+    by: Annotated[str, typer.Option(help="Who decodes: library, or engine (the server's).")] = "library",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,

@@ -15,6 +15,8 @@ from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.config import ExitConfig
 
 FULL = ExitConfig(mode="full")
+# Ways whose tokens stop early.
+ADAPTIVE = ("finish", "drop", "verify")
 
 
 @dataclass(frozen=True)

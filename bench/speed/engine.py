@@ -59,9 +59,7 @@ class Engined:
         trace: A course to replay in place of the rule, or None.
     """
 
-    def __init__(
-        self, engine: Engine, ids: Tensor, new_tokens: int, config: ExitConfig, trace: Trace | None
-    ) -> None:
+    def __init__(self, engine: Engine, ids: Tensor, new_tokens: int, config: ExitConfig, trace: Trace | None) -> None:
         self._engine = engine
         self._like = ids
         self._prompts = [tuple(row) for row in ids.tolist()]
@@ -83,19 +81,19 @@ class Engined:
         """New tokens, timed while all requests are under way: from the last one's first token on."""
         request = EngineRequest((0,), 2 * self._new_tokens, self._config, on_collapse="ignore")
         engine, batch = self._engine, len(self._prompts)
-        with nullcontext() if self._trace is None else replaying(engine.model, self._trace):
-            with self._under_way(request) as tokens:
-                self._run_until(tokens, 1)
-                before, early = replace(engine.counts), _sum(tokens)
-                start = self._now()
-                while _sum(tokens) < early + batch * (self._new_tokens - 1):
-                    self._step(tokens)
-                seconds = self._now() - start
-                after, timed = replace(engine.counts), _sum(tokens) - early
-                block = BlockShape.of(engine.model, engine.pool.size).bytes_with(engine.model.dtype)
-                used = engine.pool.used * block
-                self._run_until(tokens, self._new_tokens)
-                written = [each[: self._new_tokens] for each in tokens.values()]
+        replayed = nullcontext() if self._trace is None else replaying(engine.model, self._trace)
+        with replayed, self._under_way(request) as tokens:
+            self._run_until(tokens, 1)
+            before, early = replace(engine.counts), _sum(tokens)
+            start = self._now()
+            while _sum(tokens) < early + batch * (self._new_tokens - 1):
+                self._step(tokens)
+            seconds = self._now() - start
+            after, timed = replace(engine.counts), _sum(tokens) - early
+            block = BlockShape.of(engine.model, engine.pool.size).bytes_with(engine.model.dtype)
+            used = engine.pool.used * block
+            self._run_until(tokens, self._new_tokens)
+            written = [each[: self._new_tokens] for each in tokens.values()]
         return Decoded(
             seconds=seconds,
             passes=after.passes - before.passes,

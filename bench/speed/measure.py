@@ -15,7 +15,7 @@ from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.decoders import ADAPTIVE, FULL, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.bench.speed.engine import Engined, open_engine
 from sigma0.bench.speed.roofline import Counts, bytes_per_token
 from sigma0.calibrate.bootstrap import bootstrap
@@ -24,7 +24,6 @@ from sigma0.models.quantization import weight_bytes
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
 DECODED_BY = ("library", "engine")
-ADAPTIVE = ("finish", "drop", "verify")
 _NEVER = ExitConfig(mode="qexit", q=1.0)
 
 

@@ -19,12 +19,17 @@ HEADINGS = (
     "way", "runner", "tokens/s", "of a copy", "MB/token", "ms/token", "ideal", "block", "head", "K/V", "rest",
     "rest/pass",
 )  # fmt: skip
+_RUNNERS = ("eager", "cudagraph", "compile")
 _TERMINAL = ("way", "runner", "tokens/s", "of a copy", "MB/token", "ms/token", "ideal", "rest/pass")
 EXPLANATION = (
     "ms/token is measured; ideal: the milliseconds that a token's bytes take at the bandwidth of a copy, and of that "
     "the block's weights, the head's, and K/V. rest: what is left of the measured time, launches and host among it, in "
     "milliseconds a token and microseconds a pass. of a copy: ideal over measured; more than all of it where the "
     "weights fit a cache, which a copy does not."
+)
+LAUNCHES = (
+    "Microseconds of a pass that its bytes do not explain (`rest/pass`), by runner. What they fall by from eager to a "
+    "captured graph was spent on launches and the host."
 )
 
 
@@ -162,3 +167,30 @@ def roofline_table(rows: Sequence[SpeedRow], terminal: bool = False) -> BenchTab
 def bandwidth_text(rows: Sequence[SpeedRow]) -> str:
     """The bandwidth of a copy in a run."""
     return f"A copy moves {(rows[0].copy_bandwidth or 0.0) / 1e9:.4g} GB/s."
+
+
+def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
+    """What is left of a pass beside its bytes, one runner beside the others; None where only one was measured.
+
+    Args:
+        rows: Of the runs that are shown; of two measurements of the same thing the later one counts.
+    """
+    by_case: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        roof = Roofline.of(row)
+        if roof is None or row.way == "huggingface":
+            continue
+        rule = row.mode if row.course is None else "course"
+        sizes = (row.batch_size, row.context, row.max_new_tokens)
+        case = (row.model, row.device, row.dtype, row.by, *map(str, sizes), row.way, rule)
+        by_case.setdefault(case, {})[row.runner] = 1e3 * roof.rest / roof.passes
+    runners = sorted({runner for found in by_case.values() for runner in found}, key=_RUNNERS.index)
+    several = {case: found for case, found in by_case.items() if len(found) > 1}
+    if not several:
+        return None
+    headings = ("model", "device", "dtype", "by", "batch", "context", "new", "way", "rule", *runners)
+    lines = [
+        [*case, *(f"{found[runner]:.4g}" if runner in found else "-" for runner in runners)]
+        for case, found in several.items()
+    ]
+    return BenchTable(headings, lines, left=("model", "device", "dtype", "by", "way", "rule"))

@@ -7,9 +7,10 @@ from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, Conditions, SpeedRow
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.speed.roofline import EXPLANATION, bandwidth_text, roofline_table
+from sigma0.bench.speed.decoders import ADAPTIVE
+from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
 
-COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s")
+COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s", "text")
 
 
 def cells(row: SpeedRow) -> list[str]:
@@ -25,6 +26,7 @@ def cells(row: SpeedRow) -> list[str]:
         f"{row.ideal:.2f}",
         "-" if row.share_of_ideal is None else f"{100 * row.share_of_ideal.value:.1f} %",
         f"{row.weight_bandwidth / 1e9:.1f}",
+        "-" if row.same_tokens is None else "same" if row.same_tokens else "other",
     ]
 
 
@@ -47,7 +49,16 @@ def markdown(rows: Sequence[SpeedRow]) -> str:
 
 def speed_table(rows: Sequence[SpeedRow]) -> str:
     """A run with its conditions, as Markdown."""
-    return f"{conditions_text(_told(rows))} {rest_text(rows)}\n\n{markdown(rows)}"
+    return f"{conditions_text(_told(rows))}{rule_text(rows)} {rest_text(rows)}\n\n{markdown(rows)}"
+
+
+def rule_text(rows: Sequence[SpeedRow]) -> str:
+    """The exit rule of a run that replays no course."""
+    row = next((row for row in rows if row.way in ADAPTIVE and row.course is None), None)
+    if row is None:
+        return ""
+    settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
+    return f" Rule: {row.mode} ({settings})."
 
 
 def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
@@ -59,7 +70,8 @@ def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
         parts += ["## Roofline", EXPLANATION]
     for run, table in tables:
         parts.append(f"{conditions_text(_told(run))} {bandwidth_text(run)}\n\n{table.markdown()}")
-    return parts
+    launches = launch_table([row for run in runs for row in run])
+    return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
 
 
 def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
@@ -72,7 +84,9 @@ def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
     table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)))
     Console().print(table.rich(no_wrap=COLUMNS, compact=True))
-    Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
+    Console().print(
+        f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token; text: full's"
+    )
     bytes_read = roofline_table(rows, terminal=True)
     if bytes_read is not None:
         Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))
