@@ -20,7 +20,7 @@ HEADINGS = (
     "rest/pass",
 )  # fmt: skip
 _RUNNERS = ("eager", "cudagraph", "compile")
-_TERMINAL = ("way", "runner", "tokens/s", "of a copy", "MB/token", "ms/token", "ideal", "rest/pass")
+_TERMINAL = ("way", "runner", "tokens/s", "of a copy", "MB/token", "ideal", "rest/pass")
 EXPLANATION = (
     "ms/token is measured; ideal: the milliseconds that a token's bytes take at the bandwidth of a copy, and of that "
     "the block's weights, the head's, and K/V. rest: what is left of the measured time, launches and host among it, in "

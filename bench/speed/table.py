@@ -38,7 +38,7 @@ def conditions_text(row: SpeedRow) -> str:
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
-        f"{row.threads} thread(s), {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
+        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
     )
 
 
@@ -85,12 +85,12 @@ def print_speed(rows: Sequence[SpeedRow]) -> None:
     table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)))
     Console().print(table.rich(no_wrap=COLUMNS, compact=True))
     Console().print(
-        f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token; text: full's"
+        f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token; text: as full depth's"
     )
     bytes_read = roofline_table(rows, terminal=True)
     if bytes_read is not None:
         Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))
-        Console().print(f"{bandwidth_text(rows)} ideal: a token's bytes at that speed; rest/pass in microseconds")
+        Console().print(f"{bandwidth_text(rows)} ideal: ms of a token's bytes at that speed; rest/pass: us")
 
 
 def rest_text(rows: Sequence[SpeedRow]) -> str:
