@@ -84,9 +84,7 @@ def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
     table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)))
     Console().print(table.rich(no_wrap=COLUMNS, compact=True))
-    Console().print(
-        f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token; text: as full depth's"
-    )
+    Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
     bytes_read = roofline_table(rows, terminal=True)
     if bytes_read is not None:
         Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))

@@ -12,7 +12,7 @@ from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.conditions import describe_weights
 from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
 from sigma0.bench.speed.measure import Plan, measure
-from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, roofline_rows, roofline_table
+from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, launch_table, roofline_rows, roofline_table
 from sigma0.bench.speed.table import speed_parts
 from sigma0.decode import graph_runner, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
@@ -139,3 +139,13 @@ def test_the_last_run_of_each_runner_is_shown():
 
 def test_a_copy_has_a_bandwidth():
     assert copy_bandwidth(torch.device("cpu")) > 0
+
+
+def test_what_launches_cost_is_told_by_runner():
+    assert launch_table([timed(), timed(time="3"), timed(way="huggingface", runner="eager")]) is None
+    graphs = timed(runner="cudagraph", milliseconds_per_token=Figure(value=17.0, low=17.0, high=17.0))
+    table = launch_table([graphs, timed(), timed(context=9)])
+    assert table.headings[-2:] == ("eager", "cudagraph")
+    # 20 and 17 ms of which 16 are bytes, over 4 passes
+    assert [line[-4:] for line in table.rows] == [["full", "full", "1000", "250"]]
+    assert "## Launches" in speed_parts([timed(time="1"), graphs])
