@@ -53,6 +53,10 @@ def test_full_depth_takes_every_loop_after_a_course_too(bench):
     # 1, 2, 1, 2, ... loops a token, and a draft in four rejected two loops on
     assert finish.passes / finish.timed * 3 == pytest.approx(1.5, abs=0.3)
     assert finish.passes < verify.passes < full.passes
+    # where a course says that every draft stands, none is judged by the model
+    right = replace(trace, settled=(1, 1, 1, 1))
+    stands = Engined(engine, ids, NEW, ExitConfig(after_exit="verify"), right).decode()
+    assert stands.passes / stands.timed == pytest.approx(finish.passes / finish.timed, abs=0.05)
 
 
 def test_prompts_are_read_from_nothing_each_time(bench):
