@@ -7,7 +7,7 @@ from pathlib import Path
 # Seconds that a part may take.
 PART_SECONDS = 480
 WAYS = ("full", "never", "finish", "drop", "verify")
-# Of random weights: about half of all tokens stop early, and most drafts are rejected.
+# Of random weights: tokens stop at any loop, and drafts are often wrong, which tries the equality hard.
 RULE = '{"mode": "qexit", "q": 0.5}'
 
 
