@@ -56,6 +56,16 @@ COMMANDS = {
         "speed",
         "Decode time of full depth, of adaptive depth and of transformers' own decoding, in turn; greedy, no end.",
     ),
+    "gpu": Target(
+        "sigma0.bench.gpu.command",
+        "gpu",
+        "Measure a GPU, in parts of at most eight minutes that each stand alone and go on where they were left.",
+    ),
+    "device": Target(
+        "sigma0.bench.gpu.device",
+        "device",
+        "Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured.",
+    ),
     "quantization": Target(
         "sigma0.bench.quantization.command",
         "quantization",

@@ -20,7 +20,7 @@ from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import latest_speed_runs, speed_table
+from sigma0.bench.speed.table import speed_parts
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
 from sigma0.commands.console import one_line_errors
@@ -70,10 +70,10 @@ def report(
                 if isinstance(row, DepthRow):
                     draw_depths(row, [folder / f"depth-{name}.{kind}" for kind in ("png", "svg")])
             typer.echo(short_table(trade_off) + "\n")
-        tables = [speed_table(run) for run in latest_speed_runs(rows)]
-        if tables:
-            (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{table}\n" for table in tables))
-            typer.echo("\n".join(f"{table}\n" for table in tables))
+        speeds = speed_parts(rows)
+        if speeds:
+            (folder / "speed.md").write_text("# Speed\n\n" + "\n".join(f"{part}\n" for part in speeds))
+            typer.echo("\n".join(f"{part}\n" for part in speeds))
         solved = latest_humaneval(rows)
         if solved:
             table = humaneval_table(solved)

@@ -150,7 +150,8 @@ class SpeedRow(Conditions):
         time: When the run began, ISO 8601, UTC; the same for all its rows.
         way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
             `drop`, `verify`, or `huggingface` for transformers' own decoding.
-        runner: What called the step.
+        by: "library", or "engine" for the server's engine with all sequences as requests under way at once.
+        runner: What called the step, as it turned out; "eager" for `huggingface`.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
         settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
@@ -173,12 +174,18 @@ class SpeedRow(Conditions):
         kv_bytes_allocated: K/V reserved at the end.
         peak_bytes: Most memory that was in use: on a GPU while this way decoded, the K/V that the other ways keep
             included; else of the process in the whole run.
+        copy_bandwidth: Bytes that a plain copy read and wrote in a second, measured in the same run; None, as the next
+            three, in rows that were written before it was measured.
+        block_bytes_per_token: Bytes of the block's weights that are read for a token of each sequence.
+        head_bytes_per_token: The same of the head, as `sigma0.bench.speed.roofline` counts its readings.
+        kv_bytes_per_token: The same of K/V: every row reads its plane up to its position.
     """
 
     benchmark: Literal["speed"] = "speed"
     time: str
     way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
-    runner: Literal["eager", "compile"] = "eager"
+    by: Literal["library", "engine"] = "library"
+    runner: Literal["eager", "compile", "cudagraph"] = "eager"
     mode: str
     after_exit: Literal["finish", "drop", "verify"]
     settings: dict[str, float | int | str]
@@ -200,6 +207,10 @@ class SpeedRow(Conditions):
     kv_bytes_in_use: int
     kv_bytes_allocated: int
     peak_bytes: int
+    copy_bandwidth: float | None = None
+    block_bytes_per_token: float | None = None
+    head_bytes_per_token: float | None = None
+    kv_bytes_per_token: float | None = None
 
     @property
     def key(self) -> str:
@@ -240,7 +251,7 @@ class QuantizationRow(Conditions):
     time: str
     mode: str
     settings: dict[str, float | int | str]
-    runner: Literal["eager", "compile"]
+    runner: Literal["eager", "compile", "cudagraph"]
     dtype_of_floats: str
     block_bytes: int
     block_bytes_of_floats: int

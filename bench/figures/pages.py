@@ -28,7 +28,7 @@ from sigma0.bench.quantization.table import whole as quantization_table
 from sigma0.bench.serving.table import latest_load, load_table
 from sigma0.bench.simulation.table import latest_simulation
 from sigma0.bench.simulation.table import whole as simulation_page
-from sigma0.bench.speed.table import latest_speed_runs, speed_table
+from sigma0.bench.speed.table import speed_parts
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
 from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
@@ -41,7 +41,7 @@ def pages(results: Results) -> dict[str, str]:
     found |= {
         f"{name}.md": page(title, parts)
         for name, (title, parts) in {
-            "speed": ("Speed", [speed_table(run) for run in latest_speed_runs(results.rows)]),
+            "speed": ("Speed", speed_parts(results.rows)),
             "quantization": ("Quantised weights", _quantization(results)),
             "humaneval": ("HumanEval", [humaneval_table(latest_humaneval(results.rows))]),
             "strategyqa": ("StrategyQA", [strategyqa_table(run) for run in latest_levels(results.rows)]),

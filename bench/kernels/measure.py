@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
+from sigma0.bench.core.bandwidth import copy_bandwidth, time_of
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.kernels.collapse import WINDOW, CollapseRule, CollapseState, collapse_reference
 from sigma0.kernels.collapse_kernel import collapse
@@ -25,7 +25,6 @@ from sigma0.kernels.variants import LOOP_END
 
 SHAPE, LOOPS = "ouro-1.4b", 4
 WAYS = ("kernel", "eager", "compiled")
-_COPY_BYTES = 2**28
 _SEED = 0
 
 
@@ -166,22 +165,6 @@ def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int
             scaling,
         ),
     )
-
-
-def time_of(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call; on CUDA with the cache flushed before each and the device's own clock."""
-    if device.type == "cuda":
-        from triton.testing import do_bench
-
-        return float(do_bench(call, warmup=50, rep=200, return_mode="median")) / 1e3
-    return float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.3).median)
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes that a plain copy reads and writes in a second."""
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / time_of(lambda: target.copy_(source), device)
 
 
 def pass_seconds(device: torch.device, dtype: torch.dtype, rows: int) -> float:

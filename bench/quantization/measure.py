@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sigma0.bench.core.ledger import Conditions, Figure, QuantizationRow
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.fidelity.runs import run_free
 from sigma0.bench.speed.decoders import Decoded, Ours, PromptedCache
 from sigma0.calibrate.bootstrap import bootstrap, clustered_share, ratio
 from sigma0.calibrate.teacher_forcing import check_finite, divergence
@@ -69,6 +68,11 @@ class Written:
 
 def write(model: Any, prompts: Sequence[tuple[int, ...]], config: ExitConfig, max_new_tokens: int) -> Written:
     """Continues prompts greedily."""
+    if not prompts:
+        return Written([], [])
+    # it needs the extra `bench`, which times of random weights do without
+    from sigma0.bench.fidelity.runs import run_free
+
     runs = [run_free(model, prompt, config, max_new_tokens) for prompt in prompts]
     return Written([run.ids for run in runs], [run.depths for run in runs])
 

@@ -32,7 +32,7 @@ def speed(
         str,
         typer.Option(
             help="Replay this course of tokens in place of the exit rule: a model to record it from, or a JSON file "
-            "with total_loops, exits and settled. A shape replays a stated course by default."
+            "with total_loops, exits and settled. A shape replays a stated course by default, but with --course rule."
         ),
     ] = "",
     device: Device = "auto",
@@ -40,6 +40,7 @@ def speed(
     runner: Runner = "auto",
     quantization: Quantization = None,
     threads: Threads = 1,
+    by: Annotated[str, typer.Option(help="Who decodes: library, or engine (the server's).")] = "library",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int, typer.Option(min=2, help="Prompt tokens of each.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,
@@ -58,24 +59,30 @@ def speed(
         looped, tokenizer = open_model(model, shape, device, dtype, quantization)
         looped.generation_config.eos_token_id = None
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
-        looped.runner, looped.announce = choose_runner(runner, looped).name, compiling
+        chosen = choose_runner(runner, looped)
+        looped.runner, looped.announce = chosen.name, compiling
         trace, told = _trace(course, bool(shape), config)
         if trace is not None:
             trace = trace.scaled(looped.num_loops)
             told = described(trace, told)
         rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
-        plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds)
+        plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds, by)
         rows_of_ids = [tuple(row) for row in ids.tolist()]
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
         with progress_bar("runs", plan.steps, hidden=as_json) as advance:
             rows = measure(looped, ids, plan, conditions, advance)
+        ran = {row.runner for row in rows if row.way != "huggingface"}
+        if runner != "auto" and ran - {runner}:
+            typer.echo(f"{runner} was asked for, but some ran {', '.join(sorted(ran))}: {chosen.reason}", err=True)
         for row in rows:
             append_row(out, row)
     tell_rows(rows, as_json, lambda: print_speed(rows), f"{len(rows)} rows in {out}")
 
 
 def _trace(course: str, by_default: bool, config: ExitConfig | None) -> tuple[Trace | None, str]:
+    if course == "rule":
+        return None, ""
     if course and not course.endswith(".json"):
         return recorded(course, config)
     if config is not None and (course or by_default):

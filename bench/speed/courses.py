@@ -12,11 +12,10 @@ from torch import Tensor
 
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.lossless.drafts import full_texts, record
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.config import ExitConfig
-from sigma0.errors import one_line
+from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
 
 PROMPTS = 24
@@ -40,7 +39,13 @@ def recorded(name: str, config: ExitConfig | None) -> tuple[Trace, str]:
 
     Returns:
         The course, for the number of loops of that model, and where it comes from.
+
+    Raises:
+        ValueError: If the extra `bench` is not installed.
     """
+    with needs_extra("bench"):
+        from sigma0.bench.lossless.drafts import full_texts, record
+
     model, tokenizer = load(name, device="cpu", dtype="float32")
     rule = model.resolve_exit_config(config)
     prompts = encode_prompts(model, tokenizer, list(micro_world(PROMPTS)), NEW_TOKENS)

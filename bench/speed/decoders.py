@@ -15,6 +15,8 @@ from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.config import ExitConfig
 
 FULL = ExitConfig(mode="full")
+# Ways whose tokens stop early.
+ADAPTIVE = ("finish", "drop", "verify")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Decoded:
         tokens: The new tokens, int64 `[B, new]`, on the host.
         kv_in_use: Bytes of K/V that hold tokens.
         kv_allocated: Bytes of K/V that are reserved.
+        runner: What called the step.
+        captured: Whether it was launched as a graph.
+        timed: New tokens of all sequences in that time; None for those after each first.
     """
 
     seconds: float
@@ -40,6 +45,9 @@ class Decoded:
     tokens: Tensor
     kv_in_use: int
     kv_allocated: int
+    runner: str = "eager"
+    captured: bool = False
+    timed: int | None = None
 
 
 class Decoder(Protocol):
@@ -122,7 +130,7 @@ class Ours:
             for _ in loop.run(first):
                 pass
             seconds = _now(prompted.ids) - start
-        cache = prompted.cache
+        cache, chosen = prompted.cache, loop.runner.chosen
         return Decoded(
             seconds=seconds,
             passes=cache.counts.passes,
@@ -132,6 +140,8 @@ class Ours:
             tokens=loop.sequences[:, prompted.ids.shape[1] :].cpu(),
             kv_in_use=cache.bytes_in_use,
             kv_allocated=cache.bytes_allocated,
+            runner=chosen.name,
+            captured=chosen.captured,
         )
 
 

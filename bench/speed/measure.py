@@ -11,16 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.speed.decoders import FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.decoders import ADAPTIVE, FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.engine import Engined, open_engine
+from sigma0.bench.speed.roofline import Counts, bytes_per_token
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.models.quantization import weight_bytes
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
-ADAPTIVE = ("finish", "drop", "verify")
+DECODED_BY = ("library", "engine")
 _NEVER = ExitConfig(mode="qexit", q=1.0)
 
 
@@ -36,6 +39,7 @@ class Plan:
         new_tokens: New tokens of each run, at least 2.
         rounds: How often every way is timed, once more to warm up.
         prompt_rounds: How often every reader reads the prompt.
+        by: Who decodes: the library, or the server's engine.
     """
 
     ways: tuple[str, ...]
@@ -45,6 +49,7 @@ class Plan:
     new_tokens: int
     rounds: int
     prompt_rounds: int = 3
+    by: str = "library"
 
     def __post_init__(self) -> None:
         for way in self.ways:
@@ -52,6 +57,10 @@ class Plan:
                 raise ValueError(f"no such way: {way!r}; there are {', '.join(WAYS)}")
         if len(set(self.ways)) < len(self.ways):
             raise ValueError(f"each way once, got {', '.join(self.ways)}")
+        if self.by not in DECODED_BY:
+            raise ValueError(f"no such decoder: {self.by!r}; there are {', '.join(DECODED_BY)}")
+        if self.by == "engine" and (other := sorted({"judged", "huggingface"} & set(self.ways))):
+            raise ValueError(f"{', '.join(other)}: of the library alone, leave out with the engine")
         if self.new_tokens < 2 or self.rounds < 1:
             raise ValueError(
                 f"{self.new_tokens} new tokens and {self.rounds} rounds: at least 2, since the first token comes with "
@@ -85,16 +94,12 @@ def measure(
         on_step: Told how many of `plan.steps` are done.
     """
     started = datetime.now(timezone.utc).isoformat()
-    prompted = PromptedCache(model, ids, plan.new_tokens)
-    decoders: dict[str, Decoder] = {
-        way: Stock(model, ids, plan.new_tokens)
-        if way == "huggingface"
-        else Ours(prompted, plan.config_of(way), plan.trace if way in ADAPTIVE else None, way == "judged")
-        for way in plan.ways
-    }
+    decoders = _decoders(model, ids, plan)
     progress = _Progress(on_step)
     prompt_seconds = _read_prompts(decoders, plan, progress)
     runs, peaks = _decode(decoders, plan, ids, progress)
+    # behind the runs, so that it is no part of the most memory that was in use
+    copy = copy_bandwidth(ids.device)
     rows = []
     for way in plan.ways:
         config = plan.config_of(way)
@@ -108,7 +113,8 @@ def measure(
                     **conditions.model_dump(),
                     "time": started,
                     "way": way,
-                    "runner": "compile" if model.runner == "compile" and way != "huggingface" else "eager",
+                    "by": plan.by,
+                    "runner": runs[way][-1].runner,
                     "mode": config.mode if replayed is None else "replay",
                     "after_exit": config.after_exit,
                     "settings": _settings(config, replayed is not None),
@@ -117,11 +123,26 @@ def measure(
                     "rounds": plan.rounds,
                     "prompt_tokens_per_second": ids.shape[0] * (ids.shape[1] - 1) / prompt_seconds[_reader(way)],
                     "peak_bytes": peaks[way],
+                    "copy_bandwidth": copy,
                     **figures,
                 }
             )
         )
     return rows
+
+
+def _decoders(model: Any, ids: Tensor, plan: Plan) -> dict[str, Decoder]:
+    traces = {way: plan.trace if way in ADAPTIVE else None for way in plan.ways}
+    if plan.by == "engine":
+        engine = open_engine(model, ids, plan.new_tokens)
+        return {way: Engined(engine, ids, plan.new_tokens, plan.config_of(way), traces[way]) for way in plan.ways}
+    prompted = PromptedCache(model, ids, plan.new_tokens)
+    return {
+        way: Stock(model, ids, plan.new_tokens)
+        if way == "huggingface"
+        else Ours(prompted, plan.config_of(way), traces[way], way == "judged")
+        for way in plan.ways
+    }
 
 
 class _Progress:
@@ -183,20 +204,23 @@ def _peak(ids: Tensor) -> int:
 def _figures(
     model: Any, ids: Tensor, plan: Plan, runs: Sequence[Decoded], full: Sequence[Decoded] | None
 ) -> dict[str, Any]:
-    later, batch, total = plan.new_tokens - 1, ids.shape[0], model.num_loops
+    last, batch, total = runs[-1], ids.shape[0], model.num_loops
+    later = _timed(last, plan, batch)
     seconds = np.array([run.seconds for run in runs])
-    last = runs[-1]
     passes = last.passes / later
     ideal = total / passes
-    ratios = None if full is None else np.array([run.seconds for run in full]) / seconds
+    counts = Counts(passes, last.rows / later / batch, last.head_rows / later / batch, last.captured)
+    ratios = None
+    if full is not None:
+        ratios = np.array([run.seconds / _timed(run, plan, batch) for run in full]) / (seconds / later)
     block = weight_bytes(model.model.layers)
     return {
         "milliseconds_per_token": _median(1000 * seconds / later),
         "tokens_per_second": _median(batch * later / seconds),
         "passes_per_token": passes,
         "tail_passes_per_token": last.tail_passes / later,
-        "rows_per_token": last.rows / later / batch,
-        "head_rows_per_token": last.head_rows / later / batch,
+        "rows_per_token": counts.rows,
+        "head_rows_per_token": counts.head_rows,
         "speed_ratio": None if ratios is None else _median(ratios),
         "ideal": ideal,
         "share_of_ideal": None if ratios is None else _median(ratios / ideal),
@@ -204,7 +228,13 @@ def _figures(
         "same_tokens": None if full is None else bool(torch.equal(last.tokens, full[-1].tokens)),
         "kv_bytes_in_use": last.kv_in_use,
         "kv_bytes_allocated": last.kv_allocated,
+        **bytes_per_token(model, block, ids.shape[1], plan.new_tokens, batch, counts),
     }
+
+
+def _timed(run: Decoded, plan: Plan, batch: int) -> float:
+    """New tokens of a sequence in the time of a run."""
+    return plan.new_tokens - 1 if run.timed is None else run.timed / batch
 
 
 def _median(values: Any) -> dict[str, float]:

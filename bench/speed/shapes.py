@@ -13,6 +13,14 @@ from sigma0.models.quantization import quantize
 SEED = 0
 _OURO = {"vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
 SHAPES: dict[str, dict[str, Any]] = {
+    # says nothing of speed: for trying a bench out
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
     "100m": {
         "vocab_size": 8192,
         "hidden_size": 1024,

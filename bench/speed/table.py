@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sigma0.bench.core.ledger import AnyRow, SpeedRow
+from sigma0.bench.core.ledger import AnyRow, Conditions, SpeedRow
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.speed.decoders import ADAPTIVE
+from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
 
-COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s")
+COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s", "text")
 
 
 def cells(row: SpeedRow) -> list[str]:
@@ -24,6 +26,7 @@ def cells(row: SpeedRow) -> list[str]:
         f"{row.ideal:.2f}",
         "-" if row.share_of_ideal is None else f"{100 * row.share_of_ideal.value:.1f} %",
         f"{row.weight_bandwidth / 1e9:.1f}",
+        "-" if row.same_tokens is None else "same" if row.same_tokens else "other",
     ]
 
 
@@ -35,7 +38,7 @@ def conditions_text(row: SpeedRow) -> str:
     return (
         f"{row.model}, {row.parameters / 1e6:,.1f} M parameters, {row.total_loops} loops: batch {row.batch_size}, "
         f"context {row.context}, {row.max_new_tokens} new tokens, {row.rounds} rounds, {row.dtype}, {row.device}, "
-        f"{row.threads} thread(s), {versions}, commit {commit}.{course}"
+        f"{row.threads} thread(s), by the {row.by}, runner {row.runner}, {versions}, commit {commit}.{course}"
     )
 
 
@@ -46,16 +49,46 @@ def markdown(rows: Sequence[SpeedRow]) -> str:
 
 def speed_table(rows: Sequence[SpeedRow]) -> str:
     """A run with its conditions, as Markdown."""
-    told = next((row for row in rows if row.course is not None), rows[0])
-    return f"{conditions_text(told)} {rest_text(rows)}\n\n{markdown(rows)}"
+    return f"{conditions_text(_told(rows))}{rule_text(rows)} {rest_text(rows)}\n\n{markdown(rows)}"
+
+
+def rule_text(rows: Sequence[SpeedRow]) -> str:
+    """The exit rule of a run that replays no course."""
+    row = next((row for row in rows if row.way in ADAPTIVE and row.course is None), None)
+    if row is None:
+        return ""
+    settings = ", ".join(f"{name} {value}" for name, value in row.settings.items())
+    return f" Rule: {row.mode} ({settings})."
+
+
+def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
+    """The page on speed: the last run of each kind, then what those that say it read, and how fast that might be."""
+    runs = latest_speed_runs(rows)
+    parts = [speed_table(run) for run in runs]
+    tables = [(run, table) for run in runs if (table := roofline_table(run)) is not None]
+    if tables:
+        parts += ["## Roofline", EXPLANATION]
+    for run, table in tables:
+        parts.append(f"{conditions_text(_told(run))} {bandwidth_text(run)}\n\n{table.markdown()}")
+    launches = launch_table([row for run in runs for row in run])
+    return [*parts, "## Launches", LAUNCHES, launches.markdown()] if launches is not None else parts
+
+
+def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
+    """The row that says the most of its run's conditions: one of ours, with a course where one is replayed."""
+    ours = [row for row in rows if row.way != "huggingface"] or rows
+    return next((row for row in ours if row.course is not None), ours[0])
 
 
 def print_speed(rows: Sequence[SpeedRow]) -> None:
     """The rows of a run in the terminal."""
-    told = next((row for row in rows if row.course is not None), rows[0])
-    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(told))
+    table = BenchTable(COLUMNS, [cells(row) for row in rows], conditions_text(_told(rows)))
     Console().print(table.rich(no_wrap=COLUMNS, compact=True))
     Console().print(f"{rest_text(rows)}\nfaster: time at full depth over this way's; passes, rows: for each token")
+    bytes_read = roofline_table(rows, terminal=True)
+    if bytes_read is not None:
+        Console().print(bytes_read.rich(no_wrap=bytes_read.headings, compact=True))
+        Console().print(f"{bandwidth_text(rows)} ideal: ms of a token's bytes at that speed; rest/pass: us")
 
 
 def rest_text(rows: Sequence[SpeedRow]) -> str:
@@ -78,17 +111,12 @@ def latest_speed_runs(rows: Sequence[AnyRow]) -> list[list[SpeedRow]]:
     return sorted(latest.values(), key=lambda run: run[0].time)
 
 
+# Of a row's conditions, what two speed runs of one kind may differ in.
+_OTHERWISE = {"model_sha256", "settings_sha256", "parameters", "prompts", "prompts_sha256", "n", "commit", "versions"}
+
+
 def _kind(run: Sequence[SpeedRow]) -> str:
-    """What two speed runs share that differ in time alone: model, machine, size, rules and courses."""
-    first = run[0]
-    size = (
-        first.model,
-        first.dtype,
-        first.device,
-        first.threads,
-        first.batch_size,
-        first.context,
-        first.max_new_tokens,
-    )
-    ways = [(row.way, row.mode, row.settings, row.course and row.course.source) for row in run]
+    """What two speed runs share that differ in time alone: model, machine, size, runner, rules and courses."""
+    size = run[0].model_dump(include={"context", *Conditions.model_fields} - _OTHERWISE)
+    ways = [(row.way, row.by, row.runner, row.mode, row.settings, row.course and row.course.source) for row in run]
     return json.dumps([size, ways])

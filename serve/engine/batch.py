@@ -11,7 +11,7 @@ from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.runner import silently
+from sigma0.decode.runner import RunnerChoice, silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.transfer import to_device, to_host
@@ -90,6 +90,11 @@ class RunningBatch:
     def _lines(self) -> Ints:
         """The table of lanes on the host, `[S T, 6]`."""
         return to_host(self.lanes.table[:-1]) if self._table is None else self._table
+
+    @property
+    def runner(self) -> RunnerChoice:
+        """What calls the step, and why."""
+        return self._runner.chosen
 
     def state_of(self, slot: int) -> RequestState:
         """The request in a slot."""

@@ -20,11 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.config import switches
+from sigma0.decode.batch import PassCounts
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN, NOT_FINITE
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
+from sigma0.decode.runner import RunnerChoice
 from sigma0.decode.step import EMITTED, ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.batch import PassOutput, RunningBatch
@@ -127,6 +129,16 @@ class Engine:
             blocks_cached=self.pool.cached,
             preemptions=self._preemptions,
         )
+
+    @property
+    def counts(self) -> PassCounts:
+        """What new tokens took so far, and what prompts took."""
+        return self._batch.counts
+
+    @property
+    def runner(self) -> RunnerChoice:
+        """What calls the step, and why."""
+        return self._batch.runner
 
     @property
     def context(self) -> int:

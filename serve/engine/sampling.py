@@ -13,6 +13,7 @@ from sigma0.decode.finite import BROKEN, flag_broken
 from sigma0.decode.lanes import CACHE_POSITION, DRAFT
 from sigma0.decode.row_sampling import sample_rows
 from sigma0.decode.sampler import process
+from sigma0.decode.sampling import judged
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
 from sigma0.decode.step import Batch, Looped, read, sample_greedy
 from sigma0.decode.transfer import to_host
@@ -87,7 +88,10 @@ class EngineSampler:
     def choose(self, batch: Batch, looped: Looped, which: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """See `sigma0.decode.runner.Choice.choose`."""
         logits = read(batch, looped, which)
-        return *self.sample(batch, looped, which, logits), None, logits
+        token_ids, stands = self.sample(batch, looped, which, logits)
+        if batch.program.forced:
+            token_ids, stands = judged(batch, looped, which, token_ids, stands)
+        return token_ids, stands, None, logits
 
     def sample(self, batch: Batch, looped: Looped, which: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Samples for rows that were read.

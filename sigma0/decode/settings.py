@@ -174,8 +174,10 @@ class SequenceSettings:
         self.table[which, LIMIT] = NO_LIMIT if limit is None else limit
 
     def clear(self, sequence: int) -> None:
-        """Forgets a sequence."""
+        """Forgets a sequence, and given exits with the last one."""
         self._exits[sequence] = None
+        if not any(self._exits):
+            self.exits = self.settled = None
 
     def program(self, watch: bool = False, paths: bool = False, draws: bool = False) -> Program:
         """What a pass over the sequences that are set has to compute.

@@ -1,0 +1,64 @@
+"""`python -m sigma0.bench device`: what a device is, and how fast a copy moves there."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from sigma0.bench.core.bandwidth import copy_bandwidth
+from sigma0.bench.core.conditions import device_name, git_commit
+from sigma0.bench.core.options import ReportFile
+from sigma0.commands.console import one_line_errors
+from sigma0.commands.options import AsJson, Threads
+from sigma0.models.load import resolve_device
+
+LIBRARIES = ("sigma0-lm", "torch", "triton", "transformers", "torchao", "numpy")
+
+
+def device(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Facts of a device, versions of the libraries, and the bandwidth of a plain copy, measured."""
+    torch.set_num_threads(threads)
+    with one_line_errors():
+        facts = device_facts(torch.device(resolve_device(device)))
+        text = json.dumps(facts, indent=1)
+        if out is not None:
+            out.write_text(text + "\n")
+    typer.echo(text if as_json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
+
+
+def device_facts(place: torch.device) -> dict[str, Any]:
+    """What is known of a device, and the bytes a second that a copy there reads and writes."""
+    facts: dict[str, Any] = {
+        "device": device_name(place),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in LIBRARIES},
+        "commit": git_commit(),
+    }
+    if place.type == "cuda":
+        found = torch.cuda.get_device_properties(place)
+        facts |= {
+            "capability": f"{found.major}.{found.minor}",
+            "multiprocessors": found.multi_processor_count,
+            "memory_bytes": found.total_memory,
+            "l2_bytes": found.L2_cache_size,
+            "cuda": torch.version.cuda,
+        }
+    return {**facts, "copy_bytes_per_second": copy_bandwidth(place)}
+
+
+def _version(name: str) -> str | None:
+    """Of an installed library; None where it is not."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

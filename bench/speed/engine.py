@@ -1,0 +1,141 @@
+"""Decoding by the server's engine, in this process: every sequence is a request, and all are under way at once."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.core.replay import Trace, replaying
+from sigma0.bench.speed.decoders import FULL, Decoded
+from sigma0.config import ExitConfig
+from sigma0.decode.planes import BlockShape
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import EngineRequest, RequestFailed, TokenOutput
+
+
+def open_engine(model: Any, ids: Tensor, new_tokens: int) -> Engine:
+    """An engine with room for all sequences of a bench at once, so that none waits and none is preempted.
+
+    Args:
+        model: The looped model.
+        ids: The prompts, `[B, S]`.
+        new_tokens: New tokens of each that are wanted.
+    """
+    page, batch = EngineLimits.page_size, ids.shape[0]
+    # requests may write twice what is wanted, with a draft in each lane; and a block of each is begun
+    blocks = -(-(ids.shape[1] + 2 * new_tokens + model.num_loops) // page) + 1
+    limits = EngineLimits(
+        max_running=batch,
+        max_waiting=batch,
+        # what a prompt's blocks leave of it, of all sequences in one pass
+        pass_rows=max(EngineLimits.pass_rows, 2 * batch * page),
+        kv_bytes=batch * blocks * BlockShape.of(model, page).bytes_with(model.dtype),
+    )
+    return Engine(model, word_tokenizer(model.config.vocab_size), "bench", limits, watch=False)
+
+
+def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer in which every id is a word: random weights have none, and their text means nothing."""
+    words = {f"w{number}": number for number in range(size)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+
+
+class Engined:
+    """The engine with one setting.
+
+    Args:
+        engine: Shared by all settings.
+        ids: The prompts, `[B, S]`.
+        new_tokens: New tokens of each.
+        config: When tokens stop, and what follows.
+        trace: A course to replay in place of the rule, or None.
+    """
+
+    def __init__(self, engine: Engine, ids: Tensor, new_tokens: int, config: ExitConfig, trace: Trace | None) -> None:
+        self._engine = engine
+        self._like = ids
+        self._prompts = [tuple(row) for row in ids.tolist()]
+        self._new_tokens = new_tokens
+        self._config = config
+        self._trace = trace
+        self._salts = count()
+
+    def prompt(self) -> float:
+        """Reads the prompts from nothing, up to a token of each; seconds."""
+        # nobody else shares blocks under this salt
+        request = EngineRequest((0,), 1, FULL, on_collapse="ignore", cache_salt=f"{id(self)} {next(self._salts)}")
+        with self._under_way(request) as tokens:
+            start = self._now()
+            self._run_until(tokens, 1)
+            return self._now() - start
+
+    def decode(self) -> Decoded:
+        """New tokens, timed while all requests are under way: from the last one's first token on."""
+        request = EngineRequest((0,), 2 * self._new_tokens, self._config, on_collapse="ignore")
+        engine, batch = self._engine, len(self._prompts)
+        replayed = nullcontext() if self._trace is None else replaying(engine.model, self._trace)
+        with replayed, self._under_way(request) as tokens:
+            self._run_until(tokens, 1)
+            before, early = replace(engine.counts), _sum(tokens)
+            start = self._now()
+            while _sum(tokens) < early + batch * (self._new_tokens - 1):
+                self._step(tokens)
+            seconds = self._now() - start
+            after, timed = replace(engine.counts), _sum(tokens) - early
+            block = BlockShape.of(engine.model, engine.pool.size).bytes_with(engine.model.dtype)
+            used = engine.pool.used * block
+            self._run_until(tokens, self._new_tokens)
+            written = [each[: self._new_tokens] for each in tokens.values()]
+        return Decoded(
+            seconds=seconds,
+            passes=after.passes - before.passes,
+            rows=after.rows - before.rows,
+            head_rows=after.head_rows - before.head_rows,
+            tail_passes=0,
+            tokens=torch.tensor(written),
+            kv_in_use=used,
+            kv_allocated=engine.pool.total * block,
+            runner=engine.runner.name,
+            captured=engine.runner.captured,
+            timed=timed,
+        )
+
+    @contextmanager
+    def _under_way(self, request: EngineRequest) -> Iterator[dict[int, list[int]]]:
+        """Requests for all prompts; yields the tokens of each, and ends what is left of them."""
+        keys = [self._engine.submit(replace(request, prompt_ids=prompt)) for prompt in self._prompts]
+        try:
+            yield {key: [] for key in keys}
+        finally:
+            for key in keys:
+                self._engine.cancel(key)
+
+    def _run_until(self, tokens: dict[int, list[int]], length: int) -> None:
+        """Passes until every request has so many tokens."""
+        while min(map(len, tokens.values())) < length:
+            self._step(tokens)
+
+    def _step(self, tokens: dict[int, list[int]]) -> None:
+        for key, event in self._engine.step():
+            if isinstance(event, RequestFailed):
+                raise event
+            if isinstance(event, TokenOutput):
+                tokens[key].append(event.id)
+
+    def _now(self) -> float:
+        """The time, once the device has done what it was asked."""
+        if self._like.is_cuda:
+            torch.cuda.synchronize(self._like.device)
+        return time.perf_counter()
+
+
+def _sum(tokens: dict[int, list[int]]) -> int:
+    return sum(map(len, tokens.values()))

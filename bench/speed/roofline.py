@@ -1,0 +1,196 @@
+"""The bytes that a token has to read, the time that they take at the bandwidth of a copy, and what the rest is.
+
+A pass reads the weights of the block once. A row at loop t reads plane t up to its own position, and no two rows of a
+pass read the same K/V. The weights of the head are read once in a pass that reads any row of it: in every pass of a
+step that is launched as a graph, which cannot leave it out, and else at most once for each row of a sequence that is
+read. The time at the bandwidth of a copy is a floor for what does not fit a cache; the rest are launches, the host,
+arithmetic, activations, and bandwidth that was not reached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sigma0.bench.core.ledger import SpeedRow
+from sigma0.bench.core.tables import BenchTable
+from sigma0.decode.planes import BlockShape
+
+HEADINGS = (
+    "way", "runner", "tokens/s", "of a copy", "MB/token", "ms/token", "ideal", "block", "head", "K/V", "rest",
+    "rest/pass",
+)  # fmt: skip
+_RUNNERS = ("eager", "cudagraph", "compile")
+_TERMINAL = ("way", "runner", "tokens/s", "of a copy", "MB/token", "ideal", "rest/pass")
+EXPLANATION = (
+    "ms/token is measured; ideal: the milliseconds that a token's bytes take at the bandwidth of a copy, and of that "
+    "the block's weights, the head's, and K/V. rest: what is left of the measured time, launches and host among it, in "
+    "milliseconds a token and microseconds a pass. of a copy: ideal over measured; more than all of it where the "
+    "weights fit a cache, which a copy does not."
+)
+LAUNCHES = (
+    "Microseconds of a pass that its bytes do not explain (`rest/pass`), by runner. What they fall by from eager to a "
+    "captured graph was spent on launches and the host."
+)
+
+
+def bytes_per_token(
+    model: Any, block: int, context: int, new_tokens: int, batch: int, counts: "Counts"
+) -> dict[str, float]:
+    """Bytes read for a token of each sequence, by field of a `SpeedRow`.
+
+    Args:
+        model: The looped model.
+        block: Bytes of the block's weights.
+        context: Prompt tokens of each sequence, S.
+        new_tokens: New tokens of each sequence, n: after the first, n - 1 are fed, the k-th at position S + k - 1.
+        batch: Sequences.
+        counts: What a token took.
+    """
+    head = sum(parameter.nbytes for parameter in model.get_output_embeddings().parameters())
+    readings = counts.passes if counts.captured else min(counts.passes, counts.head_rows)
+    # K/V of a position in one plane, and the mean of S + 1, ..., S + n - 1 positions that a row reads
+    position = BlockShape.of(model, 1).bytes_with(model.dtype) / model.num_loops
+    return {
+        "block_bytes_per_token": block * counts.passes,
+        "head_bytes_per_token": head * readings,
+        "kv_bytes_per_token": position * (context + new_tokens / 2) * counts.rows * batch,
+    }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a token of each sequence took.
+
+    Attributes:
+        passes: Of the block.
+        rows: In them, for each sequence.
+        head_rows: Rows that the head read, for each sequence.
+        captured: Whether a step is one graph.
+    """
+
+    passes: float
+    rows: float
+    head_rows: float
+    captured: bool
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Where the time of a token goes, in milliseconds.
+
+    Attributes:
+        megabytes: That are read.
+        block: Time of the block's weights at the bandwidth of a copy.
+        head: The same of the head's.
+        kv: The same of K/V.
+        measured: The token's own time.
+        passes: Passes that it took.
+    """
+
+    megabytes: float
+    block: float
+    head: float
+    kv: float
+    measured: float
+    passes: float
+
+    @classmethod
+    def of(cls, row: SpeedRow) -> "Roofline | None":
+        """That of a row; None of one that says nothing of its bytes."""
+        parts = (row.block_bytes_per_token, row.head_bytes_per_token, row.kv_bytes_per_token)
+        block, head, kv = (0.0 if part is None else part for part in parts)
+        if row.copy_bandwidth is None or None in parts:
+            return None
+        to_ms = 1e3 / row.copy_bandwidth
+        return cls(
+            (block + head + kv) / 1e6,
+            block * to_ms,
+            head * to_ms,
+            kv * to_ms,
+            row.milliseconds_per_token.value,
+            row.passes_per_token,
+        )
+
+    @property
+    def ideal(self) -> float:
+        """Time of all bytes at the bandwidth of a copy."""
+        return self.block + self.head + self.kv
+
+    @property
+    def rest(self) -> float:
+        """Time that the bytes do not explain; negative where they came out of a cache."""
+        return self.measured - self.ideal
+
+    @property
+    def share(self) -> float:
+        """Of the bandwidth of a copy that was reached."""
+        return self.ideal / self.measured
+
+
+def roofline_rows(rows: Sequence[SpeedRow]) -> list[list[str]]:
+    """Rows of a run that say what they read, as text, column by column."""
+    lines = []
+    for row in rows:
+        roof = Roofline.of(row)
+        if roof is None:
+            continue
+        times = (roof.measured, roof.ideal, roof.block, roof.head, roof.kv, roof.rest)
+        lines.append(
+            [
+                row.way,
+                row.runner,
+                f"{row.tokens_per_second.value:.4g}",
+                f"{100 * roof.share:.1f} %",
+                f"{roof.megabytes:.4g}",
+                *(f"{time:.4g}" for time in times),
+                f"{1e3 * roof.rest / roof.passes:.4g}",
+            ]
+        )
+    return lines
+
+
+def roofline_table(rows: Sequence[SpeedRow], terminal: bool = False) -> BenchTable | None:
+    """The table of a run; None where none of its rows says what it read.
+
+    Args:
+        rows: The run.
+        terminal: With the columns that a terminal has room for.
+    """
+    lines = roofline_rows(rows)
+    if not lines:
+        return None
+    shown = _TERMINAL if terminal else HEADINGS
+    columns = [HEADINGS.index(heading) for heading in shown]
+    return BenchTable(shown, [[line[column] for column in columns] for line in lines], left=shown[:2])
+
+
+def bandwidth_text(rows: Sequence[SpeedRow]) -> str:
+    """The bandwidth of a copy in a run."""
+    return f"A copy moves {(rows[0].copy_bandwidth or 0.0) / 1e9:.4g} GB/s."
+
+
+def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
+    """What is left of a pass beside its bytes, one runner beside the others; None where only one was measured.
+
+    Args:
+        rows: Of the runs that are shown; of two measurements of the same thing the later one counts.
+    """
+    by_case: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        roof = Roofline.of(row)
+        if roof is None or row.way == "huggingface":
+            continue
+        rule = row.mode if row.course is None else "course"
+        sizes = (row.batch_size, row.context, row.max_new_tokens)
+        case = (row.model, row.device, row.dtype, row.by, *map(str, sizes), row.way, rule)
+        by_case.setdefault(case, {})[row.runner] = 1e3 * roof.rest / roof.passes
+    runners = sorted({runner for found in by_case.values() for runner in found}, key=_RUNNERS.index)
+    several = {case: found for case, found in by_case.items() if len(found) > 1}
+    if not several:
+        return None
+    headings = ("model", "device", "dtype", "by", "batch", "context", "new", "way", "rule", *runners)
+    lines = [
+        [*case, *(f"{found[runner]:.4g}" if runner in found else "-" for runner in runners)]
+        for case, found in several.items()
+    ]
+    return BenchTable(headings, lines, left=("model", "device", "dtype", "by", "way", "rule"))

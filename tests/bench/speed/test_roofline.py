@@ -1,0 +1,151 @@
+"""Bytes of a token against a case computed by hand, the runner that a row names, and the page's section."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sigma0 import ExitConfig
+from sigma0.bench.__main__ import app
+from sigma0.bench.core.bandwidth import copy_bandwidth
+from sigma0.bench.core.conditions import describe_weights
+from sigma0.bench.core.ledger import Figure, SpeedRow, read_rows
+from sigma0.bench.speed.measure import Plan, measure
+from sigma0.bench.speed.roofline import Counts, Roofline, bytes_per_token, launch_table, roofline_rows, roofline_table
+from sigma0.bench.speed.table import speed_parts
+from sigma0.decode import graph_runner, runners
+from sigma0.decode.ops import TORCH, depth_attention_reference
+from tests.decode.captures import RepeatedCapture
+from tests.reference import tiny_model
+
+NEW_FIELDS = ("copy_bandwidth", "block_bytes_per_token", "head_bytes_per_token", "kv_bytes_per_token")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["speed", *arguments])
+
+
+def measured(model, ways=("full", "finish"), new_tokens=4):
+    ids = torch.tensor([[9, 10, 11, 12]])
+    plan = Plan(ways, ExitConfig(q=0.4), None, "", new_tokens, 1, 1)
+    rows = [tuple(row) for row in ids.tolist()]
+    conditions = describe_weights(model, "tiny", "", "", "ids", rows, [None], new_tokens)
+    return {row.way: row for row in measure(model, ids, plan, conditions)}
+
+
+def test_bytes_are_those_computed_by_hand():
+    # 2 layers, 2 K/V heads of width 8, vocabulary 61, width 32, 4 loops, float32
+    model = tiny_model(seed=1, total_ut_steps=4)
+    counts = Counts(passes=2.0, rows=2.5, head_rows=1.5, captured=False)
+    found = bytes_per_token(model, 1000, context=6, new_tokens=5, batch=2, counts=counts)
+    # After the first of 5 tokens, 4 are fed at positions 6 to 9; their rows read 7, 8, 9 and 10 positions of a plane,
+    # each of 2 layers * (keys, values) * 2 heads * 8 numbers * 4 bytes.
+    columns = (7 + 8 + 9 + 10) / 4
+    assert found == {
+        "block_bytes_per_token": 2000.0,
+        "head_bytes_per_token": 1.5 * 61 * 32 * 4,
+        "kv_bytes_per_token": columns * 2 * 2 * 2 * 8 * 4 * 2.5 * 2,
+    }
+    # a graph reads the head in every pass; and a pass reads it once for all of its rows
+    captured = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, captured=True))
+    many = bytes_per_token(model, 1000, 6, 5, 2, replace(counts, head_rows=3.5))
+    assert captured["head_bytes_per_token"] == many["head_bytes_per_token"] == 2 * 61 * 32 * 4
+
+
+def test_a_run_counts_bytes_of_full_depth():
+    model = tiny_model(seed=1, total_ut_steps=4)
+    row = measured(model)["full"]
+    block = sum(parameter.nbytes for parameter in model.model.layers.parameters())
+    assert row.block_bytes_per_token == 4 * block and row.head_bytes_per_token == 61 * 32 * 4
+    # tokens at positions 4, 5 and 6, each with a row in every one of 4 planes
+    assert row.kv_bytes_per_token == 4 * (5 + 6 + 7) / 3 * 256
+    assert row.copy_bandwidth > 0
+
+
+def test_the_runner_of_a_row_is_what_ran():
+    model = tiny_model(seed=1, total_ut_steps=4)
+    model.runner = "compile"
+    # what only Python can call: a step with hooks is not compiled
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert {row.runner for row in measured(model).values()} == {"eager"}
+
+
+def test_a_row_names_graphs_and_counts_a_head_for_each_pass(monkeypatch):
+    model = tiny_model(seed=1, total_ut_steps=4)
+    ops = replace(TORCH, depth_attention=depth_attention_reference)
+    monkeypatch.setattr(type(model), "operations", property(lambda self: ops))
+    monkeypatch.setattr(runners, "CAPTURES", {"cpu": RepeatedCapture})
+    monkeypatch.setattr(runners, "LATE_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(graph_runner, "_SHORTEST", 1)
+    model.runner = "cudagraph"
+    rows = measured(model, ("full", "finish", "huggingface"))
+    assert {way: row.runner for way, row in rows.items()} == {
+        "full": "cudagraph",
+        "finish": "cudagraph",
+        "huggingface": "eager",
+    }
+    head = 61 * 32 * 4
+    assert rows["full"].head_bytes_per_token == 4 * head and rows["huggingface"].head_bytes_per_token == head
+
+
+def test_a_runner_that_cannot_be_had_is_told(tmp_path):
+    ledger = tmp_path / "ledger.jsonl"
+    asked = ["--shape", "tiny", "--device", "cpu", "--context", "4", "--new-tokens", "3", "--rounds", "1"]
+    result = run(*asked, "--runner", "cudagraph", "--ways", "full", "--out", str(ledger))
+    assert result.exit_code == 0, result.output
+    assert [row.runner for row in read_rows(ledger)] == ["eager"]
+    assert "cudagraph was asked for, but some ran eager: no CUDA graphs on cpu" in result.stderr
+    told = " ".join(result.stdout.split())
+    assert "tokens/s of a copy" in told and "A copy moves" in told
+
+
+def timed(**changes):
+    """A row of round numbers: 100, 20 and 40 MB a token, at 10 GB/s 10, 2 and 4 ms of 20."""
+    figure = {"value": 20.0, "low": 20.0, "high": 20.0}
+    row = measured(tiny_model(seed=1, total_ut_steps=4), ("full",))["full"]
+    given = {
+        "copy_bandwidth": 1e10,
+        "block_bytes_per_token": 1e8,
+        "head_bytes_per_token": 2e7,
+        "kv_bytes_per_token": 4e7,
+        "milliseconds_per_token": Figure(**figure),
+        "passes_per_token": 4.0,
+    }
+    return row.model_copy(update=given | changes)
+
+
+def test_where_the_time_of_a_token_goes():
+    roof = Roofline.of(timed())
+    assert (roof.block, roof.head, roof.kv) == pytest.approx((10.0, 2.0, 4.0))
+    assert (roof.ideal, roof.rest, roof.share, roof.megabytes) == pytest.approx((16.0, 4.0, 0.8, 160.0))
+    (line,) = roofline_rows([timed()])
+    assert line[3:] == ["80.0 %", "160", "20", "16", "10", "2", "4", "4", "1000"]
+
+
+def test_rows_from_before_stay_valid_and_have_no_roofline():
+    old = timed().model_dump(exclude=set(NEW_FIELDS))
+    row = SpeedRow.model_validate(old)
+    assert all(getattr(row, name) is None for name in NEW_FIELDS)
+    assert Roofline.of(row) is None and roofline_table([row]) is None
+    assert len(speed_parts([row])) == 1 and "## Roofline" in speed_parts([timed()])
+
+
+def test_the_last_run_of_each_runner_is_shown():
+    eager, graphs = timed(time="1"), timed(time="2", runner="cudagraph")
+    page = "\n".join(speed_parts([eager, graphs, timed(time="3")]))
+    assert page.count("| full | eager |") == page.count("| full | cudagraph |") == 1
+
+
+def test_a_copy_has_a_bandwidth():
+    assert copy_bandwidth(torch.device("cpu")) > 0
+
+
+def test_what_launches_cost_is_told_by_runner():
+    assert launch_table([timed(), timed(time="3"), timed(way="huggingface", runner="eager")]) is None
+    graphs = timed(runner="cudagraph", milliseconds_per_token=Figure(value=17.0, low=17.0, high=17.0))
+    table = launch_table([graphs, timed(), timed(context=9)])
+    assert table.headings[-2:] == ("eager", "cudagraph")
+    # 20 and 17 ms of which 16 are bytes, over 4 passes
+    assert [line[-4:] for line in table.rows] == [["full", "full", "1000", "250"]]
+    assert "## Launches" in speed_parts([timed(time="1"), graphs])
