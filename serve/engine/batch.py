@@ -68,7 +68,6 @@ class RunningBatch:
         self.lanes = Lanes(slots, model.num_loops, like)
         # on a CPU the very memory of the table
         self._table: Ints | None = to_host(self.lanes.table[:-1]) if model.device.type == "cpu" else None
-        self.notes = LoopNotes(model, self.lanes) if watch else None
         self.prefill = Prefill()
         self.states: list[RequestState | None] = [None] * slots
         self.counts = PassCounts()
@@ -76,6 +75,7 @@ class RunningBatch:
         self._sampler = EngineSampler(slots, longest, model.device)
         waits = "the scheduler sees every step before the next"
         chosen = choose_runner(getattr(model, "runner", "auto"), model, waits=waits)
+        self.notes = LoopNotes(model, self.lanes, whole=chosen.captured) if watch else None
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
         self._recomputing: set[int] = set()

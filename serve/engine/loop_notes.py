@@ -29,20 +29,21 @@ class LoopNotes:
     Args:
         model: The looped model.
         lanes: Tokens in flight.
+        whole: Whether a step is one call, of whose loops the host sees nothing: then states are kept in any case.
 
     Attributes:
         window: Cache positions that are kept.
         from_kernel: Whether a kernel computes statistics with every loop.
     """
 
-    def __init__(self, model: ServedModel, lanes: Lanes) -> None:
+    def __init__(self, model: ServedModel, lanes: Lanes, whole: bool) -> None:
         self._lanes = lanes
         # what diverges is the same under every rule
         self._rule = model.exit_rule(ExitConfig(mode="full")).params(watch=True)
         self._reader = PathReader(model.gate, self._rule)
         self._path_fates = model.operations.path_fates
         self.window = _WINDOW * lanes.depth
-        self.from_kernel = model.operations.backend == "triton"
+        self.from_kernel = model.operations.backend == "triton" and not whole
         if self.from_kernel:
             shape = (lanes.sequences * self.window, lanes.depth, len(STATISTICS) + 1)
             with torch.inference_mode(False):

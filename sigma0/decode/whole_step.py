@@ -25,7 +25,8 @@ def whole_step(
     """A loop of every live lane, and all that follows from it.
 
     Args:
-        batch: What the step works on. Under `drop` with an attention that picks planes, `placement.exits` is there.
+        batch: What the step works on. Under `drop` readers pick planes by `placement.exits`; where there are none, K/V
+            are copied.
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
         decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
@@ -99,13 +100,12 @@ def _leave(batch: Batch, looped: Looped) -> None:
     own = batch.settings.table.index_select(0, sequences)
     leaves = (looped.codes > 0) & (own[:, columns.LEAVES] > 0) & (cache_positions >= own[:, columns.PROMPT])
     planes = torch.where(leaves, looped.loops[:decoding], lanes.depth) - 1
-    if batch.ops.copies_exits:
+    if batch.ops.copies_exits or place.exits is None:
         positions = torch.where(leaves, place.flat(sequences, cache_positions), place.total - 1)
         for layer in batch.layers:
             layer.propagate_past_exit(positions, planes)
         return
     exits = place.exits
-    assert exits is not None
     # rows that are idle may stand at any position, also at one where another token has left
     at = cache_positions.clamp_max(exits.shape[1] - 1).add(sequences, alpha=exits.shape[1])
     exits.view(-1).scatter_reduce_(0, at, planes.to(exits.dtype), "amin")
