@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.late import LateRunner
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import RunnerChoice, silently
@@ -78,6 +79,10 @@ class RunningBatch:
         self.notes = LoopNotes(model, self.lanes, whole=chosen.captured) if watch else None
         announce = getattr(model, "announce", silently)
         self._runner = open_runner(chosen, model, self.lanes, self._settings, planes, self.counts, announce)
+        if isinstance(self._runner, LateRunner):
+            self._runner.shows_lanes = self._table is None
+        # the table on the host, as long as nothing has changed it
+        self._known: Ints | None = None
         self._recomputing: set[int] = set()
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
@@ -89,7 +94,11 @@ class RunningBatch:
 
     def _lines(self) -> Ints:
         """The table of lanes on the host, `[S T, 6]`."""
-        return to_host(self.lanes.table[:-1]) if self._table is None else self._table
+        if self._table is not None:
+            return self._table
+        if self._known is None:
+            self._known = to_host(self.lanes.table[:-1])
+        return self._known
 
     @property
     def runner(self) -> RunnerChoice:
@@ -164,6 +173,7 @@ class RunningBatch:
         self._recomputing.discard(slot)
         self._prompts[slot] = _NO_PROMPT
         self.lanes.clear(slot)
+        self._known = None
         if self.lanes.probs is not None:
             # not a NaN for the next request's drafts
             self.lanes.probs[slot * self.lanes.depth : (slot + 1) * self.lanes.depth] = 0.0
@@ -185,6 +195,7 @@ class RunningBatch:
             if not state.entry.remaining and not self.prefill.has(slot):
                 assert state.saved is not None
                 state.saved.restore(self.lanes, slot)
+                self._known = None
                 if self.notes is not None:
                     self.notes.restore(slot, state.saved_notes)
                 state.saved = None
@@ -208,6 +219,7 @@ class RunningBatch:
             row = behind
         if lanes:
             slots, rows, at = to_device(np.array(lanes).T.copy(), self._model.device)
+            self._known = None
             self.lanes.enter(self.lanes.lane_of(slots, at), hidden.index_select(0, rows), at, at)
 
     @torch.no_grad()
@@ -217,6 +229,7 @@ class RunningBatch:
         left = self._count()
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
+        self._known = step.table
         if self.notes is not None and step.looped is not None:
             self.notes.note(step.looped)
         return PassOutput(step.lines, step.logits, left, self._complete(left))
@@ -234,6 +247,9 @@ class RunningBatch:
         new = ((stage < idle) & (positions >= self._prompts[:, None])).sum(1)
         self._passes += new > 0
         self._rows += new
+        if isinstance(self._runner, LateRunner):
+            live = stage < idle
+            self._runner.expect(int(live.sum()), int(live.any(axis=1).sum()))
         slots, lane = np.nonzero((stage == depth - 1) | (stage == idle - 1))
         return np.stack([slots, positions[slots, lane]], axis=1) if len(slots) else _NOTHING
 

@@ -95,7 +95,7 @@ class GraphRunner(LateRunner):
             step = steps[key] = StepGraph(captured, self._parts(batch, choice), self._constants)
         step.captured.replay()
         lines, logits = step.captured.outputs
-        return Landing(lines), logits
+        return self._land(lines), logits
 
     def _parts(self, batch: Batch, choice: Choice) -> tuple[object, ...]:
         return (*choice.tensors, *replaceable(batch))

@@ -9,6 +9,7 @@ host has to see a step before the next one, the same steps run without that lag.
 from collections import deque
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sigma0.decode.batch import PassCounts
@@ -32,6 +33,9 @@ class LateRunner(EagerRunner):
         storage: K/V.
         counts: What was computed, of the steps that were read; updated.
         chosen: What was chosen, and why.
+
+    Attributes:
+        shows_lanes: Whether the table of lanes comes to the host with what a step emits, as `Step.table`.
     """
 
     def __init__(
@@ -45,9 +49,14 @@ class LateRunner(EagerRunner):
     ) -> None:
         super().__init__(model, lanes, settings, storage, counts, chosen)
         self.lag = int(chosen.late)
+        self.shows_lanes = False
         self._under_way: deque[tuple[Landing, Tensor]] = deque()
         # lanes and sequences that were live after the last step that was read; None before the first
         self._seen: tuple[int, int] | None = None
+
+    def expect(self, live: int, sequences: int) -> None:
+        """Takes it from the host how many lanes are live before the next step, and of how many sequences."""
+        self._seen = live, sequences
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
@@ -66,9 +75,6 @@ class LateRunner(EagerRunner):
         if beside:
             self.counts.prompt_rows += len(beside)
             run_prefill(self.batch(longest), beside)
-        if not self.lag:
-            # the host may have changed the lanes
-            self._seen = None
         while len(self._under_way) <= self.lag and (bound := self._bound()):
             self._under_way.append(self._launch(longest, choice, bound))
         if self._under_way:
@@ -93,11 +99,23 @@ class LateRunner(EagerRunner):
     def _launch(self, longest: int, choice: Choice, count: int) -> tuple[Landing, Tensor]:
         """Lines on their way to the host, and the logits, which the next launch may change."""
         lines, logits = whole_step(self.batch(longest), count, choice, suspends=self.chosen.late)
-        return Landing(lines), logits
+        return self._land(lines), logits
+
+    def _land(self, lines: Tensor) -> Landing:
+        """Sends what a step has emitted to the host, and the table as it is behind the step."""
+        if not self.shows_lanes:
+            return Landing(lines)
+        return Landing(torch.cat([lines.flatten(), self.lanes.table[:-1].flatten()]))
 
     def _read(self) -> Step:
         landing, logits = self._under_way.popleft()
-        lines, counted = take_lines(landing.array(), self.program, self.counts)
-        self._seen = int(counted[LIVE]), int(counted[SEQUENCES])
+        landed, table = landing.array(), None
+        if self.shows_lanes:
+            width = self.lanes.table.shape[1]
+            behind = landed.size - self.lanes.count * width
+            landed, table = landed[:behind].reshape(-1, LINE_WIDTH), landed[behind:].reshape(-1, width)
+        lines, counted = take_lines(landed, self.program, self.counts)
+        # without a lag the host may change the lanes before the next step
+        self._seen = (int(counted[LIVE]), int(counted[SEQUENCES])) if self.lag else None
         rows = np.flatnonzero(lines[:, EMITTED] | lines[:, FRESH])
-        return Step(lines[rows], int(counted[DECODING]), None, None if self.lag else logits, rows)
+        return Step(lines[rows], int(counted[DECODING]), None, None if self.lag else logits, rows, table)

@@ -114,6 +114,7 @@ class Step:
         looped: The rows; None where the whole step was one call.
         read: Logits that were read, `[K, V]`, or of more rows than there are lines; None for none.
         rows: Which of them the lines are about; None for all.
+        table: Lanes behind the step, `[S T, 6]`; None where it was not wanted.
     """
 
     lines: Ints
@@ -121,6 +122,7 @@ class Step:
     looped: Looped | None = None
     read: Tensor | None = None
     rows: Ints | None = None
+    table: Ints | None = None
 
     @property
     def logits(self) -> Tensor | None:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from sigma0 import ExitConfig
-from sigma0.decode import graph_runner, runners
+from sigma0.decode import graph_runner, late, runners
 from sigma0.decode.ops import TORCH, depth_attention_reference
 from sigma0.decode.programs import tensors_of
+from sigma0.decode.transfer import Landing
+from sigma0.serve.engine import batch
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest
 from tests.decode.captures import RepeatedCapture
@@ -53,7 +54,9 @@ def outcomes(model, tokenizer, jobs, runner, watch, blocks=KV):  # noqa: F811
     """Of requests of which some come later and one is cancelled; and the engine."""
     model.runner = runner
     try:
-        engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=4, kv_bytes=blocks, page_size=8), watch=watch)
+        engine = Engine(
+            model, tokenizer, "tiny", EngineLimits(max_running=4, kv_bytes=blocks, page_size=8), watch=watch
+        )
     finally:
         model.runner = "auto"
     keys, events = [engine.submit(job) for job in jobs[::2]], {}
@@ -94,15 +97,76 @@ def test_buffers_stay_in_place_and_captures_are_few(model, pocket, captures):  #
     engine = Engine(model, pocket[1], "tiny", EngineLimits(max_running=4, kv_bytes=KV, page_size=8), watch=False)
     for job in jobs:
         engine.submit(job)
-    batch, places, passes = engine._batch, None, 0
+    running, places, passes = engine._batch, None, 0
     while engine.has_work:
         engine.step()
         passes += 1
         if passes > 4:
-            held = [*tensors_of([batch.lanes, batch._settings]), *tensors_of(batch._planes)]
+            held = [*tensors_of([running.lanes, running._settings]), *tensors_of(running._planes)]
             now = [tensor.data_ptr() for tensor in held if tensor.numel()]
             assert places in (None, now)
             places = now
     assert passes > 100 and captures[-1].replays > 90
     # a bound on rows and one on positions, each a power of two, for a few programs
     assert captures[-1].captures <= 24
+
+
+class CountedLanding(Landing):
+    """A landing whose making is counted."""
+
+    made = 0
+
+    def __init__(self, tensor):
+        type(self).made += 1
+        super().__init__(tensor)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Reads of the table as on a device, where the host has a copy, and how many there are; landings are counted."""
+    reads = []
+
+    def copied(tensor):
+        reads.append(tensor.shape)
+        return tensor.numpy().copy()
+
+    monkeypatch.setattr(CountedLanding, "made", 0)
+    monkeypatch.setattr(late, "Landing", CountedLanding)
+    monkeypatch.setattr(batch, "to_host", copied)
+    opened = batch.RunningBatch.__init__
+
+    def without_memory_of_the_host(self, *arguments):
+        opened(self, *arguments)
+        self._table = None
+        self._runner.shows_lanes = True
+
+    monkeypatch.setattr(batch.RunningBatch, "__init__", without_memory_of_the_host)
+    return reads
+
+
+def test_a_pass_is_waited_for_once(model, pocket, captures, device):  # noqa: F811
+    jobs = [replace(job, max_new_tokens=30, exit_config=CONFIGS[0]) for job in work(3, 3)]
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(max_running=4, kv_bytes=KV, page_size=8), watch=False)
+    for job in jobs:
+        engine.submit(job)
+    for _ in range(8):
+        engine.step()
+    device.clear()
+    CountedLanding.made = 0
+    for _ in range(20):
+        engine.step()
+    assert engine.status().running == 3
+    assert (CountedLanding.made, device) == (20, [])
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_what_a_device_shows_is_enough(model, pocket, captures, device, watch):  # noqa: F811
+    jobs = [replace(job, max_new_tokens=11) for job in work(5, 8)]
+    found = {}
+    for runner in ("auto", "eager"):
+        told, engine = outcomes(model, pocket[1], jobs, runner, watch, 96 * POSITION_BYTES)
+        found[runner] = told, replace(engine.status(), preemptions=0)
+        assert engine.status().preemptions > 0
+        if runner == "auto":
+            assert 0 < len(device) < CountedLanding.made
+    assert found["auto"] == found["eager"]
