@@ -73,7 +73,9 @@ def parse(application, words):
 def check_pip(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [name for word in words for name in re.findall(r"\[(.*)\]", word)]
-    assert words[1] in ("install", "download") and set(named) <= set(extras)
+    told = subprocess.run([sys.executable, "-m", "pip", words[1], "--help"], capture_output=True, text=True, check=True)
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", told.stdout))
+    assert set(named) <= set(extras)
 
 
 def check_inspect(words):
