@@ -42,7 +42,7 @@ def kernels(
         kind = getattr(torch, dtype)
         counts, columns = _numbers(rows), _numbers(contexts)
         passes = {count: pass_seconds(place, kind, count) for count in counts} if whole_pass else {}
-        total = len(counts) * (5 + len(columns))
+        total = len(counts) * (7 + len(columns))
         with progress_bar("cases", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
             every = chain(cases(place, kind, counts, columns, names), row_cases(place, kind, counts, names))
