@@ -92,6 +92,9 @@ class CompiledRunner(EagerRunner):
         if not in_one or not live:
             return super().step(longest, choice, beside)
         batch = self._current(longest)
+        if self.program.drops and batch.placement.exits is None:
+            # copies K/V of what leaves, which is for the host between two programs
+            return super().step(longest, choice, beside)
         if beside:
             self._run_prefill(batch, beside)
         self._bind_choice(choice)

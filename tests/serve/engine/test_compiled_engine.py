@@ -37,6 +37,7 @@ def outputs(pocket, runner, config, sampling):
     return tokens, passes
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.9, seed=3, frequency_penalty=0.5)])
 @pytest.mark.parametrize("name", RULES)
 def test_two_engines_on_the_programs_of_one_model(pocket, monkeypatch, name, sampling):
