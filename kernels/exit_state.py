@@ -38,16 +38,16 @@ class LoopEndWeights:
     """Weights of a model that are applied at the end of a loop.
 
     Attributes:
-        norm: Weight of the RMSNorm, `[D]`.
+        norm: Weight of the RMSNorm, `[D]`; None where a loop ends without one.
         norm_eps: Epsilon of the RMSNorm.
-        gate: Weight of the exit gate, `[D]`.
-        gate_bias: Bias of the exit gate, `[1]`.
+        gate: Weight of the exit gate, `[D]`; None where there is none, so that its hazard is 0.
+        gate_bias: Bias of the exit gate, `[1]`; None likewise.
     """
 
-    norm: Tensor
-    norm_eps: float
-    gate: Tensor
-    gate_bias: Tensor
+    norm: Tensor | None
+    norm_eps: float = 0.0
+    gate: Tensor | None = None
+    gate_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)

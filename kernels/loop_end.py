@@ -15,6 +15,7 @@ none can be left out while differences are kept; weight and gate (2 D b) are sha
 Where nothing is watched: x and h_t, 2 D b.
 """
 
+import math
 from functools import lru_cache
 
 import torch
@@ -79,13 +80,17 @@ def loop_end_reference(
         slots: State slot of each row, int64 `[R]`, all different.
         params: Parameters of the exit decision.
     """
-    hidden = norm_reference(raw, weights)  # [R, D]
-    logits = hidden.float() @ weights.gate.float() + weights.gate_bias.float()  # [R]
+    hidden = raw if weights.norm is None else norm_reference(raw, weights)  # [R, D]
+    if weights.gate is None or weights.gate_bias is None:
+        logits = raw.new_full((len(raw),), -math.inf)  # [R]
+    else:
+        logits = hidden.float() @ weights.gate.float() + weights.gate_bias.float()
     return observe(hidden, previous, logits, state, slots, params)
 
 
 def norm_reference(raw: Tensor, weights: LoopEndWeights) -> Tensor:
     """RMSNorm `[R, D]`, rounded to the model's dtype before and after the weight as transformers' modules do."""
+    assert weights.norm is not None
     wide = raw.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + weights.norm_eps)
     return weights.norm * (wide * scale).to(raw.dtype)

@@ -49,9 +49,9 @@ def loop_end(
         _loop_end_kernel[(rows,)](
             raw,
             previous,
-            weights.norm,
-            weights.gate,
-            weights.gate_bias,
+            raw if weights.norm is None else weights.norm,
+            raw if weights.gate is None else weights.gate,
+            raw if weights.gate_bias is None else weights.gate_bias,
             state.differences,
             state.gram,
             state.gate,
@@ -72,7 +72,8 @@ def loop_end(
             weights.norm_eps,
             4 * torch.finfo(raw.dtype).eps,
             WATCH=rules.watches,
-            NORMALIZE=normalize,
+            NORMALIZE=normalize and weights.norm is not None,
+            GATE=weights.gate is not None,
             BLOCK=block,
             num_warps=warps_for(block),
         )
@@ -107,11 +108,12 @@ def _check(raw: Tensor, previous: Tensor, weights: LoopEndWeights, state: ExitSt
         raise ValueError(f"the kernel takes float32, float16 and bfloat16, not {raw.dtype}: use backend='torch'")
     if tuple(previous.shape) != (rows, width) or tuple(slots.shape) != (rows,):
         raise ValueError(f"{rows} rows of {width}, but previous {tuple(previous.shape)} and slots {tuple(slots.shape)}")
-    if tuple(weights.norm.shape) != (width,) or weights.gate.numel() != width or state.differences.shape[2] != width:
+    given = [weight for weight in (weights.norm, weights.gate) if weight is not None]
+    if any(weight.numel() != width for weight in given) or state.differences.shape[2] != width:
         raise ValueError(f"rows of {width} numbers need a weight, a gate and differences of as many")
-    if {previous.dtype, weights.norm.dtype, weights.gate.dtype, state.differences.dtype} != {raw.dtype}:
+    if {previous.dtype, state.differences.dtype, *(weight.dtype for weight in given)} != {raw.dtype}:
         raise ValueError("rows, weight, gate and differences must share one dtype")
-    contiguous = (*vars(state).values(), weights.norm, weights.gate, slots)
+    contiguous = (*vars(state).values(), *given, slots)
     if raw.stride(1) != 1 or previous.stride(1) != 1 or not all(part.is_contiguous() for part in contiguous):
         raise ValueError("the numbers of a row must lie side by side")
 
@@ -178,6 +180,7 @@ if find_spec("triton") is not None:
         noise,
         WATCH: tl.constexpr,
         NORMALIZE: tl.constexpr,
+        GATE: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
@@ -221,9 +224,11 @@ if find_spec("triton") is not None:
             h = x
         tl.store(hidden_ptr + row * width + offsets, h, mask=inside)
         now = h.to(tl.float32)
-        gate_weight = tl.load(gate_weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        logit = tl.sum(now * gate_weight) + tl.load(gate_bias_ptr).to(tl.float32)
-        hazard = 1.0 / (1.0 + tl.exp(-logit))
+        hazard = 0.0
+        if GATE:
+            gate_weight = tl.load(gate_weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+            logit = tl.sum(now * gate_weight) + tl.load(gate_bias_ptr).to(tl.float32)
+            hazard = 1.0 / (1.0 + tl.exp(-logit))
         cumulative += hazard * survival
         tl.store(gate_slot + _SURVIVAL, survival * (1.0 - hazard))
         tl.store(gate_slot + _CUMULATIVE, cumulative)

@@ -88,7 +88,7 @@ def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
                 function,
                 dtype,
                 signature,
-                {"WATCH": watch, "NORMALIZE": True, "BLOCK": width},
+                {"WATCH": watch, "NORMALIZE": True, "GATE": True, "BLOCK": width},
                 frozenset({"width", "raw_row_stride", "previous_row_stride"}),
                 loop_end_kernel.warps_for(width),
             )

@@ -30,7 +30,7 @@ from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import at_effort
 from sigma0.ladder.trail import Unit
 from sigma0.models.limits import check_context
-from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.models.prompts import encode
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings

@@ -241,7 +241,7 @@ class Selection:
 def select_exits(
     rule: ExitRule,
     loop_states: Tensor,
-    gate_logits: Tensor,
+    gate_logits: Tensor | None,
     head: Callable[[Tensor], Tensor],
     watch: bool = False,
     broadcast: Callable[[Tensor], Tensor] = no_broadcast,
@@ -252,7 +252,7 @@ def select_exits(
     Args:
         rule: When a token may stop.
         loop_states: h_1 ... h_T, `[T, B, S, D]`.
-        gate_logits: `[T, B, S]`.
+        gate_logits: `[T, B, S]`; None where the model has no gate.
         head: Output head, called once for each loop if the rule reads logits.
         watch: Whether statistics of the loop states are computed.
         broadcast: As `Operations` has it.
@@ -274,10 +274,12 @@ def select_exits(
         kept = width if params.watches else 0
         state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
+        no_gate = None if gate_logits is not None else no_gate_logits(flat[0])
         for loop in range(1, total + 1):
             with torch.no_grad():
                 hidden = flat[loop - 1].detach()
-                gates = gate_logits[loop - 1].detach().reshape(rows)
+                gates = no_gate if gate_logits is None else gate_logits[loop - 1].detach().reshape(rows)
+                assert gates is not None
                 loop_end = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, params)
                 here = loop_end.decisions == MET
                 if rule.needs_logits:
@@ -296,6 +298,11 @@ def select_exits(
     watched = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
     flags = (flag.view(batch, length) for flag in (depths, met, diverged))
     return Selection(selected, *flags, *watched)
+
+
+def no_gate_logits(hidden: Tensor) -> Tensor:
+    """Logits `[R]` of a gate that never leaves, for states `[R, D]` of a model without one: its hazard is 0."""
+    return torch.full((len(hidden),), -math.inf, dtype=hidden.dtype, device=hidden.device)
 
 
 def exit_probabilities(gate_logits: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from sigma0.ladder.rungs import AnyRung, EndpointRung, LocalRung
 from sigma0.ladder.trail import Decision, Outcome, Spent, Trail
 from sigma0.ladder.triggers import Signs, Trigger
 from sigma0.models.limits import check_context
-from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.models.prompts import encode
 from sigma0.signals.canary import CollapseCanary
 from sigma0.signals.generation import Generation

@@ -17,7 +17,7 @@ from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_host
 from sigma0.ladder.budget import RungCost, Spending
 from sigma0.ladder.rungs import LocalRung
-from sigma0.models.ouro import PROMPT_CHUNK
+from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.signals.verdict import mildest
 
 

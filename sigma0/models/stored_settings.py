@@ -31,27 +31,39 @@ class StoredSettings:
     def num_loops(self) -> int:
         """T, loops at full depth."""
 
+    @property
+    def has_gate(self) -> bool:
+        """Whether the family trains a gate, which `qexit` reads."""
+        return False
+
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """The exit settings in force.
 
         Args:
             exit_config: Of the caller; None falls back to `generation_config.exit_config`, then to the checkpoint's
-                `early_exit_step` or `early_exit_threshold`.
+                `early_exit_step` or `early_exit_threshold`; a family without a gate runs at full depth.
 
         Returns:
             The settings with a value for every field that the rule uses: the caller's, else the model's calibrated
             one, else the library's default (logged once).
 
         Raises:
-            ValueError: For unknown keys or bad values.
+            ValueError: For unknown keys or bad values, and for `qexit` where there is no gate.
         """
         if exit_config is None:
             exit_config = getattr(self.generation_config, "exit_config", None)
         if exit_config is not None:
             config = ExitConfig.parse(exit_config)
+            if config.mode == "qexit" and not self.has_gate:
+                raise ValueError(
+                    f"exit mode 'qexit' reads a gate, which {self.config.model_type} models do not have: use margin, "
+                    "converge or accel"
+                )
             if not config.unset():
                 return config
             return fill_in(config, self.exit_thresholds, getattr(self.config, "name_or_path", ""))
+        if not self.has_gate:
+            return ExitConfig(mode="full")
         step = getattr(self.config, "early_exit_step", None)
         if step is not None:
             return ExitConfig(mode="fixed", depth=step + 1)

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
-import sigma0.models.ouro as ouro
+import sigma0.models.looped_causal as looped_causal
 from sigma0 import DepthCache, ExitConfig
 from sigma0.models import OuroForCausalLM
 from tests.reference import tiny_model
@@ -320,7 +320,7 @@ def test_chosen_positions_of_a_long_prompt(model, monkeypatch, kept):
     ids = torch.randint(1, 61, (2, 11), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(ids, past_key_values=model.new_cache()).logits[:, kept]
-        monkeypatch.setattr(ouro, "PROMPT_CHUNK", 4)
+        monkeypatch.setattr(looped_causal, "PROMPT_CHUNK", 4)
         logits = model(ids, past_key_values=model.new_cache(), logits_to_keep=kept).logits
         states = model(
             ids, past_key_values=model.new_cache(), logits_to_keep=1, output_hidden_states=True
@@ -443,7 +443,7 @@ def test_long_prompts_run_in_chunks(model, monkeypatch):
     mask[1] = 1
     config = ExitConfig(q=0.6)
     whole = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
-    monkeypatch.setattr(ouro, "PROMPT_CHUNK", 4)
+    monkeypatch.setattr(looped_causal, "PROMPT_CHUNK", 4)
     chunked = model.generate(ids, attention_mask=mask, exit_config=config, **SETTINGS)
     stock_chunks = model.generate(ids, attention_mask=mask, exit_config=config, prefill_chunk_size=5, **SETTINGS)
     for outputs in (chunked, stock_chunks):

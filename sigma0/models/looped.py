@@ -1,0 +1,90 @@
+"""Loading and saving of every looped family: safetensors only, and what does not fit is named."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sigma0.decode.finite import check_weights as check_finite
+from sigma0.models.quantization import named_library, stored_method
+from sigma0.models.stored import StoredTensor, check_dtypes, check_generation_config, read_headers
+
+
+class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Loading and saving for the families; each sets `config_class` and names its layers."""
+
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = False
+
+    @classmethod
+    def check_shapes(cls, config: Any, tensors: Mapping[str, StoredTensor]) -> None:
+        """Compares the sizes of the family's config with the tensors of a checkpoint, before memory is allocated.
+
+        Raises:
+            ValueError: Naming the field.
+        """
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: `save_pretrained` would copy this package's source into the checkpoint."""
+
+    @classmethod
+    def from_pretrained(
+        cls, *args: Any, output_loading_info: bool = False, check_weights: bool = True, **kwargs: Any
+    ) -> Any:
+        """As transformers' own, but with safetensors only, and a missing or unexpected tensor is an error.
+
+        Args:
+            *args: For transformers.
+            output_loading_info: For transformers.
+            check_weights: Refuse weights that are NaN or infinite, for one pass over them.
+            **kwargs: For transformers.
+
+        Raises:
+            ValueError: Naming the tensors that do not fit or are no numbers, or the field of the config.
+        """
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
+        kwargs["use_safetensors"] = True
+        folder = _folder(*args, **kwargs)
+        stored = stored_method(kwargs.get("config") or (folder and PreTrainedConfig.get_config_dict(folder)[0]))
+        if folder is not None:
+            cls._check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"), stored)
+        checked = ["missing_keys", "unexpected_keys"]
+        if not kwargs.get("ignore_mismatched_sizes"):
+            # transformers' own error names no tensor, so it is suppressed and ours is raised
+            checked.append("mismatched_keys")
+            kwargs["ignore_mismatched_sizes"] = True
+        with named_library(stored):
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        wrong = {name: sorted(map(str, info[name])) for name in checked if info.get(name)}
+        if wrong:
+            problems = "; ".join(
+                f"{name.replace('_keys', '')}: {', '.join(tensors)}" for name, tensors in wrong.items()
+            )
+            raise ValueError(f"the checkpoint does not fit {cls.__name__}: {problems}")
+        if check_weights:
+            check_finite(model)
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def _check_files(cls, folder: Path, config: PreTrainedConfig | None, quantization: str | None) -> None:
+        """Checks that the files of a folder fit together, before any memory is allocated."""
+        tensors = read_headers(folder)
+        check_dtypes(tensors, quantization is not None)
+        if isinstance(config, cls.config_class):
+            cls.check_shapes(config, tensors)
+        check_generation_config(folder)
+
+
+def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path | None:
+    """The folder given to `from_pretrained`; None for a hub id, whose files may not be downloaded yet."""
+    folder = Path(name, subfolder) if isinstance(name, str | Path) else None
+    return folder if folder is not None and folder.is_dir() else None
