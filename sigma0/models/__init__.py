@@ -2,11 +2,17 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from sigma0.models.nanbeige import NanbeigeForCausalLM, NanbeigeModel
+from sigma0.models.nanbeige_config import NanbeigeConfig
 from sigma0.models.ouro import OuroForCausalLM, OuroModel
 from sigma0.models.ouro_config import OuroConfig
 
-AutoConfig.register("ouro", OuroConfig, exist_ok=True)
-AutoModel.register(OuroConfig, OuroModel, exist_ok=True)
-AutoModelForCausalLM.register(OuroConfig, OuroForCausalLM, exist_ok=True)
+for _config, _model, _causal in (
+    (OuroConfig, OuroModel, OuroForCausalLM),
+    (NanbeigeConfig, NanbeigeModel, NanbeigeForCausalLM),
+):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _causal, exist_ok=True)
 
-__all__ = ["OuroConfig", "OuroForCausalLM", "OuroModel"]
+__all__ = ["NanbeigeConfig", "NanbeigeForCausalLM", "NanbeigeModel", "OuroConfig", "OuroForCausalLM", "OuroModel"]
