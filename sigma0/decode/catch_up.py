@@ -31,7 +31,7 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
     if cache.pending is None:
         return
     hidden = _embedded(model, pending)
-    lanes = cache.reserve_lanes(hidden)
+    lanes = cache.reserve_lanes(hidden, model.state_width)
     sequences, cache_positions, positions = (
         torch.from_numpy(part).to(lanes.device)
         for part in (pending.sequences, pending.cache_positions, pending.positions)

@@ -54,7 +54,8 @@ def decode_tokens(
 def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, batch: int) -> EagerRunner:
     if cache.depth is None or cache.batch != batch:
         raise ValueError(f"the cache holds {cache.batch} sequences, not {batch}")
-    lanes = cache.reserve_lanes(model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device)))
+    like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device))
+    lanes = cache.reserve_lanes(like, model.state_width)
     lanes.resume()
     lanes.stop_decoding()
     settings = SequenceSettings(batch, cache.depth, lanes.device)

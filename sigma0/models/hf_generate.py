@@ -62,6 +62,16 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     quantization: str | None = None
 
     @property
+    def stages(self) -> tuple[int, int]:
+        """Layers of prelude and coda: none, unless a family has some."""
+        return 0, 0
+
+    @property
+    def state_width(self) -> int:
+        """D, width of a state."""
+        return int(self.config.hidden_size)
+
+    @property
     def operations(self) -> Operations:
         """Operations of a pass: plain torch or kernels.
 
@@ -72,7 +82,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
 
     def new_cache(self, capacity: int = 0) -> DepthCache:
         """An empty cache for this model, with room for `capacity` tokens; 0 grows as needed."""
-        return DepthCache(self.num_block_layers, self.num_loops, capacity)
+        return DepthCache(self.num_block_layers, self.num_loops, capacity, self.stages)
 
     @torch.no_grad()
     def decode_step(

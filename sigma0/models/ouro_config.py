@@ -1,6 +1,7 @@
 """Configuration of the Ouro family (arXiv 2510.25741), as its published checkpoints name their fields."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
     def __post_init__(self, **kwargs: Any) -> None:
         """Fills defaults and repairs the published special ids."""
         kwargs.pop("auto_map", None)
-        _check_dtype(kwargs.get("torch_dtype") or self.dtype)
+        check_dtype(kwargs.get("torch_dtype") or self.dtype)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         # zero heads are refused once everything is known
@@ -149,17 +150,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
             raise ValueError(
                 f"only full attention is supported, got use_sliding_window={self.use_sliding_window}, {other}"
             )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type in ROPE_TYPES_THAT_CHANGE_WITH_LENGTH:
-            raise ValueError(
-                f"rope_type '{rope_type}' changes its frequencies as the text grows, so K/V written earlier no longer "
-                "fit; use default, linear, yarn or llama3"
-            )
-        if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
-            raise ValueError(f"rope_type {rope_type!r} is not known; use default, linear, yarn or llama3")
-        theta = (self.rope_parameters or {}).get("rope_theta", self.default_theta)
-        if not isinstance(theta, float | int) or not 0 < theta < math.inf:
-            raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}")
+        check_rope(self.rope_parameters, self.default_theta)
 
     def validate_prompts(self) -> None:
         """Checks the style of prompts."""
@@ -178,7 +169,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
             )
 
 
-def _check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: Any) -> None:
     """Checks that a stored dtype is a floating-point dtype of torch.
 
     Raises:
@@ -188,3 +179,22 @@ def _check_dtype(dtype: Any) -> None:
     if (known is not None and isinstance(known, torch.dtype) and known.is_floating_point) or dtype in (None, "auto"):
         return
     raise ValueError(f"dtype={dtype!r} in config.json is no floating-point dtype, such as float32 or bfloat16")
+
+
+def check_rope(parameters: Mapping[str, Any] | None, default_theta: float) -> None:
+    """Checks that rotary frequencies are known and do not change with the length of the text.
+
+    Raises:
+        ValueError: Naming what is wrong.
+    """
+    rope_type = (parameters or {}).get("rope_type", "default")
+    if rope_type in ROPE_TYPES_THAT_CHANGE_WITH_LENGTH:
+        raise ValueError(
+            f"rope_type '{rope_type}' changes its frequencies as the text grows, so K/V written earlier no longer "
+            "fit; use default, linear, yarn or llama3"
+        )
+    if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
+        raise ValueError(f"rope_type {rope_type!r} is not known; use default, linear, yarn or llama3")
+    theta = (parameters or {}).get("rope_theta", default_theta)
+    if not isinstance(theta, float | int) or not 0 < theta < math.inf:
+        raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}")
