@@ -15,7 +15,8 @@ from sigma0.decode.row_sampling import sample_rows
 from sigma0.decode.sampler import process
 from sigma0.decode.sampling import judged
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
-from sigma0.decode.step import Batch, Looped, read, sample_greedy
+from sigma0.decode.step import Looped, read, sample_greedy
+from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_host
 
 

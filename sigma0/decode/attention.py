@@ -111,6 +111,10 @@ class PassRows:
         """Positions for rotary embeddings, int64 `[R]`."""
         return self._on(device).positions
 
+    def loops(self, device: torch.device) -> Tensor:
+        """See `decode.model.BatchRows.loops`."""
+        return self._on(device).loops
+
     def project(
         self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
     ) -> Tensor:

@@ -28,7 +28,8 @@ from sigma0.decode.programs import (
 )
 from sigma0.decode.runner import Announce, Choice, EagerRunner, RunnerChoice, Step, Storage, replaceable, silently
 from sigma0.decode.settings import REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import EMITTED, FRESH, Batch, Looped, run_loop, run_prefill, settle, settle_verified
+from sigma0.decode.step import EMITTED, FRESH, Looped, run_loop, run_prefill, settle, settle_verified
+from sigma0.decode.step_batch import Batch
 from sigma0.decode.whole_step import take_lines, whole_step
 from sigma0.errors import first_line
 
@@ -99,9 +100,10 @@ class CompiledRunner(EagerRunner):
             self._run_prefill(batch, beside)
         self._bind_choice(choice)
         given = self._counted(live, waiting)
-        name = _name("step", given)
+        enters = self.entering() > 0
+        name = _name("step, entering" if enters else "step", given)
         program = self._bound.get(name)
-        results = self._compile_step(name, batch, choice, given) if program is None else program(*given)
+        results = self._compile_step(name, batch, choice, given, enters) if program is None else program(*given)
         if results is None:
             return super().step(longest, choice)
         lines, _ = take_lines(results[0].numpy(), self.program, self.counts)
@@ -118,9 +120,10 @@ class CompiledRunner(EagerRunner):
         if beside:
             self._run_prefill(batch, beside)
         given = self._counted(live, waiting)
-        name = _name("loop", given)
+        enters = self.entering() > 0
+        name = _name("loop, entering" if enters else "loop", given)
         program = self._bound.get(name)
-        results = self._compile_loop(name, batch, given) if program is None else program(*given)
+        results = self._compile_loop(name, batch, given, enters) if program is None else program(*given)
         if results is None:
             return super().loop(longest)
         lines, *parts = results
@@ -176,7 +179,7 @@ class CompiledRunner(EagerRunner):
         stamp = (choice.fixed, *map(id, choice.tensors))
         if stamp != self._choice:
             self._choice = stamp
-            self._bound = {name: program for name, program in self._bound.items() if name[0] == "loop"}
+            self._bound = {name: program for name, program in self._bound.items() if name[0].startswith("loop")}
 
     def _counted(self, live: int, waiting: int) -> list[Tensor]:
         """The numbers of the live rows, and of those that may have to be read: one, or some number from two on."""
@@ -196,19 +199,21 @@ class CompiledRunner(EagerRunner):
             self._programs.keep_for(self.model.reserve_positions(self._most, self.lanes.hidden))
         return batch
 
-    def _compile_step(self, name: Name, batch: Batch, choice: Choice, given: list[Tensor]) -> list[Tensor] | None:
+    def _compile_step(
+        self, name: Name, batch: Batch, choice: Choice, given: list[Tensor], enters: bool
+    ) -> list[Tensor] | None:
         fixed = self._fixed(batch)
 
         def step(live: Tensor, waiting: Tensor) -> list[Tensor]:
-            return list(whole_step(fixed, len(live), choice, len(waiting)))
+            return list(whole_step(fixed, len(live), choice, len(waiting), entering=len(waiting) if enters else 0))
 
         return self._ready(name, step, given, batch, choice, "a step")
 
-    def _compile_loop(self, name: Name, batch: Batch, given: list[Tensor]) -> list[Tensor] | None:
+    def _compile_loop(self, name: Name, batch: Batch, given: list[Tensor], enters: bool) -> list[Tensor] | None:
         fixed = self._fixed(batch)
 
         def loop(live: Tensor, waiting: Tensor) -> list[Tensor]:
-            looped = run_loop(fixed, len(live), len(waiting), bounded=True)
+            looped = run_loop(fixed, len(live), len(waiting), bounded=True, entering=len(waiting) if enters else 0)
             codes = torch.zeros_like(looped.loops)
             codes[: len(waiting)] = looped.codes
             columns = [part[:, None] for part in (looped.sequences, looped.loops, codes)]

@@ -24,7 +24,7 @@ from sigma0.decode.programs import (
 from sigma0.decode.run_buffers import StepGraph, StepGraphs
 from sigma0.decode.runner import Announce, Choice, RunnerChoice, Storage, replaceable, silently
 from sigma0.decode.settings import SequenceSettings
-from sigma0.decode.step import Batch
+from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import Landing
 from sigma0.decode.whole_step import whole_step
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
-from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.planes import LayerPlanes, extra_planes
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
@@ -23,17 +23,21 @@ class PlaneStore:
         num_layers: L.
         total_loops: T.
         capacity: Cache positions known to be needed in the end; 0 where unknown.
+        stages: Layers of prelude, with one plane each, and of coda, with two.
 
     Attributes:
-        planes: The planes of each layer.
+        planes: The planes of each layer: those that loop, then prelude, then coda.
         length: Cache positions in use.
         depth: Loops that prompts run (T, or k under `fixed`); None while the store is empty.
     """
 
-    def __init__(self, num_layers: int, total_loops: int, capacity: int) -> None:
+    def __init__(self, num_layers: int, total_loops: int, capacity: int, stages: tuple[int, int] = (0, 0)) -> None:
+        self.num_layers = num_layers
         self.total_loops = total_loops
         self.capacity = capacity
-        self.planes: list[LayerPlanes | None] = [None] * num_layers
+        # None: as many planes as loops
+        self.counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
+        self.planes: list[LayerPlanes | None] = [None] * len(self.counts)
         self.length = 0
         self.depth: int | None = None
 
@@ -53,7 +57,8 @@ class PlaneStore:
         planes = self.planes[layer]
         if planes is None:
             size = max(cache_positions, self.capacity)
-            planes = self.planes[layer] = LayerPlanes(like, self.depth or self.total_loops, like.shape[0], size)
+            count = self.counts[layer] or self.depth or self.total_loops
+            planes = self.planes[layer] = LayerPlanes(like, count, like.shape[0], size)
         elif planes.size < cache_positions:
             planes.grow(self.capacity if cache_positions <= self.capacity else max(cache_positions, 2 * planes.size))
         return planes
@@ -126,12 +131,14 @@ class Plane(CacheLayerMixin):  # type: ignore[misc]
 class DepthCache(Cache):  # type: ignore[misc]
     """K/V planes of a looped model: plane t of a layer holds what that layer wrote at loop t.
 
-    transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i.
+    transformers sees `T * L` layers, index `t * L + i` for loop t (from 0) and layer i; behind them those of a prelude,
+    one each, and of a coda, two each.
 
     Args:
         num_layers: L, layers in the shared block.
         total_loops: T, loops at full depth.
         capacity: Cache positions known to be needed; 0 where unknown.
+        stages: Layers of prelude and coda.
 
     Attributes:
         store: The planes, their length and depth.
@@ -144,12 +151,15 @@ class DepthCache(Cache):  # type: ignore[misc]
         exits: Last plane of each token that exited under `drop`, int32 `[B, >= length]`, T - 1 elsewhere; None where
             every plane is written (`sigma0.decode.catch_up`).
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
+        lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
-    def __init__(self, num_layers: int, total_loops: int, capacity: int = 0) -> None:
-        self.store = PlaneStore(num_layers, total_loops, capacity)
+    def __init__(self, num_layers: int, total_loops: int, capacity: int = 0, stages: tuple[int, int] = (0, 0)) -> None:
+        self.store = PlaneStore(num_layers, total_loops, capacity, stages)
         layers = [Plane(self.store, layer, loop) for loop in range(total_loops) for layer in range(num_layers)]
+        for layer, count in enumerate(self.store.counts):
+            layers += [Plane(self.store, layer, plane) for plane in range(count or 0)]
         super().__init__(layers=layers)
         self._forget()
 
@@ -162,6 +172,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
         self.record: RunRecord | None = None
+        self.lacks_final = False
         self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None
@@ -227,16 +238,17 @@ class DepthCache(Cache):  # type: ignore[misc]
         """States how many cache positions will be needed, so that the next growth is exact."""
         self.store.capacity = max(self.store.capacity, capacity)
 
-    def reserve_lanes(self, like: Tensor) -> Lanes:
+    def reserve_lanes(self, like: Tensor, width: int) -> Lanes:
         """The lanes of all sequences, made anew if the model was moved or cast since.
 
         Args:
-            like: States `[R, D]`, for width, dtype and device.
+            like: What is in flight `[R, W]`, for width, dtype and device.
+            width: D, numbers of it that are the state.
         """
         assert self.depth is not None
         lanes = self.lanes
         if lanes is None or (lanes.hidden.dtype, lanes.device) != (like.dtype, like.device):
-            self.lanes = lanes = Lanes(self.batch, self.depth, like)
+            self.lanes = lanes = Lanes(self.batch, self.depth, like, width)
             self.buffers = None
         return lanes
 
@@ -368,7 +380,7 @@ class DepthCache(Cache):  # type: ignore[misc]
 
     def _propagate_past_exit(self, sequences: Tensor, cache_positions: Tensor, planes: Tensor) -> None:
         positions = self.placement(self.length).flat(sequences, cache_positions)
-        for layer in self.planes:
+        for layer in self.planes[: self.store.num_layers]:
             layer.propagate_past_exit(positions, planes)
 
     def reserve_exits(self, cache_positions: int) -> None:

@@ -64,15 +64,17 @@ class Lanes:
     Args:
         sequences: S.
         depth: T, loops that a token runs.
-        like: States `[R, D]`, for width, dtype and device.
+        like: What is in flight `[R, W]`, for width, dtype and device.
+        width: D, numbers of it that are the state; None for all.
 
     Attributes:
+        width: D.
         table: STAGE, CACHE_POSITION, POSITION, DRAFT (the id read from the token, or `NO_DRAFT`), DEPTH (the loop it
             was read at) and FLAGS, int64 `[S T + 1, 6]`.
         next: The lane of the token behind each, int64 `[S T + 1]`.
         kept: What a line of the table is multiplied with for the token behind, int64 `[6]`.
         offset: What is added then, int64 `[6]`.
-        hidden: State after the last finished loop, `[S T + 1, D]`.
+        hidden: State after the last finished loop, and what else is in flight, `[S T + 1, W]`.
         gate: What `qexit` keeps of a token: chance that it has gone on so far and its complement, float32
             `[S T + 1, 2]`.
         fresh: A line of `gate` before the first loop, `[2]`.
@@ -84,9 +86,10 @@ class Lanes:
         watched: Whether the last program kept differences.
     """
 
-    def __init__(self, sequences: int, depth: int, like: Tensor) -> None:
+    def __init__(self, sequences: int, depth: int, like: Tensor, width: int | None = None) -> None:
         self.sequences = sequences
         self.depth = depth
+        self.width = like.shape[1] if width is None else width
         self.count = sequences * depth
         device, rows = like.device, self.count + 1
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
@@ -127,8 +130,7 @@ class Lanes:
             self.exit_state.counts.zero_()
         if self.exit_state is None:
             with torch.inference_mode(False):
-                width, dtype = self.hidden.shape[1], self.hidden.dtype
-                self.exit_state = ExitState.empty(self.count + 1, width, dtype, self.device)
+                self.exit_state = ExitState.empty(self.count + 1, self.width, self.hidden.dtype, self.device)
         return self.exit_state
 
     def remember_probs(self, vocabulary: int) -> Tensor:
@@ -143,7 +145,7 @@ class Lanes:
         window = max(window, 2 * self.depth)
         if self.paths is None or self.window < window:
             with torch.inference_mode(False):
-                shape = (self.sequences * window + 1, self.depth, self.hidden.shape[1])
+                shape = (self.sequences * window + 1, self.depth, self.width)
                 self.paths, self.window = torch.zeros(shape, dtype=self.hidden.dtype, device=self.device), window
 
     def path_index(self, sequences: Tensor, cache_positions: Tensor) -> Tensor:

@@ -24,6 +24,9 @@ class BatchRows(Protocol):
     def positions(self, device: torch.device) -> Tensor:
         """Positions for rotary embeddings, int64 `[R]`, on a device."""
 
+    def loops(self, device: torch.device) -> Tensor:
+        """Loops finished by each row, int64 `[R]`; of a prelude or a coda the plane that is written."""
+
     def project(
         self, layer: int, hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, cos: Tensor, signed_sin: Tensor
     ) -> Tensor:
@@ -60,14 +63,36 @@ class KVShape(Protocol):
     """A model, as far as the shape of its K/V goes; no weights are needed."""
 
     config: PreTrainedConfig
-    num_block_layers: int
-    num_loops: int
+
+    @property
+    def num_block_layers(self) -> int:
+        """L, layers of the shared block."""
+
+    @property
+    def num_loops(self) -> int:
+        """T."""
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        """Layers of prelude and coda."""
 
 
 class LoopedModel(Protocol):
-    """All that the decoder knows of a model: three stages over the rows of a pass, and the end of a loop."""
+    """All that the decoder knows of a model: the stages of a pass over its rows, and the end of a loop.
+
+    What is in flight of a token is `[W]`: its state `[D]`, and behind it what every loop reads of it. W > D only where
+    a loop ends without a norm.
+    """
 
     config: PreTrainedConfig
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        """Layers of prelude and coda, whose K/V lie behind those of the block; (0, 0) for neither."""
+
+    @property
+    def state_width(self) -> int:
+        """D."""
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +103,10 @@ class LoopedModel(Protocol):
         """Operations of a pass: plain torch or kernels."""
 
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """What loop 1 starts from, `[R, D]`: embeddings of ids `[R]` at positions `[R]`, or what a prelude makes."""
+        """What loop 1, or the prelude, starts from, `[R, W]`: of ids `[R]` at positions `[R]`."""
+
+    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+        """What loop 1 starts from, `[R, W]`, where there is a prelude: of rows `[R, W]` as they have entered."""
 
     def reserve_positions(self, longest: int, like: Tensor) -> Hashable:
         """Makes whatever passes over so many positions read beside weights, for states of this device and dtype.
@@ -88,10 +116,10 @@ class LoopedModel(Protocol):
         """
 
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
-        """One loop of the shared block over rows `[R, D]`, before the loop's norm."""
+        """One loop of the shared block over rows `[R, W]`, before the loop's norm."""
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The loop's norm, `[R, D]`."""
+        """The loop's norm, `[R, W]`."""
 
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]` of normed states `[R, D]`."""
@@ -99,5 +127,10 @@ class LoopedModel(Protocol):
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate, for the kernel that applies both."""
 
-    def read(self, hidden: Tensor) -> Tensor:
-        """Logits `[R, V]` of normed states `[R, D]`: the output head, or a coda and a head."""
+    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+        """Logits `[R, V]` of rows `[R, W]` after a loop: the output head, or a coda and a head.
+
+        Args:
+            hidden: Normed.
+            rows: Where they are, each at the plane of the coda that it writes; None where there is no coda.
+        """

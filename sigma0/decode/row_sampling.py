@@ -8,7 +8,8 @@ from sigma0.decode.lanes import DRAFT, POSITION, STAGE
 from sigma0.decode.random_numbers import OWN_DRAW, check_purpose, redraw_purpose
 from sigma0.decode.sampler import distribution, draw, draw_uniform
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings
-from sigma0.decode.step import Batch, Looped
+from sigma0.decode.step import Looped
+from sigma0.decode.step_batch import Batch
 
 
 def sample_rows(

@@ -16,7 +16,8 @@ from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import LINE_WIDTH, Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import LINE_WIDTH, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_device, to_host
 
 # The bound on positions grows in steps of so many.
@@ -213,6 +214,13 @@ class EagerRunner:
         stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
         return int(np.count_nonzero(stages < self.lanes.idle)), int(np.count_nonzero(stages < self.lanes.depth))
 
+    def entering(self) -> int:
+        """Lanes whose tokens run their first loop next; 0 where there is no prelude that would run for them."""
+        if not self.model.stages[0]:
+            return 0
+        stages = self._stages if self.lanes.device.type == "cpu" else self.lanes.stages()
+        return int(np.count_nonzero(stages == 0))
+
     def bound_on(self, longest: int) -> int:
         """Bound on the cache positions of some steps to come, plus one, given that of the next."""
         return -(-longest // _BOUND) * _BOUND
@@ -259,7 +267,7 @@ class EagerRunner:
         if not live and beside is None:
             return None
         batch = self.batch(longest)
-        looped = run_loop(batch, live, decoding, beside)
+        looped = run_loop(batch, live, decoding, beside, entering=self.entering())
         self.counts.prompt_rows += 0 if beside is None else len(beside)
         self._count_loop(looped, live, decoding)
         return batch, looped

@@ -24,7 +24,8 @@ from sigma0.decode.sampler import draw, process
 from sigma0.decode.sampling_settings import SamplingSettings, SequenceSampling
 from sigma0.decode.settings import PROMPT
 from sigma0.decode.state_guard import StateGuard
-from sigma0.decode.step import Batch, Looped, read, sample_greedy
+from sigma0.decode.step import Looped, read, sample_greedy
+from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_device, to_host
 
 

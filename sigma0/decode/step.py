@@ -13,14 +13,13 @@ No part of it reads a value of a tensor on the host. Which parts a step has is s
 the caller, so that a step has one fixed shape for each of both.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sigma0.decode import settings as columns
-from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.lanes import (
     CACHE_POSITION,
@@ -32,41 +31,15 @@ from sigma0.decode.lanes import (
     POSITION,
     STAGE,
     SURVIVAL,
-    Lanes,
 )
-from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput, Operations
-from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
+from sigma0.decode.settings import NO_LIMIT
+from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
+from sigma0.decode.step_batch import Batch
 
 # Columns of what a step emits.
 EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a step works on.
-
-    Attributes:
-        model: The looped model.
-        lanes: Tokens in flight.
-        settings: Of every sequence.
-        program: What a pass has to compute.
-        layers: Planes of every layer.
-        placement: Where cache positions lie.
-        longest: Bound on the cache positions of a pass, plus one.
-        ops: Operations of a pass.
-    """
-
-    model: LoopedModel
-    lanes: Lanes
-    settings: SequenceSettings
-    program: Program
-    layers: Sequence[LayerPlanes]
-    placement: Placement
-    longest: int
-    ops: Operations
 
 
 @dataclass(frozen=True)
@@ -103,6 +76,7 @@ def run_loop(
     beside: Prefill | None = None,
     padded: bool = False,
     bounded: bool = False,
+    entering: int = 0,
 ) -> Looped:
     """Rows, block and loop end.
 
@@ -114,6 +88,8 @@ def run_loop(
         padded: Whether both are bounds. Rows past the live ones are idle or suspended lanes then: they are computed
             and written nowhere.
         bounded: Whether L is a bound, and R is not.
+        entering: How many of the decoding rows run their first loop, or a bound on it where L is one; read where there
+            is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
@@ -124,9 +100,16 @@ def run_loop(
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
+    if batch.model.stages[0] and beside is not None:
+        prefill_prelude(batch, beside)
+    if batch.model.stages[0] and entering:
+        enters = stage[:entering] == 0 if padded or bounded else None
+        previous = run_prelude(batch, previous, indices, entering, enters)
     everything = indices if beside is None else beside.behind(indices)
     view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, live)
     raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
+    if batch.model.stages[1] and beside is not None:
+        prefill_coda(batch, beside)
     loops = planes + 1
     if live is not None:
         # from here on lanes are only written to
@@ -136,7 +119,8 @@ def run_loop(
     if program.paths:
         assert lanes.paths is not None
         path = lanes.path_index(sequences, cache_positions)
-        lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = hidden
+        states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
+        lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = states
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
     codes, logits = _decide(
         batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded and not bounded
@@ -153,9 +137,13 @@ def run_loop(
 def run_prefill(batch: Batch, beside: Prefill) -> None:
     """One loop of prefill by itself; before that of the lanes, which read what it writes."""
     none = torch.zeros(0, dtype=torch.int64, device=batch.lanes.device)
+    if batch.model.stages[0]:
+        prefill_prelude(batch, beside)
     rows = beside.behind(RowIndices(none, none, none, none))
     view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest)
     beside.loop(batch.model, view, batch.lanes.hidden[:0])
+    if batch.model.stages[1]:
+        prefill_coda(batch, beside)
 
 
 def _loop_end(
@@ -164,9 +152,12 @@ def _loop_end(
     """Normed states `[R, D]`, and what the loop end says of them, where differences are kept or a kernel runs."""
     if not batch.program.watch and batch.ops.backend == "torch":
         return batch.model.norm(raw), None
-    rules = batch.settings.rows(batch.program, sequences)
-    end = batch.ops.loop_end(batch.model, raw, previous, batch.lanes.watch(), rows, rules)
-    return end.hidden, end
+    rules, width = batch.settings.rows(batch.program, sequences), batch.lanes.width
+    whole = width == raw.shape[1]
+    states = (raw, previous) if whole else (raw[:, :width], previous[:, :width])
+    end = batch.ops.loop_end(batch.model, *states, batch.lanes.watch(), rows, rules)
+    # where rows carry more than their state, a loop ends without a norm
+    return end.hidden if whole else raw, end
 
 
 def _decide(
@@ -196,7 +187,8 @@ def _decide(
         codes = codes.masked_fill(met & late, MET)
     if program.margin:
         # where drafts are read in this pass too, all rows at once
-        logits = batch.model.read(hidden if whole else hidden[:decoding])  # [L, V] or [R, V]
+        count = len(hidden) if whole else decoding
+        logits = _read_first(batch, hidden, table, sequences, loops, count)  # [L, V] or [R, V]
         theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
         codes = codes.masked_fill(batch.ops.leads(logits[:decoding], theta) & late, MET)
     if program.forced:
@@ -205,6 +197,20 @@ def _decide(
         token = (table[:decoding, CACHE_POSITION] - own[:, columns.PROMPT]) % exits.shape[1]
         codes = (last * LAST_LOOP).masked_fill(loops[:decoding] >= exits[sequences[:decoding], token], MET)
     return batch.ops.broadcast(codes), logits
+
+
+def _read_first(batch: Batch, hidden: Tensor, table: Tensor, sequences: Tensor, loops: Tensor, count: int) -> Tensor:
+    """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
+    if not batch.model.stages[1]:
+        return batch.model.read(hidden[:count])
+    stage, depth = table[:count, STAGE], batch.lanes.depth
+    reads = stage < depth
+    if batch.program.verify:
+        own = batch.settings.table.index_select(0, sequences[:count])
+        at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops[:count] == depth)
+        reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
+    rows = RowIndices(sequences[:count], table[:count, CACHE_POSITION], table[:count, POSITION], loops[:count])
+    return read_rows(batch, hidden[:count], rows, reads)
 
 
 def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) -> Tensor:
@@ -252,7 +258,14 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or len(looped.logits) == len(looped.loops)):
         return looped.logits.index_select(0, which)
-    return batch.model.read(looped.hidden.index_select(0, which))
+    hidden = looped.hidden.index_select(0, which)
+    if not batch.model.stages[1]:
+        return batch.model.read(hidden)
+    table = looped.table.index_select(0, which)
+    sequences, loops = looped.sequences.index_select(0, which), looped.loops.index_select(0, which)
+    rows = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
+    # what is only computed to fill up stands in nobody's lane
+    return read_rows(batch, hidden, rows, looped.lanes.index_select(0, which) < batch.lanes.count)
 
 
 def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:

@@ -117,6 +117,8 @@ class TokenLoop:
         batch, prompt = input_ids.shape
         self.model, self.cache, self.rule, self.record = model, cache, rule, record
         self.verifies = config.after_exit == "verify"
+        if model.stages[1] and not self.verifies:
+            cache.lacks_final = True
         self.vocabulary = int(model.config.vocab_size)
         self.device = input_ids.device
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)
@@ -139,7 +141,8 @@ class TokenLoop:
         self._emitted: Ints = np.zeros(batch, dtype=np.int64)
         self._over: set[int] = set()
         with torch.no_grad():
-            cache.reserve_lanes(model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device)))
+            like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=self.device))
+            cache.reserve_lanes(like, model.state_width)
         self._buffers = cache.reserve_buffers()
         self.choice: Choice = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
         wanted = getattr(generation_config, "runner", "auto")

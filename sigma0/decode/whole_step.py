@@ -12,7 +12,8 @@ from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE
 from sigma0.decode.runner import Choice
 from sigma0.decode.settings import Program
-from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Batch, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import EMITTED, ENDS, LINE_WIDTH, SEQUENCE, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step_batch import Batch
 
 # Columns of the last line: rows of the loop, those of them that decoded, rows that had to be read; and after the step
 # lanes that are live, and sequences that have some.
@@ -20,7 +21,12 @@ ROWS, DECODING, READ, LIVE, SEQUENCES, _COUNTS = range(6)
 
 
 def whole_step(
-    batch: Batch, count: int, choice: Choice, decoding: int | None = None, suspends: bool = False
+    batch: Batch,
+    count: int,
+    choice: Choice,
+    decoding: int | None = None,
+    suspends: bool = False,
+    entering: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A loop of every live lane, and all that follows from it.
 
@@ -30,6 +36,7 @@ def whole_step(
         count: Live lanes, or a bound on them, at most S T.
         choice: How ids are chosen, on the device.
         decoding: Bound on the rows that are to be read, where `count` is no bound; None where it is.
+        entering: Bound on the rows that run their first loop; None where `decoding` says nothing else.
         suspends: Whether sequences that end are suspended: the next step may be launched before the host has seen it.
 
     Returns:
@@ -38,12 +45,15 @@ def whole_step(
     """
     lanes, program = batch.lanes, batch.program
     padded = decoding is None
+    if entering is None:
+        # a sequence has one token that decodes at most
+        entering = min(count, lanes.sequences) if decoding is None else decoding
     if program.margin and program.verify:
         # the head reads all rows once where both the rule and the drafts need it
         decoding = count
     elif decoding is None:
         decoding = min(count, lanes.sequences)
-    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded)
+    looped = run_loop(batch, count, decoding, padded=padded, bounded=not padded, entering=entering)
     if program.drops:
         _leave(batch, looped)
     reads = _reads(batch, looped, count if program.verify else decoding)  # [K]

@@ -53,7 +53,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors=False would unpickle the checkpoint; convert it to safetensors")
         kwargs["use_safetensors"] = True
-        folder = _folder(*args, **kwargs)
+        folder = checkpoint_path(*args, **kwargs)
         stored = stored_method(kwargs.get("config") or (folder and PreTrainedConfig.get_config_dict(folder)[0]))
         if folder is not None:
             cls._check_files(folder, None if kwargs.get("ignore_mismatched_sizes") else kwargs.get("config"), stored)
@@ -84,7 +84,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         check_generation_config(folder)
 
 
-def _folder(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path | None:
+def checkpoint_path(name: Any = None, *_: Any, subfolder: str = "", **__: Any) -> Path | None:
     """The folder given to `from_pretrained`; None for a hub id, whose files may not be downloaded yet."""
     folder = Path(name, subfolder) if isinstance(name, str | Path) else None
     return folder if folder is not None and folder.is_dir() else None

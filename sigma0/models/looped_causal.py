@@ -13,6 +13,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.catch_up import catch_up, enter_pending
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
@@ -32,13 +33,15 @@ FORWARD_KEYS = frozenset(TransformersKwargs.__optional_keys__) | {"return_dict",
 class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrainedModel):
     """A looped model with its output head; the logits of a position are read at the loop that the exit rule picks."""
 
+    # arguments of the forward that the base model takes beside the usual ones
+    model_inputs: frozenset[str] = frozenset()
     _multiply: Product = staticmethod(F.linear)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: Any, model: LoopedPreTrainedModel) -> None:
         super().__init__(config)
-        self.model = model
+        setattr(self, self.base_model_prefix, model)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._head = PackedLinear("lm_head")
         self.post_init()
@@ -66,7 +69,11 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         self._multiply = self.operations.product(like.dtype)
         return (self._multiply, *(id(product.reordered) for product, _ in self.packed_weights()))
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+        """What loop 1 starts from, `[R, W]`: what has entered, where there is no prelude."""
+        return hidden
+
+    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """Logits `[R, V]` of normed states `[R, D]`."""
         # programs are compiled behind `reserve_positions`
         compiling = torch.compiler.is_compiling()
@@ -115,7 +122,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             ValueError: For bad settings, a cache that is no `DepthCache`, or a mask whose shape does not fit.
             TypeError: For an unknown argument.
         """
-        unknown = sorted(set(kwargs) - FORWARD_KEYS)
+        unknown = sorted(set(kwargs) - FORWARD_KEYS - self.model_inputs)
         if unknown:
             raise TypeError(f"forward takes no argument {', '.join(unknown)}")
         config = self.resolve_exit_config(exit_config)
@@ -134,6 +141,11 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             inputs = input_ids = inputs.long()
         if cache is not None:
             check_cache(cache)
+            if verified and cache.lacks_final:
+                raise ValueError(
+                    "after_exit='verify' cannot go on with this cache: tokens in it were read at their exits, and the "
+                    "coda of full depth has no K/V of them; start a new cache, or keep the exit rule"
+                )
             cache.open(loops, inputs.shape[0])
             enter_pending(self, cache, attention_mask)
             if cache.length and inputs.shape[1] == 1 and not cache.prefilling and not output_loop_states:
@@ -146,6 +158,8 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             catch_up(self, cache)
         if labels is not None:
             use_cache = False
+        elif self.needs_cache(rule):
+            use_cache = True
         outputs = self._run_prompt(
             logits_to_keep,
             input_ids=input_ids,
@@ -214,9 +228,10 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         last_only = isinstance(logits_to_keep, int) and logits_to_keep == 1
         recorded = inputs.get("output_hidden_states") or inputs.get("output_attentions")
+        recorded = recorded or any(inputs.get(name) is not None for name in self.model_inputs)
         whole = cache is None or torch.is_grad_enabled() or length <= PROMPT_CHUNK or not last_only or recorded
         if whole or (mask is not None and mask.dim() != 2):
-            return self.model(**inputs)  # type: ignore[no-any-return]
+            return self.base_model(**inputs)  # type: ignore[no-any-return]
         past = cache.length
         for start in range(0, length, PROMPT_CHUNK):
             stop = min(start + PROMPT_CHUNK, length)
@@ -225,8 +240,12 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
                 "attention_mask": None if mask is None else mask[:, : past + stop],
                 "position_ids": None if positions is None else positions[:, start:stop],
             }
-            outputs = self.model(**{**inputs, **part})
+            outputs = self.base_model(**{**inputs, **part})
         return outputs  # type: ignore[no-any-return]
+
+    def needs_cache(self, rule: ExitRule) -> bool:
+        """Whether a prefill under a rule is read over K/V, so that a cache is made for it."""
+        return False
 
     def read_exits(
         self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import LoopEndWeights
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.nanbeige_config import NanbeigeConfig
@@ -73,9 +74,9 @@ class NanbeigeForCausalLM(NanbeigePreTrainedModel, SharedBlockForCausalLM):
         """Weights of the norm after a loop, where there is one."""
         return LoopEndWeights(None) if self.model.norms_for_head else super().loop_end_weights()
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """Logits `[R, V]` of the states `[R, D]` that loops leave."""
-        return super().read(super().norm(hidden) if self.model.norms_for_head else hidden)
+        return super().read(super().norm(hidden) if self.model.norms_for_head else hidden, rows)
 
     def read_states(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` of the states `[..., D]` that loops leave."""

@@ -11,10 +11,12 @@ class RotaryTable:
 
     Args:
         rotary: transformers' module; its frequencies must not depend on the length of the text.
+        pairs: Whether heads are rotated in neighbouring pairs, not in halves.
     """
 
-    def __init__(self, rotary: nn.Module) -> None:
+    def __init__(self, rotary: nn.Module, pairs: bool = False) -> None:
         self._rotary = rotary
+        self._pairs = pairs
         self._cos: Tensor | None = None
         self._sin: Tensor | None = None
 
@@ -27,14 +29,19 @@ class RotaryTable:
                 everywhere = torch.arange(max(_SHORTEST, 2 * furthest), device=like.device)
                 cos, sin = self._rotary(torch.empty((), dtype=like.dtype, device=like.device), everywhere[None])
             cos, sin = cos[0], sin[0].clone()
-            sin[:, : sin.shape[1] // 2].neg_()
+            half = sin.shape[1] // 2
+            sin[:, :half].neg_()
+            if self._pairs:
+                # the frequency of a pair stands once in each half
+                cos, sin = (part.unflatten(1, (2, half)).transpose(1, 2).flatten(1) for part in (cos, sin))
             self._cos, self._sin = cos, sin
         return cos, sin
 
     def rows(self, positions: Tensor, furthest: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin `[R, 1, d]` of `positions` `[R]`.
 
-        The first half of the sines, which multiplies the second half of a head, has its sign turned.
+        The first half of the sines, which multiplies the second half of a head, has its sign turned; likewise the
+        first of every pair.
 
         Args:
             positions: int64 `[R]`, on the device of `like`.

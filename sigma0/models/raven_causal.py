@@ -1,0 +1,195 @@
+"""Raven with its head: the stages of a pass over rows, and how a prompt is read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sigma0.decode.attention import RowIndices
+from sigma0.decode.exits import ExitRule, Selection, no_gate_logits, select_exits
+from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.model import BatchRows
+from sigma0.decode.ops import LoopEndWeights
+from sigma0.decode.parallel import broadcaster
+from sigma0.decode.stages import stage_rows
+from sigma0.models.looped_causal import LoopedForCausalLM
+from sigma0.models.ouro_block import rms_norm
+from sigma0.models.outputs import LoopedModelOutput
+from sigma0.models.raven import RavenModel, RavenPreTrainedModel, packed_blocks
+from sigma0.models.raven_config import RavenConfig
+from sigma0.models.row_linear import Modules, PackedLinear
+
+
+class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
+    """Raven with its output head; `forward` also takes `initial_state`, `[B, S, D]`, before loop 1."""
+
+    model_inputs = frozenset({"initial_state"})
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
+
+    def __init__(self, config: RavenConfig) -> None:
+        super().__init__(config, RavenModel(config))
+
+    @property
+    def num_loops(self) -> int:
+        """T, in passes."""
+        loops: int = self.transformer.num_loops
+        return loops
+
+    @property
+    def num_block_layers(self) -> int:
+        """L, K/V layers of a pass."""
+        layers: int = self.transformer.num_block_layers
+        return layers
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        """Layers of prelude and coda."""
+        stages: tuple[int, int] = self.transformer.stages
+        return stages
+
+    def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Start states and embeddings `[R, 2 D]` of ids `[R]` at positions `[R]`."""
+        embedded = self.transformer.embed(token_ids)
+        return torch.cat([self.transformer.start(embedded, positions), embedded], dim=-1)
+
+    def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+        """Start states and what every loop reads, `[R, 2 D]`, of rows as they have entered."""
+        width = self.config.n_embd
+        injected = self._run(self.transformer.prelude, hidden[:, width:], rows, self.num_block_layers)
+        embeds = self.config.initial_state_mode == "embed-init"
+        return torch.cat([injected if embeds else hidden[:, :width], injected], dim=-1)
+
+    def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
+        """One pass of the core over rows `[R, 2 D]`."""
+        model, width = self.transformer, self.config.n_embd
+        injected, core = hidden[:, width:], model.core_block
+        multiply = rows.ops.product(hidden.dtype)
+        for step in range(self.config.stride):
+            state = model.adapt(model._modules, hidden, multiply)
+            if self.config.initial_state_mode == "skip-adapter" and step == 0:
+                first = rows.loops(hidden.device) == 0
+                state = torch.where(first[:, None], injected, state)
+            state = self._run(core, state, rows, step * len(core))
+            hidden = torch.cat([state, injected], dim=-1)
+        return hidden
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """A loop ends without a norm."""
+        return hidden
+
+    def gate(self, hidden: Tensor) -> Tensor:
+        """Logits `[R]` of a gate that never leaves: there is none."""
+        return no_gate_logits(hidden)
+
+    def loop_end_weights(self) -> LoopEndWeights:
+        """No norm, no gate."""
+        return LoopEndWeights(None)
+
+    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
+        """Logits `[R, V]` of rows `[R, 2 D]`, through the coda."""
+        assert rows is not None or not self.stages[1], "a coda reads K/V"
+        model, state = self.transformer, hidden[:, : self.config.n_embd]
+        ops = self._operations_on(hidden.device) if rows is None else rows.ops
+        if self.config.layout == "sandwich":
+            state = rms_norm(model.ln_f, state.contiguous(), ops)
+        if rows is not None:
+            state = self._run(model.coda, state, rows, self.num_block_layers + len(model.prelude))
+        return super().read(rms_norm(model.ln_f, state, ops))
+
+    def _run(self, layers: Any, hidden: Tensor, rows: BatchRows, first: int) -> Tensor:
+        """Layers over rows `[R, D]`, from one of the K/V layers on."""
+        tables = self.transformer._rotary_table.rows(rows.positions(hidden.device), rows.longest, hidden)
+        for index, layer in enumerate(layers):
+            hidden = layer(hidden, rows=rows, layer=first + index, position_embeddings=tables)
+        return hidden
+
+    def reserve_tables(self, longest: int, like: Tensor) -> None:
+        """Rotary embeddings of so many positions."""
+        self.transformer._rotary_table.reserve(longest, like)
+
+    def block_weights(self) -> Iterator[tuple[PackedLinear, Modules]]:
+        """The products of all layers, and of the adapter."""
+        yield from packed_blocks(self.transformer)
+
+    def needs_cache(self, rule: ExitRule) -> bool:
+        """Whether exits are read one after the other, over the coda's K/V.
+
+        The coda of a position sees how those before it were read: a prompt whose last position alone is read costs
+        little more for that, a whole text much.
+        """
+        return not rule.is_known_beforehand
+
+    def read_exits(
+        self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool
+    ) -> tuple[Selection, Tensor]:
+        """See `LoopedForCausalLM.read_exits`."""
+        cache, states = outputs.past_key_values, outputs.loop_states
+        assert states is not None
+        length = states.shape[2]
+        if rule.is_known_beforehand or cache is None:
+            exits = select_exits(
+                rule, states[:, :, keep], None, self.read_states, watch, broadcaster(self), at_full_depth
+            )
+            return exits, self.read_states(outputs.last_hidden_state[:, keep])
+        which = torch.arange(length)[keep].tolist()
+        found = [self._read_position(rule, cache, states, index, watch, at_full_depth) for index in which]
+        parts = [torch.cat([vars(exits)[name] for exits, _ in found], dim=axis) for name, axis in _AXES.items()]
+        watched = [torch.cat([vars(exits)[name] for exits, _ in found], dim=2) if watch else None for name in _WATCHED]
+        return Selection(*parts, *watched), torch.cat([logits for _, logits in found], dim=1)
+
+    @torch.no_grad()
+    def _read_position(
+        self, rule: ExitRule, cache: DepthCache, states: Tensor, index: int, watch: bool, at_full_depth: bool
+    ) -> tuple[Selection, Tensor]:
+        """Where a position of a prompt is read, and its logits `[B, 1, V]`.
+
+        Args:
+            rule: When a token may stop.
+            cache: With the K/V of the prompt; the coda's of this position are those of its reading afterwards.
+            states: `[T, B, S, D]`.
+            index: Of the position among the S.
+            watch: As `read_exits` has it.
+            at_full_depth: Likewise.
+        """
+        batch, length = states.shape[1], states.shape[2]
+        place = cache.length - length + index
+        device = states.device
+        seen = cache.seen(cache.length)
+        sequences = torch.arange(batch, device=device)
+        where = torch.full_like(sequences, place)
+        positions = where if seen is None else (seen[:, : place + 1].sum(1) - 1).clamp_min(0)
+        rows = stage_rows(
+            cache.planes,
+            cache.placement(cache.length),
+            RowIndices(sequences, where, positions, torch.zeros_like(where)),
+            self.operations,
+            cache.length,
+            None if seen is None else seen[:, place],
+        )
+
+        def read(hidden: Tensor) -> Tensor:
+            return self.read(hidden.reshape(batch, -1), rows)
+
+        states = states[:, :, index : index + 1]
+        exits = select_exits(rule, states, None, read, watch, broadcaster(self), at_full_depth)
+        return exits, read(exits.hidden)[:, None]
+
+    def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:
+        """Logits of every loop, `[T, B, S', V]`, as a model of so many loops has them.
+
+        Raises:
+            ValueError: Behind cached positions, whose codas were not read at every loop.
+        """
+        assert outputs.loop_states is not None
+        cache, length = outputs.past_key_values, outputs.loop_states.shape[2]
+        if cache is not None and cache.length != length:
+            raise ValueError("output_loop_states reads the coda of all positions at every loop: pass the whole text")
+        seen = None if cache is None else cache.seen(length)
+        read = [self.transformer.read_prompt(states, seen, None)[:, keep] for states in outputs.loop_states]
+        return torch.stack([self.read_states(hidden) for hidden in read])
+
+
+# Fields of a selection, and the axis along which positions follow each other.
+_AXES = {"hidden": 1, "depths": 1, "met": 1, "diverged": 1}
+_WATCHED = ("statistics", "fates")
