@@ -47,7 +47,7 @@ def fused(monkeypatch):
         ran.append(True)
         return fused_rows.run_fused(*arguments)
 
-    monkeypatch.setattr("sigma0.models.ouro.run_fused", counted)
+    monkeypatch.setattr("sigma0.models.shared_block.run_fused", counted)
     return ran
 
 
