@@ -199,7 +199,7 @@ def test_pipelines_and_messages(spoken):
 
 
 def test_a_template_shows_tools_and_their_calls(spoken):
-    _, tokenizer = spoken
+    model, tokenizer = spoken
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
     messages = [
         {"role": "user", "content": "Rain?"},
@@ -210,6 +210,10 @@ def test_a_template_shows_tools_and_their_calls(spoken):
     assert text.startswith('[tools]{"type": "function", "function": {"name": "weather"')
     assert '[call]{"name": "weather", "arguments": {"city": "Rome"}}[/call]' in text
     assert text.endswith("<|im_start|>tool\nno<|im_end|>\n<|im_start|>assistant\n")
+    told = sigma0.generate(model, tokenizer, text, special_tokens=True, max_new_tokens=6)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+    assert [token.id for token in told.tokens] == expected.tolist()
 
 
 def test_gradients_and_the_loss_of_the_last_loop():
