@@ -5,9 +5,10 @@
     a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops; of norms a layer has N, and G is 1 where there is a gate, else 0. Sources: the
-modules of `sigma0.models.ouro` and `sigma0.models.nanbeige`, and `PagedPlanes`, whose blocks hold all T planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which
-exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
+each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0. Sources: the
+modules of `sigma0.models.ouro` and `sigma0.models.nanbeige`, and `PagedPlanes`, whose blocks hold all T planes. So
+`full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which exited at e < T does not
+write are filled with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """The layers of a block over the rows of a pass in fused kernels, whose rows do not depend on each other's company.
 
 A layer is row_qkv, attention, row_linear, row_norm, row_mlp, row_norm (`sigma0.kernels`): eight launches, where calls
-of modules take some twenty, and libraries choose how they add up by the number of rows. Where nothing norms the outputs,
-sums take the place of the two row_norm.
+of modules take some twenty, and libraries choose how they add up by the number of rows. Where a layer's outputs are not
+normed, sums take the place of the two row_norm.
 """
 
 from collections.abc import Iterable

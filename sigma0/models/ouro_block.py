@@ -1,4 +1,4 @@
-"""Layers of a shared block: attention over the K/V plane of one loop and an MLP, each behind a norm, Ouro's between two."""
+"""Layers of a shared block: attention over the K/V plane of one loop, and an MLP, each behind a norm or between two."""
 
 from collections.abc import Callable
 from typing import Any
