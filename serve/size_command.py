@@ -70,8 +70,8 @@ def shape_of(model: str) -> ModelShape:
         known = ModelShape.of(NanbeigeConfig(head_dim=128))
         raise ValueError(
             f"{model} has {known.layers} layers x {known.loops} loops, {known.kv_heads} K/V heads of {known.head_dim}, "
-            f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context are "
-            "not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
+            f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context "
+            "are not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
         )
     return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
 
