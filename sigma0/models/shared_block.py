@@ -154,6 +154,11 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         """Embeddings `[R, D]` of ids `[R]`."""
         return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
 
+    def readable(self, states: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.readable`."""
+        readable: Tensor = self.model.head_input(states)
+        return readable
+
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         output: Tensor = self.model.run_rows(hidden, rows)
