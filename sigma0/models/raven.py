@@ -217,7 +217,7 @@ class RavenModel(RavenPreTrainedModel):
             state = self.start(injected, rows.position_ids)
         elif state.shape != injected.shape:
             raise ValueError(f"initial_state has shape {tuple(state.shape)}, the input {tuple(injected.shape)}")
-        states = []
+        start, states = state, []
         for loop in range(loops):
             for step in range(self.config.stride):
                 state = self._core(state, injected, loop, step, past_key_values, given)
@@ -227,7 +227,11 @@ class RavenModel(RavenPreTrainedModel):
             past_key_values.commit(hidden_states.shape[1])
             past_key_values.counts.prompt_rows += loops * rows.count
         return LoopedModelOutput(
-            last_hidden_state=last, past_key_values=past_key_values, loop_states=torch.stack(states), gate_logits=None
+            last_hidden_state=last,
+            past_key_values=past_key_values,
+            loop_states=torch.stack(states),
+            gate_logits=None,
+            start_states=start,
         )
 
     def run_prelude(self, embedded: Tensor, positions: Tensor, cache: Any) -> Tensor:

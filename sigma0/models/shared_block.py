@@ -101,7 +101,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
             self.config, hidden_states, attention_mask, position_ids, past_key_values, loops, checkpointed
         )
         position_embeddings = self.rotary_emb(hidden_states, rows.position_ids)
-        states: list[Tensor] = []
+        start, states = hidden_states, []
         gates: list[Tensor] = []
         for loop in range(loops):
             for index, layer in enumerate(self.layers):
@@ -125,6 +125,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
             past_key_values=past_key_values,
             loop_states=torch.stack(states),
             gate_logits=torch.stack(gates) if gates else None,
+            start_states=start,
         )
 
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
@@ -152,6 +153,11 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
     def enter(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Embeddings `[R, D]` of ids `[R]`."""
         return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
+
+    def readable(self, states: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.readable`."""
+        readable: Tensor = self.model.head_input(states)
+        return readable
 
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""

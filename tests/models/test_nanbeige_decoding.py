@@ -226,3 +226,13 @@ def test_statistics_are_those_of_the_states_and_no_gate_ever_leaves(skip):
     assert int(ran.sum()) > 20
     torch.testing.assert_close(told[ran], change[ran], rtol=1e-3, atol=1e-5)
     assert float(out.loop_statistics[0, :, :, 7].nan_to_num().abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_readable_states_are_what_the_head_reads(skips):
+    model = tiny_nanbeige(seed=3, skip_loop_final_norm=skips)
+    ids = torch.tensor([[5, 9, 2, 7]])
+    with torch.no_grad():
+        run = model(ids, exit_config=FULL, output_loop_states=True)
+        found = model.head(model.readable(run.loop_states))
+    assert torch.allclose(found, run.loop_logits, atol=1e-5)
