@@ -9,7 +9,7 @@ import typer
 
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Threads
+from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Recurrence, Stride, Threads
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def calibrate(
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -84,6 +86,8 @@ def calibrate(
         if rate is not None and ladder is None:
             raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
         if ladder is not None:
+            if recurrence is not None or stride is not None:
+                raise ValueError("--recurrence and --stride do not reach the rungs of a --ladder: leave them out")
             if objective != "agreement" or exit is not None or threshold is not None or out is not None:
                 raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
             _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
@@ -99,7 +103,7 @@ def calibrate(
             prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
-        looped, tokenizer = load(model, device=device, dtype=dtype)
+        looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
             result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)

@@ -22,8 +22,10 @@ from sigma0.commands.options import (
     Patience,
     Q,
     Quantization,
+    Recurrence,
     Seed,
     Stop,
+    Stride,
     Temperature,
     Theta,
     check_sampling,
@@ -47,6 +49,8 @@ def chat(
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     check: Check = True,
@@ -91,7 +95,14 @@ def chat(
         read_line = terminal_lines(history, out) if interactive else piped_lines
         quiet_transformers()
         looped, tokenizer = load(
-            model, device=device, dtype=dtype, backend=cast(Backend, backend), quantization=quantization, check=check
+            model,
+            device=device,
+            dtype=dtype,
+            backend=cast(Backend, backend),
+            quantization=quantization,
+            recurrence=recurrence,
+            stride=stride,
+            check=check,
         )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)
