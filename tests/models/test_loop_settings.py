@@ -148,4 +148,4 @@ def test_benches_take_them(folder, tmp_path):
     )  # fmt: skip
     assert told.exit_code == 0, told.output
     rows = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
-    assert {(row["conditions"]["total_loops"], row["conditions"]["stride"]) for row in rows} == {(4, 2)}
+    assert {(row["total_loops"], row["stride"]) for row in rows} == {(4, 2)}
