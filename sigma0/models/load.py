@@ -22,6 +22,11 @@ from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
 from sigma0.models.stored import check_dtypes, read_headers
 
+# Looped models that passes over rows cannot run, and why.
+REFUSED = {
+    "hrm_text": "its prompts attend in both directions (prefix_lm), and rows of a pass see only what lies before them; "
+    "transformers itself runs it: transformers.AutoModelForCausalLM.from_pretrained",
+}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -187,6 +192,8 @@ def _load(
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
         looped = issubclass(model_class, DepthGenerationMixin)
+        if looped_only and config.model_type in REFUSED:
+            raise ValueError(f"{name!r} is a {config.model_type!r} model: {REFUSED[config.model_type]}")
         if looped_only and not looped:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
         set_loops(name, config, *loops)
