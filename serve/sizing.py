@@ -2,16 +2,22 @@
 
     weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + 4 D) + 2 D + 1 numbers
     a token     T L 2 H_kv d numbers of K/V: every layer keeps a plane for each loop
+    Raven       (P + L + C) layers of V D + ... as above but for their norms, and 2 D^2 + D numbers of adapter and norm;
+                a token (T L + P + 2 C) 2 H_kv d: a prelude's layers have one plane, a coda's two
     a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops. Sources: the modules of `sigma0.models.ouro`, and `PagedPlanes`, whose blocks
-hold all T planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which
-exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
+each, I the width of the MLP, T the loops, P and C the layers of prelude and coda. Sources: the modules of
+`sigma0.models.ouro` and `sigma0.models.raven`, and `PagedPlanes`, whose blocks hold all planes. So `full`, `finish`,
+`verify` and `drop` take the same: under `drop` the planes that a token which exited at e < T does not write are filled
+with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass
 from typing import Any
+
+from sigma0.decode.planes import extra_planes
+from sigma0.models.raven_config import RavenConfig
 
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
@@ -23,6 +29,8 @@ _HEAD_FLOATS = 4
 _FLOAT = 4
 # Differences between loop states that a token in flight keeps, and the state itself, twice while the buffer grows.
 _TRAJECTORY = 10
+# Copies of what a row carries beside its state.
+_CARRIED = 6
 
 
 @dataclass(frozen=True)
@@ -34,12 +42,17 @@ class ModelShape:
         width: D.
         mlp_width: I.
         layers: L, of the shared block.
-        loops: T.
+        loops: T, in passes.
         heads: H.
         kv_heads: H_kv.
         head_dim: d.
         positions: Of the longest text.
         tied: Whether embedding and head are one matrix.
+        prelude: Layers that run once, before the loops.
+        coda: Layers that run where a token is read.
+        stride: Loops that a pass runs.
+        layer_numbers: Of a layer's weights that are no matrices; None for the four norms of Ouro.
+        end_numbers: Of all weights outside of layers, embedding and head; None for the norm and the gate of Ouro.
     """
 
     vocabulary: int
@@ -52,6 +65,11 @@ class ModelShape:
     head_dim: int
     positions: int
     tied: bool = False
+    prelude: int = 0
+    coda: int = 0
+    stride: int = 1
+    layer_numbers: int | None = None
+    end_numbers: int | None = None
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
@@ -60,6 +78,8 @@ class ModelShape:
         Raises:
             ValueError: For a model without loops.
         """
+        if isinstance(config, RavenConfig):
+            return cls._of_raven(config)
         if getattr(config, "total_ut_steps", None) is None:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
         return cls(
@@ -74,6 +94,38 @@ class ModelShape:
             positions=config.max_position_embeddings,
             tied=config.tie_word_embeddings,
         )
+
+    @classmethod
+    def _of_raven(cls, config: RavenConfig) -> "ModelShape":
+        assert config.padded_vocab_size and config.num_key_value_heads and config.head_dim
+        width, queries = config.n_embd, config.n_heads * config.head_dim
+        own = 4 * width if config.layout == "sandwich" else 2 * width
+        if config.layout == "post":
+            own += queries + config.num_key_value_heads * config.head_dim
+        if config.qk_bias:
+            own += 2 * queries
+        return cls(
+            vocabulary=config.padded_vocab_size,
+            width=width,
+            mlp_width=config.intermediate_size,
+            layers=config.n_layers_in_recurrent_block,
+            loops=config.loops // config.stride,
+            heads=config.n_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            positions=config.max_position_embeddings or config.block_size,
+            tied=config.tie_word_embeddings,
+            prelude=config.n_layers_in_prelude,
+            coda=config.n_layers_in_coda,
+            stride=config.stride,
+            layer_numbers=own,
+            end_numbers=2 * width * width + width,
+        )
+
+    @property
+    def carried(self) -> int:
+        """Numbers of a row in flight beside its state."""
+        return 0 if self.end_numbers is None else self.width
 
 
 @dataclass(frozen=True)
@@ -129,10 +181,12 @@ def parameters(shape: ModelShape) -> int:
     """Numbers in all weights."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * width * queries + 2 * width * keys
-    layer = attention + 3 * width * shape.mlp_width + 4 * width
+    own = 4 * width if shape.layer_numbers is None else shape.layer_numbers
+    layer = attention + 3 * width * shape.mlp_width + own
     ends = (1 if shape.tied else 2) * shape.vocabulary * width
     # the norm after every loop, and the gate with its bias
-    return ends + shape.layers * layer + 2 * width + 1
+    outside = 2 * width + 1 if shape.end_numbers is None else shape.end_numbers
+    return ends + (shape.layers + shape.prelude + shape.coda) * layer + outside
 
 
 def weight_bytes(shape: ModelShape, number_bytes: int) -> int:
@@ -149,7 +203,8 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
         planes: That are kept; T if None. A `DepthCache` under `fixed` keeps k of them, the server always T.
     """
     kept = shape.loops if planes is None else planes
-    return kept * shape.layers * 2 * shape.kv_heads * shape.head_dim * number_bytes
+    count = kept * shape.stride * shape.layers + sum(extra_planes((shape.prelude, shape.coda)))
+    return count * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
 def block_bytes(shape: ModelShape, number_bytes: int, page_size: int) -> int:
@@ -182,7 +237,8 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
     states = rows * ((_STATES * shape.width + widest) * serving.number_bytes + _NORM_FLOATS * shape.width * _FLOAT)
-    kept = serving.running * shape.loops * _TRAJECTORY * shape.width * serving.number_bytes
+    states += rows * _CARRIED * shape.carried * serving.number_bytes
+    kept = serving.running * shape.loops * (_TRAJECTORY * shape.width + 2 * shape.carried) * serving.number_bytes
     # blocks are read in place, but for one sequence at a time whose blocks do not follow each other
     gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)

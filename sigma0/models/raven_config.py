@@ -194,6 +194,11 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
             raise ValueError(f"n_heads={self.n_heads} is no multiple of num_key_value_heads={self.num_key_value_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size={self.padded_vocab_size} is below vocab_size={self.vocab_size}")
+        if self.padded_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"padded_vocab_size={self.padded_vocab_size} is above vocab_size={self.vocab_size}: rows that are no "
+                "token's are not implemented, so let vocab_size count them too"
+            )
         if not 0 <= self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be a finite number of at least 0, got {self.norm_eps}")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

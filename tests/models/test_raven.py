@@ -166,6 +166,7 @@ def test_there_is_no_gate(published):
         ("n_embd", 0, "n_embd must be at least 1"),
         ("n_layers_in_coda", -1, "n_layers_in_coda must be at least 0"),
         ("padded_vocab_size", 10, "padded_vocab_size=10 is below vocab_size"),
+        ("padded_vocab_size", 512, "padded_vocab_size=512 is above vocab_size=257: .* let vocab_size count them too"),
         ("block_layout", "round", "block_layout must be sandwich, pre, post"),
         ("qk_bias", True, "qk_bias=True has no place in blocks of the 'pre' layout"),
         ("norm_eps", -1.0, "norm_eps must be"),
