@@ -76,6 +76,7 @@ def calibrate(
         from sigma0.calibrate.report import (
             copy_checkpoint,
             print_result,
+            readings_note,
             refusal,
             result_json,
             settings_of,
@@ -104,6 +105,8 @@ def calibrate(
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
         looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
+        if objective != "risk":
+            rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
             result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
@@ -113,6 +116,8 @@ def calibrate(
             typer.echo(json.dumps(result_json(result), indent=1))
         else:
             print_result(result)
+            if (note := readings_note(looped)) is not None:
+                typer.echo(note)
         settings = settings_of(result, looped.exit_thresholds)
         if not settings:
             typer.echo(refusal(result) if as_json else "nothing was stored", err=True)
@@ -156,6 +161,20 @@ def rules_of(exit: str) -> tuple[str, ...]:
     from sigma0.calibrate.agreement import GRIDS, check_mode
 
     return tuple(GRIDS) if exit == "all" else (check_mode(exit),)
+
+
+def rules_that_fit(looped: "DepthGenerationMixin", rules: tuple[str, ...]) -> tuple[str, ...]:
+    """Of several rules those that do not read a gate where a model has none; one alone is left to be refused.
+
+    Raises:
+        ValueError: For one rule that the model cannot have.
+    """
+    from sigma0.calibrate.agreement import GRIDS
+
+    fitting = tuple(rule for rule in rules if looped.has_gate or GRIDS[rule][0].mode != "qexit")
+    if not fitting:
+        looped.resolve_exit_config(GRIDS[rules[0]][0])
+    return fitting
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:

@@ -102,6 +102,8 @@ def test_always_and_never_are_one_model_alone(raven, looped, tokenizer, policy, 
     found = ladder_of(models, tokenizer, policy).generate(TEXTS[0], max_new_tokens=10, exit_config=config)
     alone = sigma0.generate(models[who], tokenizer, TEXTS[0], max_new_tokens=10, exit_config=config)
     assert [(token.id, token.depth) for token in found.tokens] == [(token.id, token.depth) for token in alone.tokens]
+    core = raven.transformer.core_block
+    assert found.costs[0].parameters == 32 * 64 + sum(weight.numel() for weight in core.parameters())
     cost = found.costs[who]
     assert (cost.passes, cost.tokens) == (alone.loop_passes, 10)
 
