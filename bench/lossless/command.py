@@ -14,7 +14,7 @@ from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
+from sigma0.commands.options import AsJson, Device, ModelArgument, Recurrence, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -31,6 +31,8 @@ def lossless(
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each, past any end of text.")] = 32,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -40,10 +42,11 @@ def lossless(
     with one_line_errors():
         once = [ExitConfig.parse(rule) for rule in json.loads(rules)]
         configs = [ExitConfig.parse({**rule.to_dict(), "redraft": again}) for rule in once for again in (False, True)]
-        looped, tokenizer = load(model, device=device, dtype=dtype)
+        looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
+        name = model if stride in (None, 1) else f"{model} ({stride} loops a pass)"
         prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), new_tokens)
         with progress_bar("runs", (len(configs) + 1) * n, hidden=as_json) as advance:
-            report = measure_lossless(looped, model, prompts, configs, new_tokens, advance)
+            report = measure_lossless(looped, name, prompts, configs, new_tokens, advance)
     typer.echo(json.dumps(asdict(report), indent=1)) if as_json else _print(report)
 
 
