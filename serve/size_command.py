@@ -15,6 +15,8 @@ from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters,
 # The published models, so that no checkpoint is needed: layers of Ouro's block, and Huginn.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
 HUGINN = "huginn-0125"
+# What is known of Nanbeige4.2-3B without its config.json: no vocabulary, MLP width or context.
+NANBEIGE = "nanbeige4.2-3b"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -63,16 +65,23 @@ def shape_of(model: str, recurrence: int | None = None, stride: int | None = Non
         stride: Loops of such a model that a pass runs.
 
     Raises:
-        ValueError: If it is neither, or has no loops.
+        ValueError: If it is neither, has no loops, or is a published model of which not all sizes are known.
     """
     from transformers import AutoConfig
 
-    from sigma0.models import OuroConfig, RavenConfig
+    from sigma0.models import NanbeigeConfig, OuroConfig, RavenConfig
     from sigma0.models.load import resolve_model
     from sigma0.models.loop_settings import set_loops
 
     if model in SHAPES:
         config = OuroConfig(num_hidden_layers=SHAPES[model])
+    elif model == NANBEIGE:
+        known = ModelShape.of(NanbeigeConfig(head_dim=128))
+        raise ValueError(
+            f"{model} has {known.layers} layers x {known.loops} loops, {known.kv_heads} K/V heads of {known.head_dim}, "
+            f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context "
+            "are not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
+        )
     elif model == HUGINN:
         # the sizes are the defaults of the family
         config = RavenConfig(block_layout="sandwich", qk_bias=True, tie_embeddings=True)

@@ -1,16 +1,16 @@
 """Memory of a model by formula: nothing here is measured, and no tensor is made.
 
-    weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + 4 D) + 2 D + 1 numbers
+    weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + N D) + D + G (D + 1) numbers
     a token     T L 2 H_kv d numbers of K/V: every layer keeps a plane for each loop
-    Raven       (P + L + C) layers of V D + ... as above but for their norms, and 2 D^2 + D numbers of adapter and norm;
-                a token (T L + P + 2 C) 2 H_kv d: a prelude's layers have one plane, a coda's two
+    Raven       P + L + C layers, and an adapter of 2 D^2; norms of heads or biases of q and k. A token: T L + P + 2 C
+                planes, since a prelude's layers have one, a coda's two
     a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops, P and C the layers of prelude and coda. Sources: the modules of
-`sigma0.models.ouro` and `sigma0.models.raven`, and `PagedPlanes`, whose blocks hold all planes. So `full`, `finish`,
-`verify` and `drop` take the same: under `drop` the planes that a token which exited at e < T does not write are filled
-with copies of plane e, since deeper rows attend there.
+each, I the width of the MLP, T the loops, P and C the layers of prelude and coda; a layer has N norms, and G is 1 where
+there is a gate, else 0. Sources: the modules of `sigma0.models.ouro`, `nanbeige` and `raven`, and `PagedPlanes`, whose
+blocks hold all planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token
+which exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from typing import Any
 from sigma0.decode.planes import extra_planes
 from sigma0.models.raven_config import RavenConfig
 
+# Norms of a layer and gates of the families, by `model_type`.
+_FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
 _NORM_FLOATS = 3
@@ -51,8 +53,10 @@ class ModelShape:
         prelude: Layers that run once, before the loops.
         coda: Layers that run where a token is read.
         stride: Loops that a pass runs.
-        layer_numbers: Of a layer's weights that are no matrices; None for the four norms of Ouro.
-        end_numbers: Of all weights outside of layers, embedding and head; None for the norm and the gate of Ouro.
+        norms: N.
+        gates: G.
+        small: Of a layer's weights beside matrices and norms: norms of heads, biases.
+        adapter: Numbers of an adapter; 0 where there is none.
     """
 
     vocabulary: int
@@ -68,8 +72,10 @@ class ModelShape:
     prelude: int = 0
     coda: int = 0
     stride: int = 1
-    layer_numbers: int | None = None
-    end_numbers: int | None = None
+    norms: int = 4
+    gates: int = 1
+    small: int = 0
+    adapter: int = 0
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
@@ -80,36 +86,37 @@ class ModelShape:
         """
         if isinstance(config, RavenConfig):
             return cls._of_raven(config)
-        if getattr(config, "total_ut_steps", None) is None:
+        if config.model_type not in _FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
+        norms, gates = _FAMILIES[config.model_type]
         return cls(
             vocabulary=config.vocab_size,
             width=config.hidden_size,
             mlp_width=config.intermediate_size,
             layers=config.num_hidden_layers,
-            loops=config.total_ut_steps,
+            loops=config.num_loops,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             positions=config.max_position_embeddings,
             tied=config.tie_word_embeddings,
+            norms=norms,
+            gates=gates,
         )
 
     @classmethod
     def _of_raven(cls, config: RavenConfig) -> "ModelShape":
         assert config.padded_vocab_size and config.num_key_value_heads and config.head_dim
         width, queries = config.n_embd, config.n_heads * config.head_dim
-        own = 4 * width if config.layout == "sandwich" else 2 * width
+        small = 2 * queries if config.qk_bias else 0
         if config.layout == "post":
-            own += queries + config.num_key_value_heads * config.head_dim
-        if config.qk_bias:
-            own += 2 * queries
+            small = queries + config.num_key_value_heads * config.head_dim
         return cls(
             vocabulary=config.padded_vocab_size,
             width=width,
             mlp_width=config.intermediate_size,
             layers=config.n_layers_in_recurrent_block,
-            loops=config.loops // config.stride,
+            loops=config.num_loops,
             heads=config.n_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
@@ -118,14 +125,16 @@ class ModelShape:
             prelude=config.n_layers_in_prelude,
             coda=config.n_layers_in_coda,
             stride=config.stride,
-            layer_numbers=own,
-            end_numbers=2 * width * width + width,
+            norms=4 if config.layout == "sandwich" else 2,
+            gates=0,
+            small=small,
+            adapter=2 * width * width,
         )
 
     @property
     def carried(self) -> int:
         """Numbers of a row in flight beside its state."""
-        return 0 if self.end_numbers is None else self.width
+        return self.width if self.adapter else 0
 
 
 @dataclass(frozen=True)
@@ -181,12 +190,11 @@ def parameters(shape: ModelShape) -> int:
     """Numbers in all weights."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * width * queries + 2 * width * keys
-    own = 4 * width if shape.layer_numbers is None else shape.layer_numbers
-    layer = attention + 3 * width * shape.mlp_width + own
-    ends = (1 if shape.tied else 2) * shape.vocabulary * width
-    # the norm after every loop, and the gate with its bias
-    outside = 2 * width + 1 if shape.end_numbers is None else shape.end_numbers
-    return ends + (shape.layers + shape.prelude + shape.coda) * layer + outside
+    layer = attention + 3 * width * shape.mlp_width + shape.norms * width + shape.small
+    ends = (1 if shape.tied else 2) * shape.vocabulary * width + shape.adapter
+    layers = shape.layers + shape.prelude + shape.coda
+    # the norm after every loop or a coda, and the gate with its bias
+    return ends + layers * layer + width + shape.gates * (width + 1)
 
 
 def weight_bytes(shape: ModelShape, number_bytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from sigma0.models.ouro_config import MAX_LOOPS, check_dtype, check_rope
+from sigma0.models.config_checks import MAX_LOOPS, check_dtype, check_rope
 
 Layout = Literal["sandwich", "pre", "post"]
 LAYOUTS = ("sandwich", "pre", "post")
@@ -135,6 +135,11 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
     def loops(self) -> int:
         """T, loops of the core at full depth."""
         return self.mean_recurrence if self.recurrence is None else self.recurrence
+
+    @property
+    def num_loops(self) -> int:
+        """T in passes, as other families call it."""
+        return self.loops // self.stride
 
     @property
     def layout(self) -> Layout:
