@@ -40,7 +40,7 @@ def train_command(
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data; by default the recipe's.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
 ) -> None:
-    """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
+    """Train on one CPU thread, fit the gate where there is one, and write the model to OUT/final."""
     console = Console()
     with one_line_errors():
         recipe = _recipe(name, seed)
@@ -48,14 +48,13 @@ def train_command(
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
         task = progress.add_task("", total=recipe.steps)
-        smooth: list[float] = []
+        smooth: dict[int, float] = {}
 
         def show(report: Report) -> None:
-            now = [report.loss, *report.answers]
-            if len(smooth) != len(now):  # the warm-up runs fewer loops
-                smooth.clear()
-            smooth[:] = [_SMOOTH * old + (1 - _SMOOTH) * new for old, new in zip(smooth or now, now, strict=True)]
-            loops = " ".join(f"{100 * share:.0f}" for share in smooth[1:])
+            # the loss stands at 0; not every step reads every loop
+            for loop, new in {0: report.loss, **report.answers}.items():
+                smooth[loop] = _SMOOTH * smooth.get(loop, new) + (1 - _SMOOTH) * new
+            loops = " ".join(f"{100 * smooth[loop]:.0f}" for loop in sorted(smooth) if loop)
             progress.update(task, completed=report.step + 1, description=f"loss {smooth[0]:.3f}  answers % {loops}")
 
         with one_line_errors():
@@ -63,8 +62,9 @@ def train_command(
     if model is None:
         console.print(f"Time is up; run again to continue in {out}.")
         return
-    chosen, tried = finish(model, tokenizer, recipe, out / "final")
-    console.print(_threshold_table(chosen, tried))
+    found = finish(model, tokenizer, recipe, out / "final")
+    if found is not None:
+        console.print(_threshold_table(*found))
     console.print(f"Model written to {out / 'final'}.")
 
 

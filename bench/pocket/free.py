@@ -8,7 +8,7 @@ from sigma0.api import generate
 from sigma0.bench.pocket.data import chat_messages
 from sigma0.bench.pocket.world import draw
 from sigma0.config import ExitConfig
-from sigma0.models import OuroForCausalLM
+from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.signals.generation import Generation
 
 _LONGEST = 24
@@ -38,7 +38,7 @@ class FreeRuns:
 
 
 def free_runs(
-    model: OuroForCausalLM,
+    model: LoopedForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     n: int,
     split: str,
