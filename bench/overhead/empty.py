@@ -35,7 +35,7 @@ class EmptyLoopedModel(OuroForCausalLM):
         """The input."""
         return hidden
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """The same logits for every row, `[R, V]`."""
         logits: Tensor = self.logits
         return logits.expand(len(hidden), -1)

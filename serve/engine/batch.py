@@ -65,8 +65,9 @@ class RunningBatch:
 
     def __init__(self, model: ServedModel, planes: PagedPlanes, slots: int, longest: int, watch: bool) -> None:
         self._model, self._planes = model, planes
-        like = torch.empty((0, model.config.hidden_size), dtype=model.dtype, device=model.device)
-        self.lanes = Lanes(slots, model.num_loops, like)
+        with torch.no_grad():
+            like = model.enter(*torch.zeros((2, 1), dtype=torch.int64, device=model.device))
+        self.lanes = Lanes(slots, model.num_loops, like, model.state_width)
         # on a CPU the very memory of the table
         self._table: Ints | None = to_host(self.lanes.table[:-1]) if model.device.type == "cpu" else None
         self.prefill = Prefill()
@@ -84,13 +85,18 @@ class RunningBatch:
         # the table on the host, as long as nothing has changed it
         self._known: Ints | None = None
         self._recomputing: set[int] = set()
+        # last tokens of prompts, `[1, W]`, that wait until a coda has left K/V of all positions before them
+        self._waiting: dict[int, Tensor] = {}
         self._prompts: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._drops: Bools = np.zeros(slots, dtype=np.bool_)
+        # cache positions below which all planes are those of a run of all loops
+        self._exact: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._lines()[:, STAGE] < self.lanes.idle)) + len(self.prefill)
+        live = int(np.count_nonzero(self._lines()[:, STAGE] < self.lanes.idle))
+        return live + len(self.prefill) + len(self._waiting)
 
     def _lines(self) -> Ints:
         """The table of lanes on the host, `[S T, 6]`."""
@@ -142,6 +148,7 @@ class RunningBatch:
         if state.saved is not None:
             self._recomputing.add(slot)
         self._prompts[slot], self._drops[slot] = state.prompt_length, state.drops
+        self._exact[slot] = _NO_PROMPT if state.entry.exact is None else state.entry.exact
         self._passes[slot] = self._rows[slot] = 0
         self._settings.set_exit([slot], state.exit)
         self._settings.set_ends([slot], sorted(state.eos), state.last_position)
@@ -171,7 +178,8 @@ class RunningBatch:
         state.rows += int(self._rows[slot])
         self.states[slot] = None
         self._recomputing.discard(slot)
-        self._prompts[slot] = _NO_PROMPT
+        self._waiting.pop(slot, None)
+        self._prompts[slot] = self._exact[slot] = _NO_PROMPT
         self.lanes.clear(slot)
         self._known = None
         if self.lanes.probs is not None:
@@ -189,7 +197,9 @@ class RunningBatch:
         return state.passes + int(self._passes[slot]), state.rows + int(self._rows[slot])
 
     def _resume(self) -> None:
-        """Puts tokens of preempted requests back in flight, once all before them are recomputed."""
+        """Puts tokens that wait, and those of preempted requests, in flight once all before them are there."""
+        for slot in [slot for slot in self._waiting if not self.prefill.has(slot)]:
+            self._enter_lanes([(slot, self.state_of(slot).prompt_length - 1)], self._waiting.pop(slot))
         for slot in sorted(self._recomputing):
             state = self.state_of(slot)
             if not state.entry.remaining and not self.prefill.has(slot):
@@ -207,20 +217,30 @@ class RunningBatch:
         ranges = [np.arange(start, stop) for _, start, stop in entering]
         positions = to_device(np.concatenate(ranges), self._model.device)
         hidden = self._model.enter(to_device(np.array(ids), self._model.device), positions)
-        lanes: list[tuple[int, int, int]] = []
+        lanes: list[tuple[int, int]] = []
+        last: list[int] = []
         row = 0
         for (state, _, stop), own in zip(entering, ranges, strict=True):
             slot, behind = state.entry.slot, row + len(own)
             if stop == state.prompt_length and state.saved is None:
-                lanes.append((slot, behind - 1, stop - 1))
                 own = own[:-1]
+                if self._model.stages[1]:
+                    self._waiting[slot] = hidden[behind - 1 : behind].clone()
+                else:
+                    lanes.append((slot, stop - 1))
+                    last.append(behind - 1)
             if len(own):
-                self.prefill.enter(slot, own, state.target_loops(own), hidden[row : row + len(own)])
+                targets, reads = state.target_loops(own), state.read_loops(own)
+                self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads)
             row = behind
         if lanes:
-            slots, rows, at = to_device(np.array(lanes).T.copy(), self._model.device)
-            self._known = None
-            self.lanes.enter(self.lanes.lane_of(slots, at), hidden.index_select(0, rows), at, at)
+            self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))
+
+    def _enter_lanes(self, tokens: Sequence[tuple[int, int]], hidden: Tensor) -> None:
+        """Puts tokens, slot and cache position, before their first loop; `hidden` is `[N, W]`."""
+        slots, at = to_device(np.array(tokens).T.copy(), self._model.device)
+        self._known = None
+        self.lanes.enter(self.lanes.lane_of(slots, at), hidden, at, at)
 
     @torch.no_grad()
     def run(self) -> PassOutput:
@@ -257,22 +277,21 @@ class RunningBatch:
         """Takes prefill out that has run its loops; leading positions that are exact in every plane, by slot."""
         complete: dict[int, int] = {}
         for chunk in self.prefill.leave():
-            prompt, slot = self._prompts[chunk.sequence], chunk.sequence
+            slot = chunk.sequence
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
                 slots = np.full(len(early), slot)
                 rows = to_device(np.stack([slots, early, np.full_like(slots, chunk.loops - 1)]), self._model.device)
                 self._planes.note_exits(rows[0], rows[1], rows[2])
             whole = chunk.positions[chunk.targets == self.lanes.depth]
-            if self._drops[slot]:
-                whole = whole[whole < prompt]
+            whole = whole[whole < self._exact[slot]]
             if len(whole):
                 complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
         if not len(left):
             return complete
         # only whole blocks are registered, and no position is left out
         fills = left[(left[:, 1] + 1) % self._planes.shape.size == 0]
-        exact = ~self._drops[fills[:, 0]] | (fills[:, 1] < self._prompts[fills[:, 0]])
+        exact = fills[:, 1] < self._exact[fills[:, 0]]
         for slot, position in fills[exact].tolist():
             complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete

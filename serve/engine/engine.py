@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sigma0.config import switches
+from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN, NOT_FINITE
@@ -164,12 +164,13 @@ class Engine:
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         length = len(request.prompt_ids)
+        exact = self._exact(length, request.exit_config)
         entry = SequenceEntry(
             next(self._keys),
             list(request.prompt_ids),
             length,
-            length - 1,
-            exact=length if request.exit_config.after_exit == "drop" else None,
+            length - 1 if exact is None else min(exact, length - 1),
+            exact=exact,
             window=self.model.num_loops,
             root=root_hash(request.cache_salt),
         )
@@ -178,6 +179,16 @@ class Engine:
         self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, watch, text)
         self.scheduler.add(entry)
         return entry.key
+
+    def _exact(self, length: int, config: ExitConfig) -> int | None:
+        """Leading positions of a sequence with such a prompt whose planes are those of a run of all loops; None: all."""
+        if not self.model.stages[1]:
+            return length if config.after_exit == "drop" else None
+        if config.after_exit == "verify":
+            return None
+        # the coda's K/V of what is read at exits, or of a prompt that runs fewer loops, belong to this request alone
+        fewer = self.model.exit_rule(config).last_loop < self.model.num_loops
+        return 0 if fewer else length - 1
 
     def cancel(self, key: int) -> None:
         """Ends a request without further output."""

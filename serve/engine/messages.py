@@ -53,15 +53,15 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
 
     Attributes:
         config: Of the architecture.
-        num_loops: T.
-        num_block_layers: Layers of the shared block.
         dtype: Of its weights.
         door_policy: Thresholds of the routing decision.
     """
 
     config: PreTrainedConfig
-    num_loops: int
-    num_block_layers: int
+
+    @property
+    def num_block_layers(self) -> int:
+        """Layers of the shared block."""
 
     @property
     def dtype(self) -> torch.dtype:

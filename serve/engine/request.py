@@ -111,6 +111,18 @@ class RequestState:
                 targets[row] = self.saved.loops.get(position, targets[row])
         return targets
 
+    def read_loops(self, positions: Ints) -> Ints:
+        """Loop whose reading a coda's K/V of each cache position are of; of one that is not read yet some loop."""
+        whole = self.rule.total_loops if self.verifies else self.rule.last_loop
+        reads = np.full(len(positions), whole, dtype=np.int64)
+        first, saved = self.prompt_length - 1, self.saved
+        for row, position in enumerate(positions.tolist()):
+            if not self.verifies and first <= position < first + len(self.outputs):
+                reads[row] = self.outputs[position - first].depth
+            elif self.verifies and saved is not None and position in saved.loops:
+                reads[row] = saved.loops[position] if self.rule.config.redraft else saved.depths[position]
+        return reads
+
     def collapses(self, proximity: float) -> bool:
         """Whether the text ends with the newest id, which is not among the outputs yet, because it repeats itself.
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
-from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
+from sigma0.decode.lanes import CACHE_POSITION, DEPTH, STAGE, Lanes
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class SavedLanes:
         probs: Distributions of drafts, `[T, V]`; None where there were none.
         paths: States after every loop of its last positions, `[window, T, D]`; None where they are not kept.
         loops: Loops that the token at each cache position in flight had finished.
+        depths: Loop that each was read at; 0 where it was not.
     """
 
     table: Tensor
@@ -30,6 +31,7 @@ class SavedLanes:
     probs: Tensor | None
     paths: Tensor | None
     loops: dict[int, int]
+    depths: dict[int, int]
 
     @classmethod
     def of(cls, lanes: Lanes, sequence: int) -> "SavedLanes | None":
@@ -52,6 +54,7 @@ class SavedLanes:
             None if lanes.probs is None else lanes.probs[own].clone(),
             None if lanes.paths is None else lanes.paths[window].clone(),
             dict(zip(live[:, CACHE_POSITION].tolist(), (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
+            dict(zip(live[:, CACHE_POSITION].tolist(), live[:, DEPTH].tolist(), strict=True)),
         )
 
     def restore(self, lanes: Lanes, sequence: int) -> None:

@@ -9,6 +9,7 @@ from sigma0.decode.batch import PendingTokens
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.stages import stage_rows, write_coda
 
 
 @torch.no_grad()
@@ -38,7 +39,8 @@ def enter_pending(model: LoopedModel, cache: DepthCache, attention_mask: Tensor 
     )
     wanted = lanes.lane_of(sequences, cache_positions)
     alone = len(np.unique(pending.sequences)) == len(pending.sequences)
-    if not alone or bool((lanes.table[wanted, STAGE] != lanes.idle).any()):
+    # a prelude and a coda run for tokens that are read; these are not
+    if model.stages != (0, 0) or not alone or bool((lanes.table[wanted, STAGE] != lanes.idle).any()):
         catch_up(model, cache)
         return
     cache.pending = None
@@ -63,6 +65,7 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         parts.append(
             (in_flight.hidden, in_flight.sequences, in_flight.cache_positions, in_flight.positions, in_flight.loops)
         )
+    read = sum(len(part[1]) for part in parts)
     if pending is not None:
         loops = np.zeros(len(pending.sequences), dtype=np.int64)
         hidden = _embedded(model, pending)
@@ -72,7 +75,8 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
     hidden = torch.cat([part[0] for part in parts])
     cache.reserve_positions(cache.length)
     indices = [torch.from_numpy(np.concatenate([part[column] for part in parts])) for column in range(1, 5)]
-    _run_to_full_depth(model, cache, hidden, RowIndices(*(index.to(hidden.device) for index in indices)))
+    rows = RowIndices(*(index.to(hidden.device) for index in indices))
+    _run_to_full_depth(model, cache, hidden, rows, torch.arange(len(rows.loops), device=hidden.device) >= read)
     if cache.lanes is not None:
         cache.lanes.table[:, STAGE] = cache.lanes.idle
 
@@ -82,14 +86,33 @@ def _embedded(model: LoopedModel, pending: PendingTokens) -> Tensor:
     return model.enter(ids, positions)
 
 
-def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, rows: RowIndices) -> None:
+def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, rows: RowIndices, unread: Tensor) -> None:
+    """Runs rows to loop T.
+
+    Args:
+        model: The looped model.
+        cache: Planes with room for them.
+        hidden: `[R, W]`.
+        rows: Their places.
+        unread: Which of them nobody has read, bool `[R]`: a coda leaves their K/V at loop T, as a prompt's.
+    """
     assert cache.depth is not None
-    layers, placement = cache.planes, cache.placement(cache.length)
+    layers, placement, ops = cache.planes, cache.placement(cache.length), model.operations
+    if model.stages[0]:
+        first = (rows.loops == 0).nonzero()[:, 0]
+        own = RowIndices(*(column.index_select(0, first) for column in vars(rows).values()))
+        entered = model.prelude(hidden.index_select(0, first), stage_rows(layers, placement, own, ops, cache.length))
+        hidden = hidden.index_copy(0, first, entered)
     while len(rows.loops):
-        view = PassRows(layers, placement, rows, model.operations, cache.length)
+        view = PassRows(layers, placement, rows, ops, cache.length)
         hidden = model.norm(model.loop(hidden, view))
         cache.counts.prompt_rows += len(rows.loops)
-        left = (rows.loops + 1 < cache.depth).nonzero()[:, 0]
+        goes_on = rows.loops + 1 < cache.depth
+        over = (~goes_on & unread).nonzero()[:, 0]
+        if model.stages[1] and len(over):
+            parts = (column.index_select(0, over) for column in vars(rows).values())
+            write_coda(model, layers, placement, hidden.index_select(0, over), RowIndices(*parts), cache.length)
+        left = goes_on.nonzero()[:, 0]
         columns = [column.index_select(0, left) for column in vars(rows).values()]
         columns[-1] += 1
-        hidden, rows = hidden.index_select(0, left), RowIndices(*columns)
+        hidden, rows, unread = hidden.index_select(0, left), RowIndices(*columns), unread.index_select(0, left)

@@ -10,13 +10,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
-from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.planes import LayerPlanes, extra_planes
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
-
-# Planes of a coda's layer: what was read at exits, and what was read at loop T.
-CODA_PLANES = 2
 
 
 class PlaneStore:
@@ -38,9 +35,8 @@ class PlaneStore:
         self.num_layers = num_layers
         self.total_loops = total_loops
         self.capacity = capacity
-        prelude, coda = stages
         # None: as many planes as loops
-        self.counts: list[int | None] = [*[None] * num_layers, *[1] * prelude, *[CODA_PLANES] * coda]
+        self.counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
         self.planes: list[LayerPlanes | None] = [None] * len(self.counts)
         self.length = 0
         self.depth: int | None = None
@@ -155,6 +151,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         exits: Last plane of each token that exited under `drop`, int32 `[B, >= length]`, T - 1 elsewhere; None where
             every plane is written (`sigma0.decode.catch_up`).
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
+        lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
@@ -175,6 +172,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
         self.record: RunRecord | None = None
+        self.lacks_final = False
         self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None

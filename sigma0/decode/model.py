@@ -63,8 +63,14 @@ class KVShape(Protocol):
     """A model, as far as the shape of its K/V goes; no weights are needed."""
 
     config: PreTrainedConfig
-    num_block_layers: int
-    num_loops: int
+
+    @property
+    def num_block_layers(self) -> int:
+        """L, layers of the shared block."""
+
+    @property
+    def num_loops(self) -> int:
+        """T."""
 
     @property
     def stages(self) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class PagedPlanes:
         self.shape = shape
         self.blocks = blocks
         like = torch.empty((shape.kv_heads, 0, shape.head_dim), dtype=dtype, device=device)
-        self.planes = [LayerPlanes(like, shape.planes, blocks, shape.size) for _ in range(shape.layers)]
+        self.planes = [LayerPlanes(like, count, blocks, shape.size) for count in shape.counts]
         width = blocks if longest is None else -(-longest // shape.size)
         with torch.inference_mode(False):
             self.table = torch.zeros((sequences, width), dtype=torch.int64, device=device)
@@ -75,7 +75,7 @@ class PagedPlanes:
             copy: Unused: their K/V are copied to all deeper planes in any case.
         """
         flat = self.placement(0).flat(sequences, cache_positions)
-        for layer in self.planes:
+        for layer in self.planes[: self.shape.layers]:
             layer.propagate_past_exit(flat, planes)
 
     def wipe(self, blocks: Sequence[int]) -> None:

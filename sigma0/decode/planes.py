@@ -13,6 +13,9 @@ from torch import Tensor
 
 from sigma0.decode.model import KVShape
 
+# Planes of a coda's layer: what was read at exits, and what was read at loop T.
+CODA_PLANES = 2
+
 
 @dataclass(frozen=True)
 class BlockShape:
@@ -24,6 +27,7 @@ class BlockShape:
         kv_heads: H_kv.
         head_dim: d.
         size: Cache positions.
+        stages: Layers of a prelude, with one plane each, and of a coda, with two.
     """
 
     layers: int
@@ -31,17 +35,23 @@ class BlockShape:
     kv_heads: int
     head_dim: int
     size: int
+    stages: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, model: KVShape, size: int) -> "BlockShape":
         """Of a model's configuration."""
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size)
+        return cls(model.num_block_layers, model.num_loops, config.num_key_value_heads, head_dim, size, model.stages)
+
+    @property
+    def counts(self) -> list[int]:
+        """Planes of each layer."""
+        return [*[self.planes] * self.layers, *extra_planes(self.stages)]
 
     def bytes_with(self, dtype: torch.dtype) -> int:
         """Bytes of a block's keys and values over all layers and planes."""
-        return 2 * self.layers * self.planes * self.kv_heads * self.head_dim * self.size * dtype.itemsize
+        return 2 * sum(self.counts) * self.kv_heads * self.head_dim * self.size * dtype.itemsize
 
     def count_in(self, kv_bytes: int, dtype: torch.dtype) -> int:
         """Blocks that so many bytes hold.
@@ -53,6 +63,12 @@ class BlockShape:
         if kv_bytes < block_bytes:
             raise ValueError(f"{kv_bytes} bytes of K/V hold no block: one takes {block_bytes} bytes")
         return kv_bytes // block_bytes
+
+
+def extra_planes(stages: tuple[int, int]) -> list[int]:
+    """Planes of the layers of a prelude and of a coda."""
+    prelude, coda = stages
+    return [1] * prelude + [CODA_PLANES] * coda
 
 
 class LayerPlanes:

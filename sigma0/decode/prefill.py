@@ -25,7 +25,8 @@ class Chunk:
         positions: Cache positions, which are positions for rotary embeddings too, ascending, `[N]`.
         targets: Loop after which each leaves, `[N]`.
         loops: Loops finished.
-        hidden: States after them, `[N, D]`.
+        hidden: What is in flight of them, `[N, W]`.
+        reads: Loop whose reading a coda's K/V are of, `[N]`.
     """
 
     sequence: int
@@ -33,11 +34,21 @@ class Chunk:
     targets: Ints
     loops: int
     hidden: Tensor
+    reads: Ints
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
         hidden = self.hidden.index_select(0, to_device(rows, self.hidden.device))
-        return replace(self, positions=self.positions[rows], targets=self.targets[rows], hidden=hidden)
+        return replace(
+            self, positions=self.positions[rows], targets=self.targets[rows], hidden=hidden, reads=self.reads[rows]
+        )
+
+    def rows(self, device: torch.device) -> RowIndices:
+        """Its rows, at the plane of the loop that they run next."""
+        sequences = np.full_like(self.positions, self.sequence)
+        planes = np.full_like(self.positions, self.loops)
+        stacked = to_device(np.stack([sequences, self.positions, self.positions, planes]), device)
+        return RowIndices(*stacked)
 
 
 class Prefill:
@@ -53,16 +64,17 @@ class Prefill:
     def __len__(self) -> int:
         return sum(len(chunk.positions) for chunk in self.chunks)
 
-    def enter(self, sequence: int, positions: Ints, targets: Ints, hidden: Tensor) -> None:
+    def enter(self, sequence: int, positions: Ints, targets: Ints, hidden: Tensor, reads: Ints | None = None) -> None:
         """Puts a chunk before loop 1; rows whose target is 0 do not run.
 
         Args:
             sequence: Which.
             positions: Ascending cache positions, `[N]`.
             targets: Loop after which each leaves, `[N]`.
-            hidden: What loop 1 starts from, `[N, D]`.
+            hidden: What loop 1, or a prelude, starts from, `[N, W]`.
+            reads: Loop whose reading a coda's K/V are of, `[N]`; None for the last that each runs.
         """
-        chunk = Chunk(sequence, positions, targets, 0, hidden)
+        chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads)
         kept = np.flatnonzero(targets > 0)
         if len(kept) < len(positions):
             chunk = chunk.select(kept)
@@ -92,10 +104,10 @@ class Prefill:
         Args:
             model: The looped model.
             view: The rows of both, as `behind` puts them.
-            hidden: States of the lanes, `[R, D]`; R may be 0.
+            hidden: States of the lanes, `[R, W]`; R may be 0.
 
         Returns:
-            The lanes' states before the loop's norm, `[R, D]`.
+            The lanes' states before the loop's norm, `[R, W]`.
         """
         raw = model.loop(torch.cat([hidden, *(chunk.hidden for chunk in self.chunks)]), view)
         normed = model.norm(raw[len(hidden) :])

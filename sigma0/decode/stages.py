@@ -9,6 +9,7 @@ READ takes over what FINAL says, so that drafts see the best that is known of th
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations
 from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.prefill import Prefill
 from sigma0.decode.step_batch import Batch
 
 READ, FINAL = 0, 1
@@ -47,13 +49,39 @@ def run_prelude(batch: Batch, hidden: Tensor, rows: RowIndices, count: int, live
         live: Which of those are, bool `[count]`; None where all are.
     """
     first = hidden[:count]
-    parts = (part[:count] for part in (rows.sequences, rows.cache_positions, rows.positions))
-    indices = RowIndices(*parts, torch.zeros_like(rows.loops[:count]))
+    sequences, cache_positions, positions = (
+        part[:count] for part in (rows.sequences, rows.cache_positions, rows.positions)
+    )
+    indices = RowIndices(sequences, cache_positions, positions, torch.zeros_like(sequences))
     view = stage_rows(batch.layers, batch.placement, indices, batch.ops, batch.longest, live)
     entered = batch.model.prelude(first, view)
     if live is not None:
         entered = torch.where(live[:, None], entered, first)
     return entered if count == len(hidden) else torch.cat([entered, hidden[count:]])
+
+
+def prefill_prelude(batch: Batch, beside: Prefill) -> None:
+    """Runs the prelude of chunks that are about to run their first loop; before that of lanes, which read its K/V."""
+    for place, chunk in enumerate(beside.chunks):
+        if chunk.loops == 0:
+            view = stage_rows(batch.layers, batch.placement, chunk.rows(batch.lanes.device), batch.ops, batch.longest)
+            beside.chunks[place] = replace(chunk, hidden=batch.model.prelude(chunk.hidden, view))
+
+
+def prefill_coda(batch: Batch, beside: Prefill) -> None:
+    """Leaves the coda's K/V of positions that have just run the loop at which they are read."""
+    model, layers, place, longest = batch.model, batch.layers, batch.placement, batch.longest
+    for chunk in beside.chunks:
+        which = np.flatnonzero(chunk.reads == chunk.loops)
+        if not len(which):
+            continue
+        read = chunk.select(which)
+        rows = read.rows(batch.lanes.device)
+        if chunk.loops == batch.lanes.depth:
+            write_coda(model, layers, place, read.hidden, rows, longest)
+        else:
+            at_exit = replace(rows, loops=torch.full_like(rows.loops, READ))
+            model.read(read.hidden, stage_rows(layers, place, at_exit, batch.ops, longest))
 
 
 def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:
@@ -81,6 +109,30 @@ def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | Non
         at = torch.where(written, place.flat(rows.sequences, rows.cache_positions), place.total - 1)
         publish(model, batch.layers, at)
     return logits
+
+
+def write_coda(
+    model: LoopedModel,
+    layers: Sequence[LayerPlanes],
+    placement: Placement,
+    hidden: Tensor,
+    rows: RowIndices,
+    longest: int,
+) -> None:
+    """Leaves the coda's K/V of rows at loop T in both planes, as a prefill does, without logits that anybody wants.
+
+    Args:
+        model: With a coda.
+        layers: All planes.
+        placement: Where cache positions lie.
+        hidden: `[K, W]`.
+        rows: Their places.
+        longest: Bound on cache positions, plus one.
+    """
+    final = torch.full_like(rows.loops, FINAL)
+    indices = RowIndices(rows.sequences, rows.cache_positions, rows.positions, final)
+    model.read(hidden, stage_rows(layers, placement, indices, model.operations, longest))
+    publish(model, layers, placement.flat(rows.sequences, rows.cache_positions))
 
 
 def publish(model: LoopedModel, layers: Sequence[LayerPlanes], positions: Tensor) -> None:

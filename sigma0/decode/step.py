@@ -35,7 +35,7 @@ from sigma0.decode.lanes import (
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
-from sigma0.decode.stages import read_rows, run_prelude
+from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
 from sigma0.decode.step_batch import Batch
 
 # Columns of what a step emits.
@@ -100,12 +100,16 @@ def run_loop(
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
     live = stage < lanes.idle if padded else None
+    if batch.model.stages[0] and beside is not None:
+        prefill_prelude(batch, beside)
     if batch.model.stages[0] and entering:
         enters = stage[:entering] == 0 if padded or bounded else None
         previous = run_prelude(batch, previous, indices, entering, enters)
     everything = indices if beside is None else beside.behind(indices)
     view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, live)
     raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
+    if batch.model.stages[1] and beside is not None:
+        prefill_coda(batch, beside)
     loops = planes + 1
     if live is not None:
         # from here on lanes are only written to
@@ -133,9 +137,13 @@ def run_loop(
 def run_prefill(batch: Batch, beside: Prefill) -> None:
     """One loop of prefill by itself; before that of the lanes, which read what it writes."""
     none = torch.zeros(0, dtype=torch.int64, device=batch.lanes.device)
+    if batch.model.stages[0]:
+        prefill_prelude(batch, beside)
     rows = beside.behind(RowIndices(none, none, none, none))
     view = PassRows(batch.layers, batch.placement, rows, batch.ops, batch.longest)
     beside.loop(batch.model, view, batch.lanes.hidden[:0])
+    if batch.model.stages[1]:
+        prefill_coda(batch, beside)
 
 
 def _loop_end(

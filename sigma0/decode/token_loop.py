@@ -117,6 +117,8 @@ class TokenLoop:
         batch, prompt = input_ids.shape
         self.model, self.cache, self.rule, self.record = model, cache, rule, record
         self.verifies = config.after_exit == "verify"
+        if model.stages[1] and not self.verifies:
+            cache.lacks_final = True
         self.vocabulary = int(model.config.vocab_size)
         self.device = input_ids.device
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)

@@ -40,11 +40,10 @@ CONTINUOUS_BATCHING = (
 class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[misc]
     """Gives a looped model `generate` with native adaptive depth.
 
-    The model implements `decode.model.LoopedModel` (`operations` comes from here), `num_loops` and
-    `num_block_layers`, and a `forward` that takes `exit_config`.
+    The model implements `decode.model.LoopedModel` (`operations` comes from here), `num_loops`, and a `forward` that
+    takes `exit_config`.
 
     Attributes:
-        num_block_layers: L, layers in the shared block.
         backend: "torch", "triton", or "auto": the kernels on CUDA, plain torch elsewhere.
         deterministic: Whether the kernels give a row the same bits whatever rows come along; False takes the products
             of torch's libraries.
@@ -54,12 +53,16 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         quantization: To what the block's weights were rounded as the model was loaded; None where they were not.
     """
 
-    num_block_layers: int
     backend: Backend = "auto"
     deterministic: bool = True
     runner: RunnerName = "auto"
     announce: Announce = staticmethod(silently)
     quantization: str | None = None
+
+    @property
+    def num_block_layers(self) -> int:
+        """L, layers in the shared block."""
+        return int(self.config.num_hidden_layers)
 
     @property
     def stages(self) -> tuple[int, int]:

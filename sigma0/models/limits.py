@@ -7,12 +7,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from sigma0.decode.planes import extra_planes
+
 
 class CachingModel(Protocol):
     """A looped model, as far as the size of its K/V goes; no weights are needed."""
 
     config: PreTrainedConfig
-    num_block_layers: int
+
+    @property
+    def num_block_layers(self) -> int:
+        """L."""
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        """Layers of prelude and coda."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +87,8 @@ def kv_bytes(model: CachingModel, length: int, batch: int, planes: int) -> int:
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * model.num_block_layers * planes * heads * width * model.dtype.itemsize * length * batch)
+    per_position = model.num_block_layers * planes + sum(extra_planes(model.stages))
+    return int(2 * per_position * heads * width * model.dtype.itemsize * length * batch)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -141,6 +141,11 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             inputs = input_ids = inputs.long()
         if cache is not None:
             check_cache(cache)
+            if verified and cache.lacks_final:
+                raise ValueError(
+                    "after_exit='verify' cannot go on with this cache: tokens in it were read at their exits, and the "
+                    "coda of full depth has no K/V of them; start a new cache, or keep the exit rule"
+                )
             cache.open(loops, inputs.shape[0])
             enter_pending(self, cache, attention_mask)
             if cache.length and inputs.shape[1] == 1 and not cache.prefilling and not output_loop_states:
@@ -153,6 +158,8 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             catch_up(self, cache)
         if labels is not None:
             use_cache = False
+        elif self.needs_cache(rule):
+            use_cache = True
         outputs = self._run_prompt(
             logits_to_keep,
             input_ids=input_ids,
@@ -235,6 +242,10 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             }
             outputs = self.base_model(**{**inputs, **part})
         return outputs  # type: ignore[no-any-return]
+
+    def needs_cache(self, rule: ExitRule) -> bool:
+        """Whether a prefill under a rule is read over K/V, so that a cache is made for it."""
+        return False
 
     def read_exits(
         self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool

@@ -113,6 +113,7 @@ class RavenModel(RavenPreTrainedModel):
             config.n_layers_in_recurrent_block,
             config.n_layers_in_coda,
         )
+        assert config.padded_vocab_size is not None
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.prelude = nn.ModuleList(RavenBlock(config, layer) for layer in range(prelude))
         self.adapter = nn.Linear(2 * config.n_embd, config.n_embd, bias=False)

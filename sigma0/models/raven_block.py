@@ -27,7 +27,8 @@ from sigma0.models.row_linear import Modules, PackedLinear
 
 def turn_pairs(heads: Tensor) -> Tensor:
     """Swaps the two numbers of neighbouring pairs, `[..., d]`; the table's sines carry the sign."""
-    return heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    pairs = heads.view(*heads.shape[:-1], -1, 2)
+    return pairs.flip(-1).flatten(-2)
 
 
 def turn_halves(heads: Tensor) -> Tensor:
@@ -180,17 +181,20 @@ class RavenBlock(GradientCheckpointingLayer):  # type: ignore[misc]
             return self.attn.attend_rows(x, kwargs["position_embeddings"], rows, layer)
 
         def norm(index: int, x: Tensor, residual: Tensor | None = None) -> Tensor:
-            module: nn.Module = self._modules[f"norm_{index}"]  # type: ignore[assignment]
+            module: nn.Module = self._modules[f"norm_{index}"]
             if rows is not None:
                 return rms_norm(module, x, rows.ops, residual)
             normed: Tensor = module(x)
             return normed if residual is None else residual + normed
 
+        output: Tensor
         if self.layout == "sandwich":
             hidden_states = norm(2, hidden_states + attend(norm(1, hidden_states)))
-            return norm(4, hidden_states + self.mlp(norm(3, hidden_states), rows))
-        if self.layout == "pre":
+            output = norm(4, hidden_states + self.mlp(norm(3, hidden_states), rows))
+        elif self.layout == "pre":
             hidden_states = hidden_states + attend(norm(1, hidden_states))
-            return hidden_states + self.mlp(norm(2, hidden_states), rows)
-        hidden_states = norm(1, attend(hidden_states), hidden_states)
-        return norm(2, self.mlp(hidden_states, rows), hidden_states)
+            output = hidden_states + self.mlp(norm(2, hidden_states), rows)
+        else:
+            hidden_states = norm(1, attend(hidden_states), hidden_states)
+            output = norm(2, self.mlp(hidden_states, rows), hidden_states)
+        return output

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigma0.config import ExitConfig
 from sigma0.decode.attention import RowIndices
 from sigma0.decode.exits import ExitRule, Selection, no_gate_logits, select_exits
 from sigma0.decode.kv_cache import DepthCache
@@ -16,14 +15,14 @@ from sigma0.decode.parallel import broadcaster
 from sigma0.decode.stages import stage_rows
 from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.models.ouro_block import rms_norm
-from sigma0.models.outputs import LoopedCausalLMOutput, LoopedModelOutput
+from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.raven import RavenModel, RavenPreTrainedModel, packed_blocks
 from sigma0.models.raven_config import RavenConfig
 from sigma0.models.row_linear import Modules, PackedLinear
 
 
 class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
-    """Raven with its output head."""
+    """Raven with its output head; `forward` also takes `initial_state`, `[B, S, D]`, before loop 1."""
 
     model_inputs = frozenset({"initial_state"})
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
@@ -113,17 +112,13 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         """The products of all layers, and of the adapter."""
         yield from packed_blocks(self.transformer)
 
-    def forward(
-        self, *args: Any, exit_config: ExitConfig | None = None, use_cache: bool | None = None, **kwargs: Any
-    ) -> LoopedCausalLMOutput:
-        """See `LoopedForCausalLM.forward`; also takes `initial_state`, `[B, S, D]`, before loop 1.
+    def needs_cache(self, rule: ExitRule) -> bool:
+        """Whether exits are read one after the other, over the coda's K/V.
 
-        Where exits are not known beforehand, positions are read one after the other, since the coda of each sees how
-        those before it were read: a prompt whose last position alone is read costs little more, a whole text much.
+        The coda of a position sees how those before it were read: a prompt whose last position alone is read costs
+        little more for that, a whole text much.
         """
-        rule = self.exit_rule(self.resolve_exit_config(exit_config))
-        cached = use_cache or (not rule.is_known_beforehand and kwargs.get("labels") is None)
-        return super().forward(*args, exit_config=exit_config, use_cache=cached, **kwargs)  # type: ignore[no-any-return]
+        return not rule.is_known_beforehand
 
     def read_exits(
         self, rule: ExitRule, outputs: LoopedModelOutput, keep: slice | Tensor, watch: bool, at_full_depth: bool

@@ -139,10 +139,6 @@ class SharedBlockModel(LoopedPreTrainedModel):
 class SharedBlockForCausalLM(LoopedForCausalLM):
     """Such a model with its head: the stages of a pass over rows."""
 
-    def __init__(self, config: Any, model: SharedBlockModel) -> None:
-        super().__init__(config, model)
-        self.num_block_layers = config.num_hidden_layers
-
     @property
     def num_loops(self) -> int:
         """T, loops at full depth."""

@@ -1,0 +1,222 @@
+"""Raven in our decoder: `finish` as its definition says, `verify` as full depth, alone and in company."""
+
+import random
+
+import pytest
+import torch
+
+from sigma0 import ExitConfig
+from tests.models.raven_reference import SHAPES, Reference, tiny_raven
+
+NEW = 7
+TIE = 1e-5
+# Rules that stop some tokens early in the tiny models, and not all.
+RULES = (("margin", 0.05), ("margin", 0.2), ("converge", 0.5), ("converge", 0.8))
+
+
+def rule(mode, threshold, after="finish", **values):
+    name = "theta" if mode == "margin" else "eps"
+    return ExitConfig(mode=mode, after_exit=after, **{name: threshold}, **values)
+
+
+def generate(model, rows, config, **kwargs):
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    settings = {"max_new_tokens": NEW, "do_sample": False, "exit_config": config, "return_dict_in_generate": True}
+    return model.generate(ids, attention_mask=mask, **settings | kwargs), width
+
+
+def drawn(seed, count, longest=12):
+    source = random.Random(seed)
+    return [[source.randrange(1, 53) for _ in range(source.randint(1, longest))] for _ in range(count)]
+
+
+def compare(layout, cases, seed):
+    """Cases whose reference is no near tie and differ; and the number of near ties."""
+    model = tiny_raven(layout, seed)
+    reference, wrong, ties = Reference(model), [], 0
+    for index, prompt in enumerate(drawn(seed, cases)):
+        mode, threshold = RULES[index % len(RULES)]
+        expected = reference.write(prompt, NEW, mode, threshold)
+        if expected.margin < TIE:
+            ties += 1
+            continue
+        out, width = generate(model, [prompt], rule(mode, threshold))
+        if (out.sequences[0, width:].tolist(), out.exit_depths[0].tolist()) != (expected.tokens, expected.depths):
+            wrong.append((prompt, mode, threshold, expected))
+    return wrong, ties
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_finish_is_its_definition(layout):
+    assert compare(layout, 12, 0) == ([], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", SHAPES)
+def test_finish_is_its_definition_in_many_cases(layout):
+    wrong, ties = zip(*(compare(layout, 75, seed) for seed in range(1, 5)), strict=True)
+    assert not any(wrong)
+    assert sum(ties) < 3
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_depths_vary(layout):
+    model = tiny_raven(layout, 0)
+    depths = {
+        depth
+        for mode, threshold in RULES
+        for prompt in drawn(0, 4)
+        for depth in generate(model, [prompt], rule(mode, threshold))[0].exit_depths[0].tolist()
+    }
+    assert len(depths) >= 3
+
+
+@pytest.mark.parametrize("redraft", [True, False])
+@pytest.mark.parametrize("layout", SHAPES)
+def test_verify_is_full_depth(layout, redraft):
+    model = tiny_raven(layout, 3)
+    reference = Reference(model)
+    for index, prompt in enumerate(drawn(3, 8)):
+        mode, threshold = RULES[index % len(RULES)]
+        expected = reference.full_depth(prompt, NEW)
+        assert expected.margin > TIE
+        out, width = generate(model, [prompt], rule(mode, threshold, "verify", redraft=redraft))
+        assert out.sequences[0, width:].tolist() == expected.tokens
+
+
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("layout", SHAPES)
+def test_company_changes_nothing(layout, after):
+    model, rows = tiny_raven(layout, 5), drawn(5, 5)
+    for mode, threshold in RULES:
+        config = rule(mode, threshold, after)
+        together, width = generate(model, rows, config)
+        for index, row in enumerate(rows):
+            alone, own = generate(model, [row], config)
+            assert together.sequences[index, width:].tolist() == alone.sequences[0, own:].tolist()
+            assert together.exit_depths[index].tolist() == alone.exit_depths[0].tolist()
+
+
+@pytest.mark.parametrize("stride", [2, 4])
+def test_a_stride_runs_several_loops_a_pass(stride):
+    one = tiny_raven("pre", 7, mean_recurrence=8)
+    many = tiny_raven("pre", 7, mean_recurrence=8, stride=stride)
+    prompt = drawn(7, 1)[0]
+    plain, width = generate(one, [prompt], ExitConfig(mode="full"))
+    strided, _ = generate(many, [prompt], ExitConfig(mode="full"))
+    assert strided.sequences.tolist() == plain.sequences.tolist()
+    assert (plain.loop_passes, strided.loop_passes) == (8 * (NEW - 1), 8 // stride * (NEW - 1))
+    expected = Reference(many).write(prompt, NEW, "margin", 0.1)
+    out, _ = generate(many, [prompt], rule("margin", 0.1))
+    assert out.sequences[0, width:].tolist() == expected.tokens
+    assert out.exit_depths[0].tolist() == expected.depths
+
+
+@pytest.mark.parametrize("mode", ["random", "embed-init", "skip-adapter"])
+def test_start_states_of_every_kind(mode):
+    model = tiny_raven("post", 9, init_scale=1.0, initial_state_mode=mode)
+    reference = Reference(model)
+    for prompt in drawn(9, 4):
+        expected = reference.write(prompt, NEW, "margin", 0.1)
+        out, width = generate(model, [prompt], rule("margin", 0.1))
+        assert out.sequences[0, width:].tolist() == expected.tokens
+        assert out.exit_depths[0].tolist() == expected.depths
+
+
+def test_drawn_states_belong_to_seed_and_position():
+    model = tiny_raven("pre", 11, init_scale=1.0, init_values={"std": 0.5})
+    first = model.transformer.start(torch.zeros(1, 3, 32), torch.tensor([[4, 5, 6]]))
+    again = model.transformer.start(torch.zeros(2, 32), torch.tensor([6, 4]))
+    assert torch.equal(first[0, [2, 0]], again)
+    model.config.state_seed = 1
+    assert not torch.equal(model.transformer.start(torch.zeros(2, 32), torch.tensor([6, 4])), again)
+    many = model.transformer.start(torch.zeros(4000, 32), torch.arange(4000))
+    # of a normal distribution cut at three standard deviations
+    assert float(many.abs().max()) <= 1.5
+    assert float(many.std()) == pytest.approx(0.4933, rel=0.01)
+    assert abs(float(many.mean())) < 0.005
+
+
+def whole_text(reference, ids, mode, threshold):
+    """Logits of every position, each read by the rule after those before it were."""
+    with torch.no_grad():
+        states = reference.model.transformer(torch.tensor([ids])).loop_states[:, 0]
+        depths, logits, out = [], [], type("Out", (), {"margin": float("inf")})()
+        for length in range(1, len(ids) + 1):
+            depth, row = reference._stop(out, states[:, :length], depths, mode, threshold, 1)
+            depths.append(depth)
+            logits.append(row)
+    return torch.stack(logits), depths, out.margin
+
+
+@pytest.mark.parametrize(("mode", "threshold"), RULES)
+@pytest.mark.parametrize("layout", SHAPES)
+def test_a_whole_text_is_read_position_by_position(layout, mode, threshold):
+    model, ids = tiny_raven(layout, 13), drawn(13, 1, 9)[0] + drawn(14, 1, 9)[0]
+    logits, depths, margin = whole_text(Reference(model), ids, mode, threshold)
+    assert margin > TIE
+    with torch.no_grad():
+        out = model(torch.tensor([ids]), exit_config=rule(mode, threshold))
+    assert out.exit_depths[0].tolist() == depths
+    assert torch.allclose(out.logits[0].double(), logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("after", ["finish", "drop"])
+@pytest.mark.parametrize("layout", SHAPES)
+def test_single_tokens_are_decoded_as_generate_does(layout, after, monkeypatch):
+    """transformers' own loop feeds one token at a time to our forward, some sequences ending before others."""
+    from transformers.generation import GenerationMixin
+
+    model, rows = tiny_raven(layout, 15), drawn(15, 4)
+    for mode, threshold in RULES[1:3]:
+        config = rule(mode, threshold, after)
+        ours, _ = generate(model, rows, config, eos_token_id=[3, 7, 11], pad_token_id=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), "_sample", GenerationMixin._sample)
+            theirs, _ = generate(model, rows, config, eos_token_id=[3, 7, 11], pad_token_id=0)
+        assert ours.sequences.tolist() == theirs.sequences.tolist()
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_a_second_turn_sees_codas_as_they_were_read(layout):
+    """The first turn's new tokens keep what their exits left; the next prompt is read at loop T."""
+    model = tiny_raven(layout, 17)
+    reference, first, second = Reference(model), drawn(17, 1)[0], drawn(18, 1)[0]
+    config, cache = rule("margin", 0.1), model.new_cache()
+    once, width = generate(model, [first], config, past_key_values=cache)
+    written = once.sequences[0].tolist()
+    out, _ = generate(model, [written + second], config, past_key_values=cache)
+    expected = reference.write(first, NEW, "margin", 0.1)
+    assert written[width:] == expected.tokens
+    # the last new token of the first turn was never fed, so it belongs to the second prompt
+    depths = [model.num_loops] * (len(first) - 1) + expected.depths + [model.num_loops] * len(second)
+    ids, tokens = written + second, []
+    again = type(expected)()
+    for _ in range(NEW):
+        states = reference.model.transformer(torch.tensor([ids])).loop_states[:, 0]
+        depth, logits = reference._stop(again, states.detach(), depths, "margin", 0.1, 1)
+        depths.append(depth)
+        tokens.append(int(logits.argmax()))
+        ids.append(tokens[-1])
+    assert again.margin > TIE
+    assert out.sequences[0, len(written) + len(second) :].tolist() == tokens
+
+
+def test_verify_does_not_go_on_behind_exits():
+    model, prompt = tiny_raven("pre", 19), drawn(19, 1)[0]
+    cache = model.new_cache()
+    once, _ = generate(model, [prompt], rule("margin", 0.1), past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot go on with this cache"):
+        generate(model, [[*once.sequences[0].tolist(), 5]], rule("margin", 0.1, "verify"), past_key_values=cache)
+
+
+def test_a_verified_turn_can_be_continued():
+    model = tiny_raven("post", 21)
+    reference, first, second = Reference(model), drawn(21, 1)[0], drawn(22, 1)[0]
+    config, cache = rule("margin", 0.1, "verify"), model.new_cache()
+    once, _ = generate(model, [first], config, past_key_values=cache)
+    text = once.sequences[0].tolist() + second
+    out, width = generate(model, [text], config, past_key_values=cache)
+    assert out.sequences[0, width:].tolist() == reference.full_depth(text, NEW).tokens
