@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sigma0.calibrate.agreement import continue_alone
+from sigma0.calibrate.teacher_forcing import LoopRun
 from sigma0.config import ExitConfig
-from sigma0.decode.exits import select_exits
 
 Ints = NDArray[np.int64]
 
@@ -122,9 +122,10 @@ def record(
     rule = model.exit_rule(config)
     traces, exits = [], []
     for prompt, text in zip(prompts, texts, strict=True):
-        output = model.model(input_ids=text, use_cache=False)
-        states = output.loop_states[:, :, len(prompt) : -1]  # [T, 1, new - 1, D]
-        gates = output.gate_logits[:, :, len(prompt) : -1]
-        traces.append(model.read(states[:, 0]).argmax(-1).cpu().numpy())
-        exits.append(select_exits(rule, states, gates, model.read).depths[0].cpu().numpy())
+        run = LoopRun.of(model, text)
+        marks = torch.zeros_like(text, dtype=torch.bool)
+        marks[:, len(prompt) : -1] = True
+        run = run.select(marks)  # new - 1 tokens
+        traces.append(model.head(run.readable).argmax(-1).cpu().numpy())
+        exits.append(run.exits(rule, map(model.head, run.readable)))
     return traces, exits

@@ -181,7 +181,7 @@ class Engine:
         return entry.key
 
     def _exact(self, length: int, config: ExitConfig) -> int | None:
-        """Leading positions of a sequence with such a prompt whose planes are those of a run of all loops; None: all."""
+        """Leading positions of a sequence with such a prompt whose planes are a run of all loops; None for all."""
         if not self.model.stages[1]:
             return length if config.after_exit == "drop" else None
         if config.after_exit == "verify":

@@ -13,7 +13,7 @@ A grid of settings of one rule is ordered from patient to eager, so that no toke
 settings stop a token at the same loop, so does every setting between them: only the other tokens are computed there.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,6 +155,55 @@ def groups_of(texts: Sequence[ForcedText]) -> Iterator[list[ForcedText]]:
 
 
 @dataclass(frozen=True)
+class LoopRun:
+    """A run of all loops over N tokens, or over texts `[B, S]` of them.
+
+    Attributes:
+        states: `[T, N, D]`.
+        gates: Gate logits `[T, N]`; None where the model has no gate.
+        readable: What the head reads at every loop, `[T, N, D]`.
+    """
+
+    states: Tensor
+    gates: Tensor | None
+    readable: Tensor
+
+    @classmethod
+    def of(cls, model: DepthGenerationMixin, ids: Tensor) -> "LoopRun":
+        """Of texts `[B, S]`; pads stand on the right, where no real token sees them."""
+        output = model.base_model(input_ids=ids, use_cache=False)
+        return cls(output.loop_states, output.gate_logits, model.readable(output.loop_states))
+
+    def select(self, marks: Tensor) -> "LoopRun":
+        """The tokens that are marked, bool `[B, S]`, in order."""
+        gates = None if self.gates is None else self.gates[:, marks]
+        own = self.readable is self.states
+        states = self.states[:, marks]
+        return LoopRun(states, gates, states if own else self.readable[:, marks])
+
+    def part(self, which: slice | Tensor) -> "LoopRun":
+        """Some of the tokens."""
+        gates = None if self.gates is None else self.gates[:, which]
+        own = self.readable is self.states
+        states = self.states[:, which]
+        return LoopRun(states, gates, states if own else self.readable[:, which])
+
+    def exits(self, rule: ExitRule, logits: Iterable[Tensor]) -> Ints:
+        """Loop at which each token stops, `[N]`, given the logits of every loop, which are read in order."""
+        if rule.fixed_depth is not None:
+            return np.full(self.states.shape[1], rule.fixed_depth)
+        known = iter(logits)
+
+        def head(_hidden: Tensor) -> Tensor:
+            # the rule reads the head once a loop, in order
+            return next(known)
+
+        gates = None if self.gates is None else self.gates[:, None]
+        depths: Ints = select_exits(rule, self.states[:, None], gates, head).depths[0].cpu().numpy()
+        return depths
+
+
+@dataclass(frozen=True)
 class _Part:
     same: Bools
     kl: Floats
@@ -166,34 +215,19 @@ def _read(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], texts: Seq
     # Pads stand on the right, where no real token sees them.
     ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(model.device)
     real = pad_sequence([torch.ones(len(text.ids) - 1) for text in texts], batch_first=True).bool().to(model.device)
-    output = model.model(input_ids=ids, use_cache=False)
-    states = output.loop_states[:, :, :-1][:, real]  # [T, N, D]
-    gates = output.gate_logits[:, :, :-1][:, real]  # [T, N]
-    step = max(1, _LOGITS // (len(states) * model.config.vocab_size))
-    for start in range(0, states.shape[1], step):
-        yield _read_tokens(model, rules, states[:, start : start + step], gates[:, start : start + step])
+    run = LoopRun.of(model, ids).select(torch.nn.functional.pad(real, (0, 1)))
+    step = max(1, _LOGITS // (len(run.states) * model.config.vocab_size))
+    for start in range(0, run.states.shape[1], step):
+        yield _read_tokens(model, rules, run.part(slice(start, start + step)))
 
 
-def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], states: Tensor, gates: Tensor) -> _Part:
-    logits = [check_finite(model.read(state), loop) for loop, state in enumerate(states, start=1)]  # T of [n, V]
+def _read_tokens(model: DepthGenerationMixin, rules: Mapping[str, ExitRule], run: LoopRun) -> _Part:
+    logits = [check_finite(model.head(state), loop) for loop, state in enumerate(run.readable, start=1)]  # T of [n, V]
     top = torch.stack([loop_logits.argmax(-1) for loop_logits in logits])  # [T, n]
     full = torch.log_softmax(logits[-1].float(), -1)
     kl = [divergence(full, torch.log_softmax(loop_logits.float(), -1)) for loop_logits in logits]
-    exits = {name: _exits(rule, states, gates, logits) for name, rule in rules.items()}
+    exits = {name: run.exits(rule, logits) for name, rule in rules.items()}
     return _Part((top == top[-1]).cpu().numpy(), torch.stack(kl).cpu().numpy(), exits)
-
-
-def _exits(rule: ExitRule, states: Tensor, gates: Tensor, logits: Sequence[Tensor]) -> Ints:
-    if rule.fixed_depth is not None:
-        return np.full(states.shape[1], rule.fixed_depth)
-    known = iter(logits)
-
-    def head(_hidden: Tensor) -> Tensor:
-        # The rule reads the head once a loop, in order: what it would read is there already.
-        return next(known)
-
-    depths: Ints = select_exits(rule, states[:, None], gates[:, None], head).depths[0].cpu().numpy()
-    return depths
 
 
 def check_finite(logits: Tensor, loop: int) -> Tensor:
@@ -251,9 +285,9 @@ def read_grids(
         ValueError: If the model computes logits that are not finite.
     """
     same, exits = [], []
-    for states, gates in _grid_chunks(model, texts):
-        same.append(_same_as_full(model, states))
-        exits.append({name: _grid_exits(model, rules, states, gates) for name, rules in grids.items()})
+    for run in _grid_chunks(model, texts):
+        same.append(_same_as_full(model, run.readable))
+        exits.append({name: _grid_exits(model, rules, run) for name, rules in grids.items()})
     return GridReadings(
         text=np.repeat(np.arange(len(texts)), [text.new for text in texts]),
         same=np.concatenate(same, axis=1),
@@ -261,9 +295,9 @@ def read_grids(
     )
 
 
-def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Loop states `[T, n, D]` and gate logits `[T, n]` of the positions that new tokens are read from, in order."""
-    parts: list[tuple[Tensor, Tensor]] = []
+def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> Iterator[LoopRun]:
+    """The positions that new tokens are read from, in order."""
+    parts: list[LoopRun] = []
     held = 0
     for group in groups_of(texts):
         # Pads stand on the right, where no real token sees them.
@@ -271,9 +305,8 @@ def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> It
         marks = torch.zeros_like(ids, dtype=torch.bool)
         for row, text in enumerate(group):
             marks[row, len(text.ids) - text.new - 1 : len(text.ids) - 1] = True
-        output = model.model(input_ids=ids, use_cache=False)
-        parts.append((output.loop_states[:, marks], output.gate_logits[:, marks]))
-        held += parts[-1][0].numel()
+        parts.append(LoopRun.of(model, ids).select(marks))
+        held += parts[-1].states.numel()
         if held > _STATES:
             yield _joined(parts)
             parts, held = [], 0
@@ -281,34 +314,35 @@ def _grid_chunks(model: DepthGenerationMixin, texts: Sequence[ForcedText]) -> It
         yield _joined(parts)
 
 
-def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    states, gates = zip(*parts, strict=True)
-    return torch.cat(states, 1), torch.cat(gates, 1)
+def _joined(parts: Sequence[LoopRun]) -> LoopRun:
+    states = torch.cat([part.states for part in parts], 1)
+    gates = [part.gates for part in parts if part.gates is not None]
+    own = all(part.readable is part.states for part in parts)
+    readable = states if own else torch.cat([part.readable for part in parts], 1)
+    return LoopRun(states, torch.cat(gates, 1) if gates else None, readable)
 
 
-def _same_as_full(model: DepthGenerationMixin, states: Tensor) -> Bools:
+def _same_as_full(model: DepthGenerationMixin, readable: Tensor) -> Bools:
     step = max(1, _LOGITS // model.config.vocab_size)
     top = [
-        torch.cat([check_finite(model.read(part), loop).argmax(-1) for part in state.split(step)])
-        for loop, state in enumerate(states, start=1)
+        torch.cat([check_finite(model.head(part), loop).argmax(-1) for part in state.split(step)])
+        for loop, state in enumerate(readable, start=1)
     ]
     same: Bools = (torch.stack(top) == top[-1]).cpu().numpy()
     return same
 
 
-def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], states: Tensor, gates: Tensor) -> Ints:
+def _grid_exits(model: DepthGenerationMixin, rules: Sequence[ExitRule], run: LoopRun) -> Ints:
     """Exit depth at each setting, `[settings, n]`."""
-    exits = np.zeros((len(rules), states.shape[1]), dtype=np.int64)
+    exits = np.zeros((len(rules), run.states.shape[1]), dtype=np.int64)
     step = max(1, _LOGITS // model.config.vocab_size)
 
     def fill(place: int, tokens: Ints) -> None:
         for part in np.array_split(tokens, -(-len(tokens) // step)):
-            index = torch.from_numpy(part).to(states.device)
-            some, of_gate = states.index_select(1, index), gates.index_select(1, index)
-            depths = select_exits(rules[place], some[:, None], of_gate[:, None], model.read).depths[0]
-            exits[place, part] = depths.cpu().numpy()
+            some = run.part(torch.from_numpy(part).to(run.states.device))
+            exits[place, part] = some.exits(rules[place], map(model.head, some.readable))
 
-    everything = np.arange(states.shape[1])
+    everything = np.arange(run.states.shape[1])
     last = len(rules) - 1
     fill(0, everything)
     if last > 0:

@@ -50,6 +50,7 @@ from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solv
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
+from sigma0.kernels.plane_copy import copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
 from sigma0.kernels.row_linear import row_linear
@@ -103,6 +104,7 @@ __all__ = [
     "TextMemory",
     "certainty",
     "combined",
+    "copy_plane",
     "counter_words",
     "depth_attention_reference",
     "fate_of",

@@ -147,7 +147,7 @@ def compile_program(
         function: Of the given tensors, and of a state that it knows; it changes that in place, and returns none of it.
         given: Arguments, of one row each, or of any number from two on.
         state: Tensors of the state.
-        opaque: Those of them that are only handed to `sigma0::attend_rows`, which looks at their sizes itself.
+        opaque: Those of them that are only handed to operations which look at their sizes themselves.
         flexible: Those of them whose second size may be any.
         constants: Tensors that are the same for every state: the model's.
 
@@ -215,7 +215,7 @@ def _told_apart(
     for place, ((source, node), value) in enumerate(zip(sources.items(), inputs, strict=True)):
         if isinstance(value, Tensor):
             tensor, to_argument, to_state = value, found.given, found.state
-            if id(tensor) in hidden and any(user.target is not torch.ops.sigma0.attend_rows for user in node.users):
+            if id(tensor) in hidden and any(user.target not in _opaque_calls() for user in node.users):
                 raise RuntimeError(f"{source} is read by something else than attention")
         else:
             tensor, to_argument, to_state = held[source.partition(".size()")[0]], found.lengths, found.sizes
@@ -229,6 +229,11 @@ def _told_apart(
             raise RuntimeError(f"{source} is neither state nor weight")
         found.constants[place] = None
     return found
+
+
+def _opaque_calls() -> tuple[object, ...]:
+    """Operations that look at the sizes of planes themselves."""
+    return torch.ops.sigma0.attend_rows, torch.ops.sigma0.copy_plane
 
 
 def _source(placeholder: torch.fx.Node) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.ops import Operations
+from sigma0.decode.ops import Operations, copy_plane
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.step_batch import Batch
@@ -138,5 +138,4 @@ def write_coda(
 def publish(model: LoopedModel, layers: Sequence[LayerPlanes], positions: Tensor) -> None:
     """Copies the coda's K/V of flat positions `[N]` from plane FINAL to plane READ."""
     for layer in layers[len(layers) - model.stages[1] :]:
-        for planes in (layer.flat_keys, layer.flat_values):
-            planes[READ].index_copy_(0, positions, planes[FINAL].index_select(0, positions))
+        copy_plane(layer.flat_keys, layer.flat_values, positions, FINAL, READ)

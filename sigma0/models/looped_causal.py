@@ -75,6 +75,20 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
 
     def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """Logits `[R, V]` of normed states `[R, D]`."""
+        return self.head(hidden)
+
+    def readable(self, states: Tensor) -> Tensor:
+        """What the head reads of every loop of whole texts, `[T, B, S, D]`: their states.
+
+        A family with a coda reads each token at the loop in question, and those before it at loop T.
+
+        Args:
+            states: `[T, B, S, D]`, of texts without pads on the left.
+        """
+        return states
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, V]` of what the head reads, `[R, D]`."""
         # programs are compiled behind `reserve_positions`
         compiling = torch.compiler.is_compiling()
         multiply = self._multiply if compiling else self._operations_on(hidden.device).product(hidden.dtype)

@@ -229,6 +229,21 @@ class RavenModel(RavenPreTrainedModel):
             last_hidden_state=last, past_key_values=past_key_values, loop_states=torch.stack(states), gate_logits=None
         )
 
+    def run_coda(self, states: Tensor, seen: Tensor, cache: Any) -> Tensor:
+        """What the head reads of states `[B, S, D]` of whole texts, `[B, S, D]`.
+
+        Args:
+            states: At some loop.
+            seen: Which keys each position sees, bool `[S, K]`.
+            cache: What the K/V are given to, and read from.
+        """
+        positions = torch.arange(states.shape[1], device=states.device)[None]
+        cos, sin = self._rotary_table.rows(positions[0], states.shape[1], states)
+        mask = torch.zeros(seen.shape, dtype=states.dtype, device=states.device).masked_fill(~seen, -torch.inf)
+        given = {"attention_mask": mask[None, None], "position_embeddings": (cos[None], sin[None])}
+        read: Tensor = self.ln_f(self._once(self.coda, self.latent(states), self._coda_planes(), cache, given))
+        return read
+
     def read_prompt(self, states: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
         """What the head reads of every position, `[B, S, D]`, where all are read at the same loop.
 

@@ -18,6 +18,7 @@ from sigma0.models.ouro_block import rms_norm
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.raven import RavenModel, RavenPreTrainedModel, packed_blocks
 from sigma0.models.raven_config import RavenConfig
+from sigma0.models.raven_forced import read_beside_full_depth
 from sigma0.models.row_linear import Modules, PackedLinear
 
 
@@ -95,7 +96,11 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             state = rms_norm(model.ln_f, state.contiguous(), ops)
         if rows is not None:
             state = self._run(model.coda, state, rows, self.num_block_layers + len(model.prelude))
-        return super().read(rms_norm(model.ln_f, state, ops))
+        return self.head(rms_norm(model.ln_f, state, ops))
+
+    def readable(self, states: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.readable`."""
+        return read_beside_full_depth(self.transformer, states)
 
     def _run(self, layers: Any, hidden: Tensor, rows: BatchRows, first: int) -> Tensor:
         """Layers over rows `[R, D]`, from one of the K/V layers on."""

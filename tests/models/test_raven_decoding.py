@@ -220,3 +220,17 @@ def test_a_verified_turn_can_be_continued():
     text = once.sequences[0].tolist() + second
     out, width = generate(model, [text], config, past_key_values=cache)
     assert out.sequences[0, width:].tolist() == reference.full_depth(text, NEW).tokens
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
+    model, ids = tiny_raven(layout, 25), drawn(25, 1)[0] + drawn(26, 1)[0]
+    reference = Reference(model)
+    with torch.no_grad():
+        states = reference.model.transformer(torch.tensor([ids])).loop_states
+        readable = model.readable(states.float())
+        for loop in range(model.num_loops):
+            for place in range(len(ids)):
+                expected = reference.read(states[:, 0, : place + 1], [model.num_loops] * place + [loop + 1])
+                found = model.head(readable[loop, 0, place][None])[0].double()
+                assert torch.allclose(found, expected, atol=1e-4, rtol=0)
