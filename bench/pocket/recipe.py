@@ -52,6 +52,16 @@ def _lessons(last: int) -> tuple[Lesson, ...]:
     )
 
 
+# Look-ups alone, of up to three sentences: no sums, no yes or no.
+_OPEN = Mix(moves=2, families=1, ages=0, binary=0)
+_LOOK_UPS = (
+    Lesson("one look-up", 120, 1, _OPEN),
+    Lesson("difficulty 2", 220, 2, _OPEN),
+    Lesson("difficulty 3", 260, 3, _OPEN),
+    Lesson("random recurrence", 900, 3, _OPEN, trails=False),
+)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides the weights of a run; the defaults made `pocket`.
@@ -186,7 +196,15 @@ RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
     "pocket-large": Recipe(lessons=_lessons(2600), width=160, intermediate=320, heads=5, loops=8, block_rate=5e-3),
     "pocket-raven": Recipe(
-        lessons=_lessons(2600), width=128, intermediate=144, loops=16, decay=0.3, recurrence=Recurrence()
+        lessons=_LOOK_UPS,
+        batch=12,
+        note_steps=350,
+        intermediate=144,
+        loops=16,
+        peak_rate=7e-4,
+        block_rate=4e-3,
+        warmup=50,
+        recurrence=Recurrence(),
     ),
 }
 

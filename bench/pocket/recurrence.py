@@ -43,8 +43,8 @@ class Recurrence:
     mean: float = 8.0
     spread: float = 0.5
     backprop: int = 6
-    drawn: float = 0.5
-    reads: int = 3
+    drawn: float = 0.25
+    reads: int = 4
     prelude: int = 1
     core: int = 1
     coda: int = 1

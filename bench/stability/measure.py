@@ -109,6 +109,7 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
     position = ids.shape[1] - 1 + place
     states = forward.loop_states[:, 0, position]  # [T, D]
     last = model.num_loops - 1
+    injected = None if forward.injected is None else forward.injected[0, position]
     path = dict(zip(STATISTICS, out.loop_statistics[0, place].nan_to_num(0.0)[last].tolist(), strict=True))
     fates = [FATES[fate] for fate in out.loop_fates[0, place].tolist()]
     spiralling = float(((out.loop_fates[0] == FATES.index("spiral")).sum(-1) > 0).float().mean())
@@ -116,7 +117,7 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
         wrong=text != item.answer,
         path=path,
         fate=mildest(fates, _PATIENCE),
-        jacobian=jacobian_radius(model, states[last - 1], cache, last, position, tolerance=1e-3),
+        jacobian=jacobian_radius(model, states[last - 1], cache, last, position, tolerance=1e-3, injected=injected),
         doubts={
             "entropy": float(entropy.max()),
             "margin": 1 - float(margin.min()),

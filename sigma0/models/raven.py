@@ -226,7 +226,11 @@ class RavenModel(RavenPreTrainedModel):
             past_key_values.commit(hidden_states.shape[1])
             past_key_values.counts.prompt_rows += loops * rows.count
         return LoopedModelOutput(
-            last_hidden_state=last, past_key_values=past_key_values, loop_states=torch.stack(states), gate_logits=None
+            last_hidden_state=last,
+            past_key_values=past_key_values,
+            loop_states=torch.stack(states),
+            gate_logits=None,
+            injected=injected,
         )
 
     def run_coda(self, states: Tensor, seen: Tensor, cache: Any) -> Tensor:
