@@ -14,6 +14,8 @@ from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters,
 
 # Layers of the published models, so that no checkpoint is needed.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
+# What is known of Nanbeige4.2-3B without its config.json: no vocabulary, MLP width or context.
+NANBEIGE = "nanbeige4.2-3b"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -55,15 +57,22 @@ def shape_of(model: str) -> ModelShape:
     """The shape of a published model by name, or of a checkpoint by its configuration.
 
     Raises:
-        ValueError: If it is neither, or has no loops.
+        ValueError: If it is neither, has no loops, or is a published model of which not all sizes are known.
     """
     from transformers import AutoConfig
 
-    from sigma0.models import OuroConfig
+    from sigma0.models import NanbeigeConfig, OuroConfig
     from sigma0.models.load import resolve_model
 
     if model in SHAPES:
         return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
+    if model == NANBEIGE:
+        known = ModelShape.of(NanbeigeConfig(head_dim=128))
+        raise ValueError(
+            f"{model} has {known.layers} layers x {known.loops} loops, {known.kv_heads} K/V heads of {known.head_dim}, "
+            f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context "
+            "are not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
+        )
     return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
 
 

@@ -1,18 +1,21 @@
 """Memory of a model by formula: nothing here is measured, and no tensor is made.
 
-    weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + 4 D) + 2 D + 1 numbers
+    weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + N D) + D + G (D + 1) numbers
     a token     T L 2 H_kv d numbers of K/V: every layer keeps a plane for each loop
     a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops. Sources: the modules of `sigma0.models.ouro`, and `PagedPlanes`, whose blocks
-hold all T planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which
-exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
+each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0. Sources: the
+modules of `sigma0.models.ouro` and `sigma0.models.nanbeige`, and `PagedPlanes`, whose blocks hold all T planes. So
+`full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which exited at e < T does not
+write are filled with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+# Norms of a layer and gates of the families, by `model_type`.
+_FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
 _NORM_FLOATS = 3
@@ -40,6 +43,8 @@ class ModelShape:
         head_dim: d.
         positions: Of the longest text.
         tied: Whether embedding and head are one matrix.
+        norms: N.
+        gates: G.
     """
 
     vocabulary: int
@@ -52,6 +57,8 @@ class ModelShape:
     head_dim: int
     positions: int
     tied: bool = False
+    norms: int = 4
+    gates: int = 1
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
@@ -60,19 +67,22 @@ class ModelShape:
         Raises:
             ValueError: For a model without loops.
         """
-        if getattr(config, "total_ut_steps", None) is None:
+        if config.model_type not in _FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
+        norms, gates = _FAMILIES[config.model_type]
         return cls(
             vocabulary=config.vocab_size,
             width=config.hidden_size,
             mlp_width=config.intermediate_size,
             layers=config.num_hidden_layers,
-            loops=config.total_ut_steps,
+            loops=config.num_loops,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             positions=config.max_position_embeddings,
             tied=config.tie_word_embeddings,
+            norms=norms,
+            gates=gates,
         )
 
 
@@ -129,10 +139,10 @@ def parameters(shape: ModelShape) -> int:
     """Numbers in all weights."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * width * queries + 2 * width * keys
-    layer = attention + 3 * width * shape.mlp_width + 4 * width
+    layer = attention + 3 * width * shape.mlp_width + shape.norms * width
     ends = (1 if shape.tied else 2) * shape.vocabulary * width
     # the norm after every loop, and the gate with its bias
-    return ends + shape.layers * layer + 2 * width + 1
+    return ends + shape.layers * layer + width + shape.gates * (width + 1)
 
 
 def weight_bytes(shape: ModelShape, number_bytes: int) -> int:

@@ -15,7 +15,20 @@ from sigma0.errors import LONGEST, one_line_constructor
 
 # A chat: each message with `role` and `content`.
 Messages = Sequence[Mapping[str, Any]]
-ExitMode = Literal["full", "fixed", "qexit", "converge", "accel", "margin"]
+ExitMode = Literal[
+    "full",
+    "fixed",
+    "qexit",
+    "converge",
+    "accel",
+    "margin",
+    "entropy-diff",
+    "latent-diff",
+    "cosine",
+    "kl",
+    "minp-kl",
+    "argmax-stability",
+]
 AfterExit = Literal["finish", "verify", "drop"]
 # When a text repeats itself: end it, raise repetition penalty and temperature, or let it run.
 OnCollapse = Literal["stop", "tighten", "ignore"]
@@ -29,6 +42,8 @@ THRESHOLDS = {
     "patience": ("accel",),
     "theta": ("margin",),
     "accel_scale": ("accel",),
+    "delta": ("entropy-diff", "latent-diff", "cosine", "kl", "minp-kl"),
+    "stable": ("argmax-stability",),
 }
 
 
@@ -49,6 +64,12 @@ RULE_DEFAULTS: dict[str, dict[str, Any]] = {
     "margin": {"theta": 0.9},
     "converge": {"eps": 0.05},
     "accel": {"eps": 0.05, "patience": 2, "accel_scale": "states"},
+    "entropy-diff": {"delta": 0.01},
+    "latent-diff": {"delta": 0.05},
+    "cosine": {"delta": 0.001},
+    "kl": {"delta": 0.001},
+    "minp-kl": {"delta": 0.001},
+    "argmax-stability": {"stable": 2},
 }
 
 
@@ -115,6 +136,8 @@ class ExitConfig(Stored):
             token at loop T (equal to full depth), `drop` never runs them (approximate).
         redraft: Under `verify`, check a draft token at every loop and re-draft as soon as a loop disagrees; else check
             it at T alone. Not used elsewhere.
+        delta: The criteria of Huginn (`sigma0.decode.criteria`) stop where a loop has changed less than it, > 0.
+        stable: `argmax-stability` stops where the argmax has stayed the same so often running, >= 1.
         accel_scale: `states` divides the second difference by the norm of the state; `steps` is the older form that
             divides by the norms of the steps, kept for comparison.
     """
@@ -131,6 +154,8 @@ class ExitConfig(Stored):
     after_exit: AfterExit = "finish"
     redraft: bool = True
     accel_scale: AccelScale | None = None
+    delta: float | None = None
+    stable: int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -149,14 +174,14 @@ class ExitConfig(Stored):
             raise ValueError(f"must lie in (0, 1], got {value}")
         return value
 
-    @field_validator("eps")
+    @field_validator("eps", "delta")
     @classmethod
     def _is_positive(cls, value: float | None) -> float | None:
         if value is not None and not 0.0 < value < float("inf"):
             raise ValueError(f"must be a finite number above 0, got {value}")
         return value
 
-    @field_validator("patience", "min_loops", "depth")
+    @field_validator("patience", "min_loops", "depth", "stable")
     @classmethod
     def _is_count(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
@@ -181,7 +206,7 @@ class ExitConfig(Stored):
 
     @property
     def threshold(self) -> float | None:
-        """The q, theta or eps of the rule; None where it is not set, or for `full` and `fixed`."""
+        """The q, theta, eps, delta or stable of the rule; None where it is not set, or for `full` and `fixed`."""
         fields = RULE_DEFAULTS.get(self.mode)
         return None if fields is None else getattr(self, next(iter(fields)))
 
@@ -292,16 +317,16 @@ SHARES: dict[Effort, float] = {"minimal": 0.5, "low": 0.75, "medium": 1.0, "high
 def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig:
     """`reasoning_effort` as an exit setting, as changes to the model's setting ("kept" where there is none).
 
-    | effort | `q`, `theta`, fixed `depth` | `eps` | `min_loops` | `after_exit` |
+    | effort | `q`, `theta`, fixed `depth` | `eps`, `delta` | `min_loops` | `after_exit` |
     |---|---|---|---|---|
     | `minimal` | times 1/2 | times 2 | kept | kept |
     | `low` | times 3/4 | times 4/3 | kept | kept |
     | `medium` | kept | kept | kept | kept |
     | `high` | kept | kept | at least T/2, rounded up | `verify`: full depth's own text, and still a verdict |
 
-    Under `full` and `fixed` there is no rule to make more eager or to check: there `low` and `minimal` stop at a fixed
-    share of the loops, and `high` is full depth. What an effort saves, and what it costs in accuracy, depends on the
-    model: measure it.
+    `stable` of `argmax-stability` is kept. Under `full` and `fixed` there is no rule to make more eager or to check:
+    there `low` and `minimal` stop at a fixed share of the loops, and `high` is full depth. What an effort saves, and
+    what it costs in accuracy, depends on the model: measure it.
 
     Args:
         effort: `reasoning_effort` of the OpenAI protocol.
@@ -319,8 +344,8 @@ def exit_for(effort: Effort, config: ExitConfig, total_loops: int) -> ExitConfig
     if fixed:
         return replace(config, mode="fixed", depth=math.ceil(share * (config.stops_at(total_loops) or total_loops)))
     config = config.filled()
-    eager: dict[str, float | None] = {"q": config.q, "theta": config.theta, "eps": config.eps}
-    factors = {"q": share, "theta": share, "eps": 1 / share}
+    eager: dict[str, float | None] = {"q": config.q, "theta": config.theta, "eps": config.eps, "delta": config.delta}
+    factors = {"q": share, "theta": share, "eps": 1 / share, "delta": 1 / share}
     # rounded, so that 0.6 * 0.75 is reported as 0.45
     changed = {name: round(value * factors[name], 6) for name, value in eager.items() if value is not None}
     return replace(config, **changed)  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ class Golden:
         self.name = name
         self.folder = folder
         self.tensors = load_file(GOLDEN / f"{name}.safetensors")
-        config = json.loads((GOLDEN / f"{name}.json").read_text())
-        config |= {"model_type": "ouro", "architectures": ["OuroForCausalLM"]}
+        config = {"model_type": "ouro", "architectures": ["OuroForCausalLM"]}
+        config |= json.loads((GOLDEN / f"{name}.json").read_text())
         (folder / "config.json").write_text(json.dumps(config))
         weights = {key.removeprefix("weights."): value for key, value in self.tensors.items() if "weights." in key}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

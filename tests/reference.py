@@ -8,7 +8,9 @@ from torch import Tensor
 
 from sigma0 import ExitConfig
 from sigma0.config import THRESHOLDS
-from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.models import NanbeigeConfig, NanbeigeForCausalLM, OuroConfig, OuroForCausalLM
+
+SharedBlock = OuroForCausalLM | NanbeigeForCausalLM
 
 
 def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
@@ -38,6 +40,29 @@ def tiny_model(seed: int, **overrides) -> OuroForCausalLM:
     return model
 
 
+def tiny_nanbeige(seed: int, **overrides) -> NanbeigeForCausalLM:
+    """As `tiny_model`, of a family without post-norms and gate, with heads that are no part of the width."""
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_loops": 3,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "eos_token_id": None,
+    } | overrides
+    model = NanbeigeForCausalLM(NanbeigeConfig(**settings)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
 def settled_model(seed: int, **overrides) -> OuroForCausalLM:
     """A random model whose readouts settle early, as trained ones do: the head reads mostly the embedding."""
     model = tiny_model(seed, **overrides)
@@ -61,7 +86,7 @@ class Decision:
     margin: float
 
 
-def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, total: int) -> Decision:
+def decide(config: ExitConfig, states: Tensor, gates: Tensor | None, logits: Tensor, total: int) -> Decision:
     """Exit of one token from its loop states so far [t, D], gate logits [t] and logits [t, V], in Python floats."""
     if config.mode in ("full", "fixed"):
         return Decision(len(states), False, math.inf)
@@ -103,6 +128,16 @@ def decide(config: ExitConfig, states: Tensor, gates: Tensor, logits: Tensor, to
     return Decision(len(states), False, margin)
 
 
+def norms_each_loop(model: SharedBlock) -> bool:
+    """Whether loops end with the norm; else only the head's input has it."""
+    return not getattr(model.config, "skip_loop_final_norm", False)
+
+
+def logits_of(model: SharedBlock, states: Tensor) -> Tensor:
+    """Logits of the states that loops leave."""
+    return model.lm_head(states if norms_each_loop(model) else model.model.norm(states))
+
+
 def gap(logits: Tensor) -> float:
     top = logits.topk(2).values
     return float(top[0] - top[1])
@@ -116,16 +151,17 @@ class Step:
     margin: float
 
 
-def run_all_loops(model64: OuroForCausalLM, ids: list[int], config: ExitConfig, new: int) -> list[Step]:
+def run_all_loops(model64: SharedBlock, ids: list[int], config: ExitConfig, new: int) -> list[Step]:
     """Greedy decoding that runs every loop over the whole text for every token and picks the exit afterwards."""
     ids, steps = list(ids), []
     loops = config.depth if config.mode == "fixed" else None
     for _ in range(new):
         with torch.no_grad():
             outputs = model64.model(input_ids=torch.tensor([ids]), use_cache=False, num_loops=loops)
-            states, gates = outputs.loop_states[:, 0, -1], outputs.gate_logits[:, 0, -1]
-            logits = model64.lm_head(states)
-        choice = decide(config, states, gates, logits, model64.config.total_ut_steps)
+            states = outputs.loop_states[:, 0, -1]
+            gates = None if outputs.gate_logits is None else outputs.gate_logits[:, 0, -1]
+            logits = logits_of(model64, states)
+        choice = decide(config, states, gates, logits, model64.config.num_loops)
         read = logits[choice.depth - 1]
         steps.append(Step(int(read.argmax()), choice.depth, choice.met, min(choice.margin, gap(read))))
         ids.append(steps[-1].token)
@@ -135,9 +171,9 @@ def run_all_loops(model64: OuroForCausalLM, ids: list[int], config: ExitConfig, 
 class DroppingReference:
     """One row at a time with explicit K/V by (layer, loop, position); a reader at loop t takes plane min(t, e_j)."""
 
-    def __init__(self, model64: OuroForCausalLM, config: ExitConfig) -> None:
+    def __init__(self, model64: SharedBlock, config: ExitConfig) -> None:
         self.model, self.config = model64, config
-        self.total = config.depth if config.mode == "fixed" else model64.config.total_ut_steps
+        self.total = config.depth if config.mode == "fixed" else model64.config.num_loops
         self.keys: dict[tuple[int, int, int], Tensor] = {}
         self.values: dict[tuple[int, int, int], Tensor] = {}
         self.exits: list[int] = []
@@ -163,9 +199,13 @@ class DroppingReference:
             keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
             weights = (torch.einsum("hd,shd->hs", query, keys) * attention.scaling).softmax(-1)
             attended = torch.einsum("hs,shd->hd", weights, values).reshape(-1)
-            hidden = hidden + layer.input_layernorm_2(attention.o_proj(attended))
-            hidden = hidden + layer.post_attention_layernorm_2(layer.mlp(layer.post_attention_layernorm(hidden)))
-        return model.norm(hidden)
+            after_attention, after_mlp = (
+                getattr(layer, name, lambda output: output)
+                for name in ("input_layernorm_2", "post_attention_layernorm_2")
+            )
+            hidden = hidden + after_attention(attention.o_proj(attended))
+            hidden = hidden + after_mlp(layer.mlp(layer.post_attention_layernorm(hidden)))
+        return model.norm(hidden) if norms_each_loop(self.model) else hidden
 
     @torch.no_grad()
     def read(self, token: int, prompt: bool) -> Decision:
@@ -180,15 +220,16 @@ class DroppingReference:
             if not prompt and (choice.met or loop == self.total):
                 break
         self.exits.append(self.total if prompt else choice.depth)
-        self.logits = self.model.lm_head(states[choice.depth - 1])
+        self.logits = logits_of(self.model, states[choice.depth - 1])
         return choice
 
     def _decide(self, states: list[Tensor]) -> Decision:
         stacked = torch.stack(states)
-        gates = self.model.model.early_exit_gate(stacked).squeeze(-1)
+        gate = getattr(self.model.model, "early_exit_gate", None)
+        gates = None if gate is None else gate(stacked).squeeze(-1)
         if self.config.mode == "fixed":
             return Decision(len(states), len(states) == self.total, math.inf)
-        return decide(self.config, stacked, gates, self.model.lm_head(stacked), self.total)
+        return decide(self.config, stacked, gates, logits_of(self.model, stacked), self.total)
 
     def generate(self, ids: list[int], new: int) -> list[Step]:
         for token in ids:

@@ -24,8 +24,9 @@ from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
 from sigma0.bench.speed.table import latest_speed_runs
 from sigma0.calibrate.agreement import prompts_needed
+from sigma0.models import NanbeigeConfig
 from sigma0.serve.size_command import shape_of
-from sigma0.serve.sizing import parameters, token_bytes, weight_bytes
+from sigma0.serve.sizing import ModelShape, parameters, token_bytes, weight_bytes
 
 _LARGEST = "random ouro-2.6b"
 _SCORES = ("verdict", "mean entropy", "minimum margin")
@@ -272,6 +273,11 @@ def _weights(results: Results) -> list[str]:
             f"{c(shape.loops)} | Apache-2.0 | {c(weight_bytes(shape, 2) / 1e9, '.1f')} GB | "
             f"{c(token_bytes(shape, 2) / 1024, '.0f')} KiB |"
         )
+    nanbeige = ModelShape.of(NanbeigeConfig(head_dim=128))
+    told.append(
+        f"`Nanbeige/Nanbeige4.2-3B` | not known here | {c(nanbeige.layers)} x {c(nanbeige.loops)} | Apache-2.0 | its "
+        f"`config.json` says: `sigma0 size Nanbeige/Nanbeige4.2-3B` | {c(token_bytes(nanbeige, 2) / 1024, '.0f')} KiB |"
+    )
     told.append(
         f"{c(4096, ',')} tokens of Ouro-1.4B take {c(4096 * token_bytes(shape_of('ouro-1.4b'), 2) / 2**30, '.0f')} GiB"
     )

@@ -102,8 +102,9 @@ def _exits(total_loops: int) -> list[Schema]:
     properties = {
         **schema["properties"],
         # null: as the model was calibrated
-        **{name: {"anyOf": [limits, _NULL]} for name, limits in (("q", share), ("theta", share), ("eps", above_zero))},
-        "patience": {"anyOf": [count, _NULL]},
+        **{name: {"anyOf": [share, _NULL]} for name in ("q", "theta")},
+        **{name: {"anyOf": [above_zero, _NULL]} for name in ("eps", "delta")},
+        **{name: {"anyOf": [count, _NULL]} for name in ("patience", "stable")},
         "min_loops": count,
     }
     depths = {"fixed": {"type": "integer", "minimum": 1, "maximum": total_loops}}

@@ -110,7 +110,7 @@ class RequestParser:
 
     def _exit(self, body: ChatRequest | CompletionRequest, options: Sigma0Options) -> tuple[ExitConfig, Effort | None]:
         if options.exit is not None:
-            config: ExitConfig = self._service.model.resolve_exit_config(options.exit)
+            config = _or_400("sigma0.exit", lambda: self._service.model.resolve_exit_config(options.exit))
             _or_400("sigma0.exit", lambda: config.stops_at(self.total_loops))
             return config, None
         if body.reasoning_effort is not None:

@@ -37,6 +37,10 @@ class ModelSettings(Protocol):
     def num_loops(self) -> int:
         """T."""
 
+    @property
+    def has_gate(self) -> bool:
+        """Whether the family trains a gate, which `qexit` reads."""
+
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """An exit setting over the checkpoint's own."""
 

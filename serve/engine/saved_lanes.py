@@ -18,6 +18,7 @@ class SavedLanes:
         hidden: States, `[T, D]`.
         gate: What `qexit` keeps of each, `[T, 2]`.
         watched: Differences, their Gram matrix and counts, each `[T, ...]`; None where they were not kept.
+        criteria: What criteria keep of its token that decodes, `[...]` each; empty where they keep nothing.
         probs: Distributions of drafts, `[T, V]`; None where there were none.
         paths: States after every loop of its last positions, `[window, T, D]`; None where they are not kept.
         loops: Loops that the token at each cache position in flight had finished.
@@ -28,6 +29,7 @@ class SavedLanes:
     hidden: Tensor
     gate: Tensor
     watched: tuple[Tensor, ...] | None
+    criteria: tuple[Tensor, ...]
     probs: Tensor | None
     paths: Tensor | None
     loops: dict[int, int]
@@ -51,6 +53,7 @@ class SavedLanes:
             None
             if state is None
             else (state.differences[own].clone(), state.gram[own].clone(), state.counts[own].clone()),
+            () if lanes.criteria is None else tuple(part[sequence].clone() for part in lanes.criteria.tensors()),
             None if lanes.probs is None else lanes.probs[own].clone(),
             None if lanes.paths is None else lanes.paths[window].clone(),
             dict(zip(live[:, CACHE_POSITION].tolist(), (live[:, STAGE] % lanes.depth).tolist(), strict=True)),
@@ -67,6 +70,10 @@ class SavedLanes:
             state.counts[own, 0] = (self.table[:, STAGE] % lanes.depth).int()
             if self.watched is not None:
                 state.differences[own], state.gram[own], state.counts[own] = self.watched
+        if lanes.criteria is not None:
+            for part, saved in zip(lanes.criteria.tensors(), self.criteria, strict=False):
+                # room for distributions may have been made since
+                part[(sequence, slice(len(saved))) if saved.dim() else sequence] = saved
         if self.probs is not None and lanes.probs is not None:
             lanes.probs[own] = self.probs
         if self.paths is not None and lanes.paths is not None:

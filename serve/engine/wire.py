@@ -70,17 +70,24 @@ class DescribedModel(StoredSettings):
         config: Of the architecture.
         generation_config: Default sampling, end ids, and the settings of ours.
         total_loops: T.
+        gated: Whether the family trains a gate.
     """
 
     name_or_path: str
     config: PreTrainedConfig
     generation_config: GenerationConfig
     total_loops: int
+    gated: bool
 
     @property
     def num_loops(self) -> int:
         """T, loops at full depth."""
         return self.total_loops
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the family trains a gate, which `qexit` reads."""
+        return self.gated
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,9 @@ class EngineFacts:
     def apart_from(engine: Engine, name: str) -> "EngineFacts":
         """Those of an engine, without its weights."""
         model = engine.model
-        told = DescribedModel(model.name_or_path, model.config, model.generation_config, model.num_loops)
+        told = DescribedModel(
+            model.name_or_path, model.config, model.generation_config, model.num_loops, model.has_gate
+        )
         return EngineFacts(name, told, engine.tokenizer, engine.context, engine.limits, engine.status())
 
 

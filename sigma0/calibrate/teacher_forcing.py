@@ -162,31 +162,33 @@ class LoopRun:
         states: `[T, N, D]`.
         gates: Gate logits `[T, N]`; None where the model has no gate.
         readable: What the head reads at every loop, `[T, N, D]`.
+        start: What loop 1 started from, `[N, D]`.
     """
 
     states: Tensor
     gates: Tensor | None
     readable: Tensor
+    start: Tensor
 
     @classmethod
     def of(cls, model: DepthGenerationMixin, ids: Tensor) -> "LoopRun":
         """Of texts `[B, S]`; pads stand on the right, where no real token sees them."""
         output = model.base_model(input_ids=ids, use_cache=False)
-        return cls(output.loop_states, output.gate_logits, model.readable(output.loop_states))
+        return cls(output.loop_states, output.gate_logits, model.readable(output.loop_states), output.start_states)
 
     def select(self, marks: Tensor) -> "LoopRun":
         """The tokens that are marked, bool `[B, S]`, in order."""
         gates = None if self.gates is None else self.gates[:, marks]
         own = self.readable is self.states
         states = self.states[:, marks]
-        return LoopRun(states, gates, states if own else self.readable[:, marks])
+        return LoopRun(states, gates, states if own else self.readable[:, marks], self.start[marks])
 
     def part(self, which: slice | Tensor) -> "LoopRun":
         """Some of the tokens."""
         gates = None if self.gates is None else self.gates[:, which]
         own = self.readable is self.states
         states = self.states[:, which]
-        return LoopRun(states, gates, states if own else self.readable[:, which])
+        return LoopRun(states, gates, states if own else self.readable[:, which], self.start[which])
 
     def exits(self, rule: ExitRule, logits: Iterable[Tensor]) -> Ints:
         """Loop at which each token stops, `[N]`, given the logits of every loop, which are read in order."""
@@ -199,7 +201,8 @@ class LoopRun:
             return next(known)
 
         gates = None if self.gates is None else self.gates[:, None]
-        depths: Ints = select_exits(rule, self.states[:, None], gates, head).depths[0].cpu().numpy()
+        found = select_exits(rule, self.states[:, None], gates, head, start=self.start[None])
+        depths: Ints = found.depths[0].cpu().numpy()
         return depths
 
 
@@ -319,7 +322,7 @@ def _joined(parts: Sequence[LoopRun]) -> LoopRun:
     gates = [part.gates for part in parts if part.gates is not None]
     own = all(part.readable is part.states for part in parts)
     readable = states if own else torch.cat([part.readable for part in parts], 1)
-    return LoopRun(states, torch.cat(gates, 1) if gates else None, readable)
+    return LoopRun(states, torch.cat(gates, 1) if gates else None, readable, torch.cat([part.start for part in parts]))
 
 
 def _same_as_full(model: DepthGenerationMixin, readable: Tensor) -> Bools:

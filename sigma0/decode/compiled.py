@@ -88,7 +88,7 @@ class CompiledRunner(EagerRunner):
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """See `EagerRunner.step`; as one program where the head is read in every pass anyway."""
-        in_one = self.program.margin and self.chosen.name == "compile" and self._can_settle(choice)
+        in_one = self.program.reads_logits and self.chosen.name == "compile" and self._can_settle(choice)
         live, waiting = self.live()
         if not in_one or not live:
             return super().step(longest, choice, beside)
@@ -150,7 +150,7 @@ class CompiledRunner(EagerRunner):
             trails = (lines[:, 1] >= self.lanes.depth) & (lines[:, _LANE] < self.lanes.count)
             reads |= trails & at_this_loop & (own[:, VERIFY] > 0)
         which = np.flatnonzero(reads)
-        if not self.program.margin or self.program.verify:
+        if not self.program.reads_logits or self.program.verify:
             self.counts.head_rows += len(which)
         return torch.from_numpy(which)
 

@@ -8,6 +8,7 @@ h_1 is left out. A rule is *met* at the first loop t where (arXiv 2510.25741 sec
     converge  |D_t| / |h_{t-1}| < eps                             from t = 2
     accel     |D_t - D_{t-1}| / |h_{t-1}| < eps and |D_t| <= 0.9 |D_{t-1}|, on `patience` loops running, from t = 3
     margin    p_(1) - p_(2) >= theta                              with p = softmax(head(h_t))
+    others    the criteria of Huginn, in `criteria.py`
 
 With `accel_scale="steps"`, `accel` is |D_t - D_{t-1}| / (|D_t| + |D_{t-1}|) < eps without the second condition.
 `full` and `fixed` are never met: their tokens stop because they reached their loop. The very same code decides for the
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from sigma0.config import BREAK_AFTER, RULE_DEFAULTS, ExitConfig, ExitMode, FateConfig
+from sigma0.decode.criteria import CRITERIA, OF_LOGITS, OF_STATES, Criteria
 from sigma0.decode.ops import (
     DIVERGED,
     MET,
@@ -53,6 +55,12 @@ REASON_WHEN_MET: dict[ExitMode, Reason] = {
     "converge": "fixed_point",
     "accel": "accel_fixed_point",
     "margin": "confident",
+    "entropy-diff": "confident",
+    "latent-diff": "fixed_point",
+    "cosine": "fixed_point",
+    "kl": "confident",
+    "minp-kl": "confident",
+    "argmax-stability": "confident",
 }
 
 CHANGE, BEND, GAIN, HAZARD = (STATISTICS.index(name) for name in ("change", "bend", "gain", "hazard"))
@@ -102,7 +110,8 @@ class ExitRule:
         last_loop: The loop that no token goes beyond.
         min_loops: The first loop that a token may stop at.
         needs_logits: Whether the head is read at every loop.
-        threshold: Its q, theta or eps; 1.0 for `full` and `fixed`, which read none.
+        criterion: Index into `CRITERIA`; None for rules of another kind.
+        threshold: Its q, theta, eps, delta or stable; 1.0 for `full` and `fixed`, which read none.
         patience: Loops running on which `accel` must hold.
         break_after: Loops running that diverge and stop a token; 0 never.
         course: Given exits; None for none.
@@ -124,7 +133,8 @@ class ExitRule:
         self.fixed_depth = config.stops_at(total_loops)
         self.last_loop = total_loops if self.fixed_depth is None else self.fixed_depth
         self.min_loops = min(config.min_loops, total_loops)
-        self.needs_logits = config.mode == "margin"
+        self.criterion = CRITERIA.index(config.mode) if config.mode in CRITERIA else None
+        self.needs_logits = config.mode == "margin" or config.mode in OF_LOGITS
         self.patience: int = config.patience or RULE_DEFAULTS["accel"]["patience"]
 
     def params(self, watch: bool) -> ExitParams:
@@ -157,7 +167,11 @@ class ExitRule:
     @property
     def is_about_loops(self) -> bool:
         """Whether statistics of loops decide it: not those of a margin, nor where no gate can reach q."""
-        return self.config.mode != "margin" and not (self.config.mode == "qexit" and self.threshold >= 1)
+        return (
+            self.config.mode != "margin"
+            and self.criterion is None
+            and not (self.config.mode == "qexit" and self.threshold >= 1)
+        )
 
     def known_without_loops(self, depth: int, margin: float | None) -> bool | None:
         """`would_have_been_met` where `is_about_loops` is False.
@@ -166,6 +180,8 @@ class ExitRule:
             depth: Loop that the token was read at.
             margin: Top-1 minus top-2 probability where it was sampled.
         """
+        if self.criterion is not None:
+            return None
         if self.config.mode == "margin":
             return True if margin is not None and margin >= self.threshold and depth >= self.min_loops else None
         return False
@@ -178,7 +194,7 @@ class ExitRule:
             margin: Top-1 minus top-2 probability where it was sampled.
 
         Returns:
-            None where that is not known: under `margin`, where a loop before may have met it.
+            None where that is not known: under `margin`, where a loop before may have met it, and for criteria.
         """
         mode, late = self.config.mode, slice(self.min_loops - 1, None)
         if not self.is_about_loops:
@@ -246,6 +262,7 @@ def select_exits(
     watch: bool = False,
     broadcast: Callable[[Tensor], Tensor] = no_broadcast,
     at_full_depth: bool = False,
+    start: Tensor | None = None,
 ) -> Selection:
     """Picks an exit for every position of a run of all loops.
 
@@ -258,10 +275,12 @@ def select_exits(
         broadcast: As `Operations` has it.
         at_full_depth: Read every position at loop T, as `verify` does; `met` still says whether the rule would have
             been met by itself. A divergence stops nothing then, and is not reported.
+        start: What loop 1 starts from, `[B, S, D]`, which criteria over states read.
 
     Returns:
         The states at the exits.
     """
+    assert start is not None or rule.config.mode not in OF_STATES, "a criterion over states begins at loop 1"
     total, batch, length, width = loop_states.shape
     flat = loop_states.reshape(total, batch * length, width)  # [T, N, D]
     rows = flat.shape[1]
@@ -274,6 +293,7 @@ def select_exits(
         kept = width if params.watches else 0
         state = ExitState.empty(rows, kept, flat.dtype, flat.device)
         slots = torch.arange(rows, device=flat.device)
+        meter: Criteria | None = None
         no_gate = None if gate_logits is not None else no_gate_logits(flat[0])
         for loop in range(1, total + 1):
             with torch.no_grad():
@@ -282,8 +302,13 @@ def select_exits(
                 assert gates is not None
                 loop_end = observe(hidden, flat[max(loop - 2, 0)].detach(), gates, state, slots, params)
                 here = loop_end.decisions == MET
-                if rule.needs_logits:
-                    here = leads_reference(head(hidden), rule.threshold)
+                logits = head(hidden) if rule.needs_logits else None
+                if rule.criterion is not None:
+                    before = (hidden if start is None else start.reshape(rows, -1)) if loop == 1 else flat[loop - 2]
+                    meter = Criteria(rows, *_width(logits), flat.device) if meter is None else meter
+                    here = _meets(rule, meter, loop, (before.detach(), hidden), logits)
+                elif logits is not None:
+                    here = leads_reference(logits, rule.threshold)
             here = rule.met_in_prompt(here, loop) & (rule.fixed_depth is None)
             broken = (loop_end.decisions == DIVERGED) & ~here & (loop < rule.last_loop)
             depths = torch.where((here | broken) & ~(met | diverged), loop, depths)
@@ -298,6 +323,19 @@ def select_exits(
     watched = (torch.stack(statistics), torch.stack(fates)) if watch else (None, None)
     flags = (flag.view(batch, length) for flag in (depths, met, diverged))
     return Selection(selected, *flags, *watched)
+
+
+def _width(logits: Tensor | None) -> tuple[int]:
+    return (0 if logits is None else logits.shape[-1],)
+
+
+def _meets(rule: ExitRule, meter: Criteria, loop: int, states: tuple[Tensor, Tensor], logits: Tensor | None) -> Tensor:
+    """Whether rows `[R]` of a run of all loops meet a criterion at a loop."""
+    assert rule.criterion is not None
+    slots = torch.arange(len(states[0]), device=states[0].device)
+    mode, first = torch.full_like(slots, rule.criterion), torch.full_like(slots, loop == 1, dtype=torch.bool)
+    delta = torch.full_like(slots, rule.threshold, dtype=torch.float32)
+    return meter.decide((rule.config.mode,), mode, delta, slots, first, states, logits)
 
 
 def no_gate_logits(hidden: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sigma0.decode.criteria import Criteria
 from sigma0.decode.ops import ExitState
 from sigma0.decode.transfer import to_device, to_host
 
@@ -79,6 +80,7 @@ class Lanes:
             `[S T + 1, 2]`.
         fresh: A line of `gate` before the first loop, `[2]`.
         exit_state: What rules over differences keep, of S T + 1 slots; None until `watch`.
+        criteria: What criteria keep of the token of each sequence that decodes; None until `remember_criteria`.
         probs: Distribution that a draft was drawn from, float32 `[S T + 1, V]`; None until `remember_probs`.
         paths: States after every loop of the tokens at the last `window` cache positions, position c at c mod window,
             `[S window + 1, T, D]`; None until `remember_paths`.
@@ -109,6 +111,7 @@ class Lanes:
             self.gate[:, SURVIVAL] = 1.0
             self.fresh = self.gate[-1].clone()
         self.exit_state: ExitState | None = None
+        self.criteria: Criteria | None = None
         self.probs: Tensor | None = None
         self.watched = False
         self.paths: Tensor | None = None
@@ -132,6 +135,15 @@ class Lanes:
             with torch.inference_mode(False):
                 self.exit_state = ExitState.empty(self.count + 1, self.width, self.hidden.dtype, self.device)
         return self.exit_state
+
+    def remember_criteria(self, vocabulary: int) -> None:
+        """Makes room for what criteria keep of the token of each sequence that decodes."""
+        known = self.criteria
+        if known is None or known.probs.shape[1] < vocabulary:
+            self.criteria = Criteria(self.sequences, vocabulary, self.device)
+            if known is not None:
+                self.criteria.numbers.copy_(known.numbers)
+                self.criteria.best.copy_(known.best)
 
     def remember_probs(self, vocabulary: int) -> Tensor:
         """The distributions of drafts."""

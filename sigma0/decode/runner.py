@@ -146,6 +146,7 @@ def replaceable(batch: Batch) -> tuple[object, ...]:
         settings.exits,
         settings.settled,
         lanes.exit_state,
+        None if lanes.criteria is None else lanes.criteria.best,
         lanes.probs,
         lanes.paths,
         place.exits,
@@ -204,6 +205,9 @@ class EagerRunner:
             lanes.gate.copy_(lanes.gates())
         lanes.watched = keeps
         self.program, self._batch = program, None
+        if program.criteria:
+            kept = program.criteria & {"kl", "minp-kl"}
+            lanes.remember_criteria(int(self.model.config.vocab_size) if kept else 0)
         if program.drops and not self.ops.copies_exits:
             # so that there is something to note exits in
             none = torch.zeros(0, dtype=torch.int64, device=lanes.device)
@@ -276,7 +280,7 @@ class EagerRunner:
         """Counts a loop of so many live rows, and lets readers know which of them run no further."""
         self.counts.passes += 1
         self.counts.rows += live
-        if self.program.margin:
+        if self.program.reads_logits:
             self.counts.head_rows += decoding
         if self.program.drops:
             self._note_exits(looped)
@@ -303,7 +307,7 @@ class EagerRunner:
             own = to_host(self.settings.table)[to_host(looped.sequences[len(codes) :])]
             at_this_loop = (own[:, REDRAFT] > 0) | (to_host(looped.loops[len(codes) :]) == self.lanes.depth)
             which += (len(codes) + np.flatnonzero((own[:, VERIFY] > 0) & at_this_loop)).tolist()
-        if not self.program.margin or self.program.verify:
+        if not self.program.reads_logits or self.program.verify:
             self.counts.head_rows += len(which)
         return to_device(np.array(which, dtype=np.int64), looped.loops.device)
 

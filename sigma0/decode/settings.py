@@ -11,8 +11,8 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import MODES, RuleRows
 
 # Columns of the table of settings.
-LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER = range(10)
-_WIDTH = 10
+LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER, CRITERION = range(11)
+_WIDTH = 11
 # Columns of the thresholds.
 OWN, Q, THETA = range(3)
 _NO_EOS = -1
@@ -28,7 +28,8 @@ class Program:
         modes: Rules over differences in use, as `ExitParams` names them; empty for none.
         watch: Differences are kept: for such a rule, the inner break, or statistics that a kernel computes.
         breaks: Some token stops where its loop diverges.
-        margin: Some sequence stops by `margin`, so the head reads every token that decodes.
+        margin: Some sequence stops by `margin`.
+        reads_logits: Some sequence's rule reads the head at every loop, so all tokens that decode are read.
         verify: Some sequence checks its drafts.
         mixed: Some sequence does not check its drafts, though another one does.
         judges_all: Every sequence checks its drafts, at every loop.
@@ -39,6 +40,7 @@ class Program:
         forced: Exits are given beforehand.
         paths: The states after every loop are kept, for statistics.
         draws: Some sequence draws its tokens.
+        criteria: Those of `sigma0.decode.criteria` in use.
     """
 
     gate: bool = False
@@ -46,6 +48,7 @@ class Program:
     watch: bool = False
     breaks: bool = False
     margin: bool = False
+    reads_logits: bool = False
     verify: bool = False
     mixed: bool = False
     judges_all: bool = False
@@ -56,11 +59,12 @@ class Program:
     forced: bool = False
     paths: bool = False
     draws: bool = False
+    criteria: frozenset[str] = frozenset()
 
     @property
     def known(self) -> bool:
         """Whether every exit is known without looking at a state."""
-        return not (self.gate or self.modes or self.margin or self.breaks or self.forced)
+        return not (self.gate or self.modes or self.reads_logits or self.criteria or self.breaks or self.forced)
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,8 @@ class SequenceSettings:
 
     Attributes:
         table: LAST (loop that no token goes beyond before it is read), MIN_LOOPS, LEAVES (whether it leaves there),
-            VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE, PATIENCE and
-            BREAK_AFTER, int64 `[S, 10]`.
+            VERIFY, REDRAFT, LIMIT (cache position of the last token that may be written), PROMPT, MODE, PATIENCE,
+            BREAK_AFTER and CRITERION (index into `sigma0.decode.criteria.CRITERIA`, -1 for none), int64 `[S, 11]`.
         thresholds: q, eps or theta of each rule, and once more q and theta, infinite under another rule, float32
             `[S, 3]`.
         eos: Ids that end a sequence, -1 where there are fewer, int64 `[S, E]`.
@@ -145,13 +149,14 @@ class SequenceSettings:
             MODES.index(mode),
             params.patience,
             params.break_after,
+            -1 if rule.criterion is None else rule.criterion,
         ]
         which = slice(sequences[0], sequences[-1] + 1)
         limits = self.table[which, LIMIT].clone()
         self.table[which] = torch.tensor(values, device=self.table.device)
         self.table[which, LIMIT] = limits
         q = rule.threshold if mode == "qexit" else math.inf
-        theta = rule.threshold if rule.needs_logits else math.inf
+        theta = rule.threshold if rule.config.mode == "margin" else math.inf
         self.thresholds[which] = torch.tensor([rule.threshold, q, theta], device=self.table.device)
         self.growth, self.spiral = params.growth, params.spiral
         if rule.course is not None:
@@ -196,7 +201,9 @@ class SequenceSettings:
             modes=modes - {"qexit"},
             watch=watch or breaks or bool(modes - {"qexit"}),
             breaks=breaks,
-            margin=any(each.rule.needs_logits for each in wanted),
+            margin=any(each.rule.config.mode == "margin" for each in wanted),
+            reads_logits=any(each.rule.needs_logits for each in wanted),
+            criteria=frozenset(each.rule.config.mode for each in wanted if each.rule.criterion is not None),
             verify=any(each.verify for each in wanted),
             mixed=len({each.verify for each in wanted}) > 1,
             judges_all=bool(wanted) and all(each.verify and each.rule.config.redraft for each in wanted),

@@ -123,7 +123,16 @@ def run_loop(
         lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = states
     own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
     codes, logits = _decide(
-        batch, hidden, rows, table, sequences, loops, own, end, program.redrafts and not padded and not bounded
+        batch,
+        previous,
+        hidden,
+        rows,
+        table,
+        sequences,
+        loops,
+        own,
+        end,
+        program.redrafts and not padded and not bounded,
     )
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
@@ -162,6 +171,7 @@ def _loop_end(
 
 def _decide(
     batch: Batch,
+    previous: Tensor,
     hidden: Tensor,
     rows: Tensor,
     table: Tensor,
@@ -177,7 +187,7 @@ def _decide(
     codes = last * LAST_LOOP
     if program.known or not decoding:
         return codes, None
-    if program.gate or program.watch or program.margin:
+    if program.gate or program.watch or program.reads_logits or program.criteria:
         late = loops[:decoding] >= own[:, columns.MIN_LOOPS]
     if end is not None:
         decisions = end.decisions[:decoding]
@@ -185,12 +195,17 @@ def _decide(
     elif program.gate:
         met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding])
         codes = codes.masked_fill(met & late, MET)
-    if program.margin:
+    if program.reads_logits:
         # where drafts are read in this pass too, all rows at once
         count = len(hidden) if whole else decoding
         logits = _read_first(batch, hidden, table, sequences, loops, count)  # [L, V] or [R, V]
+    if program.margin:
+        assert logits is not None
         theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
         codes = codes.masked_fill(batch.ops.leads(logits[:decoding], theta) & late, MET)
+    if program.criteria:
+        met = _criteria_met(batch, (previous, hidden), table, sequences, loops, own, logits)
+        codes = codes.masked_fill(met & late, MET)
     if program.forced:
         exits = batch.settings.exits
         assert exits is not None
@@ -211,6 +226,34 @@ def _read_first(batch: Batch, hidden: Tensor, table: Tensor, sequences: Tensor, 
         reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
     rows = RowIndices(sequences[:count], table[:count, CACHE_POSITION], table[:count, POSITION], loops[:count])
     return read_rows(batch, hidden[:count], rows, reads)
+
+
+def _criteria_met(
+    batch: Batch,
+    states: tuple[Tensor, Tensor],
+    table: Tensor,
+    sequences: Tensor,
+    loops: Tensor,
+    own: Tensor,
+    logits: Tensor | None,
+) -> Tensor:
+    """Whether a criterion is met, bool `[L]`; what it keeps is kept by sequence, of which one token decodes."""
+    decoding, lanes = len(own), batch.lanes
+    kept = lanes.criteria
+    assert kept is not None
+    before, after = (state[:decoding, : lanes.width] for state in states)
+    sequences = sequences[:decoding]
+    slots = torch.where(table[:decoding, STAGE] < lanes.depth, sequences, lanes.sequences)
+    delta = batch.settings.thresholds[:, columns.OWN].index_select(0, sequences)
+    return kept.decide(
+        batch.program.criteria,
+        own[:, columns.CRITERION],
+        delta,
+        slots,
+        loops[:decoding] == 1,
+        (before, after),
+        None if logits is None else logits[:decoding],
+    )
 
 
 def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) -> Tensor:

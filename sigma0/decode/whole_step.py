@@ -48,7 +48,7 @@ def whole_step(
     if entering is None:
         # a sequence has one token that decodes at most
         entering = min(count, lanes.sequences) if decoding is None else decoding
-    if program.margin and program.verify:
+    if program.reads_logits and program.verify:
         # the head reads all rows once where both the rule and the drafts need it
         decoding = count
     elif decoding is None:
@@ -80,9 +80,9 @@ def take_lines(lines: Ints, program: Program, counts: PassCounts) -> tuple[Ints,
     rows = int(counted[ROWS])
     counts.passes += rows > 0
     counts.rows += rows
-    if program.margin:
+    if program.reads_logits:
         counts.head_rows += int(counted[DECODING])
-    if not program.margin or program.verify:
+    if not program.reads_logits or program.verify:
         counts.head_rows += int(counted[READ])
     return lines, counted
 

@@ -2,17 +2,31 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from sigma0.models.nanbeige import NanbeigeForCausalLM, NanbeigeModel
+from sigma0.models.nanbeige_config import NanbeigeConfig
 from sigma0.models.ouro import OuroForCausalLM, OuroModel
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven import RavenModel
 from sigma0.models.raven_causal import RavenForCausalLM
 from sigma0.models.raven_config import RavenConfig
 
-AutoConfig.register("ouro", OuroConfig, exist_ok=True)
-AutoModel.register(OuroConfig, OuroModel, exist_ok=True)
-AutoModelForCausalLM.register(OuroConfig, OuroForCausalLM, exist_ok=True)
-AutoConfig.register("huginn_raven", RavenConfig, exist_ok=True)
-AutoModel.register(RavenConfig, RavenModel, exist_ok=True)
-AutoModelForCausalLM.register(RavenConfig, RavenForCausalLM, exist_ok=True)
+for _config, _model, _causal in (
+    (OuroConfig, OuroModel, OuroForCausalLM),
+    (NanbeigeConfig, NanbeigeModel, NanbeigeForCausalLM),
+    (RavenConfig, RavenModel, RavenForCausalLM),
+):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _causal, exist_ok=True)
 
-__all__ = ["OuroConfig", "OuroForCausalLM", "OuroModel", "RavenConfig", "RavenForCausalLM", "RavenModel"]
+__all__ = [
+    "NanbeigeConfig",
+    "NanbeigeForCausalLM",
+    "NanbeigeModel",
+    "OuroConfig",
+    "OuroForCausalLM",
+    "OuroModel",
+    "RavenConfig",
+    "RavenForCausalLM",
+    "RavenModel",
+]

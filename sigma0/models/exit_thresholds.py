@@ -27,7 +27,7 @@ _MODES: dict[str, ExitMode] = {
     "accel": "accel",
     "accel_steps": "accel",
 }
-_FIELDS = sorted({field for fields in RULE_DEFAULTS.values() for field in fields})
+_FIELDS = sorted({field for mode in _MODES.values() for field in RULE_DEFAULTS[mode]})
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

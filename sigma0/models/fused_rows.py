@@ -1,7 +1,8 @@
 """The layers of a block over the rows of a pass in fused kernels, whose rows do not depend on each other's company.
 
 A layer is row_qkv, attention, row_linear, row_norm, row_mlp, row_norm (`sigma0.kernels`): eight launches, where calls
-of modules take some twenty, and libraries choose how they add up by the number of rows.
+of modules take some twenty, and libraries choose how they add up by the number of rows. Where a layer's outputs are not
+normed, sums take the place of the two row_norm.
 """
 
 from collections.abc import Iterable
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import ROW_DTYPES
-from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm
+from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm, PreNormDecoderLayer
 from sigma0.models.row_linear import is_plain
 
-_NORMS = ("input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2")
+# A class of another kind may compute something else.
+_LAYERS = (PreNormDecoderLayer, OuroDecoderLayer)
 
 
 def can_fuse(layers: Iterable[Any], hidden: Tensor) -> bool:
@@ -26,10 +28,10 @@ def can_fuse(layers: Iterable[Any], hidden: Tensor) -> bool:
 
 
 def _is_as_made(layer: Any) -> bool:
-    if type(layer) is not OuroDecoderLayer:
+    if type(layer) not in _LAYERS:
         return False
     own = layer._modules
-    attention, mlp, norms = own["self_attn"], own["mlp"], [own[name] for name in _NORMS]
+    attention, mlp, norms = own["self_attn"], own["mlp"], [own[name] for name in layer.norm_names]
     if not all(map(is_plain, (layer, attention, mlp, *norms))) or any(type(norm) is not OuroRMSNorm for norm in norms):
         return False
     # SiLU by its class: transformers names it by the config's `hidden_act`
@@ -56,13 +58,17 @@ def run_fused(layers: Iterable[Any], hidden: Tensor, rows: BatchRows, cos: Tenso
     for index, layer in enumerate(layers):
         own = layer._modules
         attention = own["self_attn"]
-        before, after, before_mlp, after_mlp = (
-            (own[name]._parameters["weight"], own[name].variance_epsilon) for name in _NORMS
-        )
+        before, before_mlp = (_norm_of(own[name]) for name in ("input_layernorm", "post_attention_layernorm"))
         query = rows.project(index, hidden, *before, attention.qkv.weight, cos, signed_sin)
         attended = rows.attend(index, query, None, None, attention.scaling)
         output = attention.out(attention._modules, attended.flatten(1), multiply)
-        hidden = ops.norm_rows(output, *after, hidden)
+        behind = layer.post_norms and [_norm_of(own[name]) for name in layer.post_norms]
+        hidden = ops.norm_rows(output, *behind[0], hidden) if behind else hidden + output
         transformed = ops.mlp_rows(hidden, layer.gate_up.weight, layer.down.weight, *before_mlp)
-        hidden = ops.norm_rows(transformed, *after_mlp, hidden)
+        hidden = ops.norm_rows(transformed, *behind[1], hidden) if behind else hidden + transformed
     return hidden
+
+
+def _norm_of(module: Any) -> tuple[Tensor, float]:
+    """Weight and epsilon."""
+    return module._parameters["weight"], module.variance_epsilon

@@ -42,7 +42,9 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
     def __init__(self, config: Any, model: LoopedPreTrainedModel) -> None:
         super().__init__(config)
         setattr(self, self.base_model_prefix, model)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # some checkpoints pad it; nothing beyond the vocabulary is ever read
+        outputs = getattr(config, "padded_vocab_size", None) or config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self._head = PackedLinear("lm_head")
         self.post_init()
         if config.vocab_size % tp_size(config) and not config.tie_word_embeddings:
@@ -280,7 +282,8 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         assert outputs.loop_states is not None
         states = outputs.loop_states[:, :, keep]
         gates = None if outputs.gate_logits is None else outputs.gate_logits[:, :, keep]
-        exits = select_exits(rule, states, gates, self.read_states, watch, broadcaster(self), at_full_depth)
+        start = None if outputs.start_states is None else outputs.start_states[:, keep]
+        exits = select_exits(rule, states, gates, self.read_states, watch, broadcaster(self), at_full_depth, start)
         return exits, self.read_states(exits.hidden)
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:

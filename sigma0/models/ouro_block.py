@@ -1,4 +1,4 @@
-"""A layer of Ouro's shared block: attention over the K/V plane of one loop and an MLP, each between two norms."""
+"""Layers of a shared block: attention over the K/V plane of one loop, and an MLP, each behind a norm or between two."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,6 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations
-from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.row_linear import Modules, PackedLinear, is_plain
 
 
@@ -36,7 +35,7 @@ class OuroRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
 class OuroAttention(nn.Module):
     """Multi-head attention over the plane of one loop."""
 
-    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+    def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
         assert config.head_dim is not None and config.num_key_value_heads is not None
         self.config = config
@@ -128,18 +127,24 @@ def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), signed_sin)
 
 
-class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
-    """Attention and MLP, each between two norms."""
+class PreNormDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+    """Attention and MLP, each behind a norm; a family may norm what they give as well.
 
-    def __init__(self, config: OuroConfig, layer_idx: int) -> None:
+    Attributes:
+        norm_names: In the order in which a layer applies them.
+        post_norms: Of them, the one behind attention and the one behind the MLP; None where there are none.
+    """
+
+    norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    post_norms: tuple[str, str] | None = None
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = OuroAttention(config, layer_idx)
         self.mlp = Qwen3MLP(config)
         self.gate_up, self.down = PackedLinear("gate_proj", "up_proj"), PackedLinear("down_proj")
-        self.input_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.input_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm_2 = OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        for name in self.norm_names:
+            self.add_module(name, OuroRMSNorm(config.hidden_size, eps=config.rms_norm_eps))
 
     def packed_weights(self) -> list[tuple[PackedLinear, Modules]]:
         """The products of a pass over rows, each with the modules that hold its layers."""
@@ -154,10 +159,9 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         if kwargs.get("rows") is not None and is_plain(self.self_attn) and is_plain(self.mlp):
             return self._run_rows(hidden_states, **kwargs)
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.input_layernorm_2(attended)
+        hidden_states = self._added(hidden_states, attended, 0)
         transformed = self.mlp(self.post_attention_layernorm(hidden_states))
-        hidden_states = hidden_states + self.post_attention_layernorm_2(transformed)
-        return hidden_states
+        return self._added(hidden_states, transformed, 1)
 
     def _run_rows(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: BatchRows) -> Tensor:
         """The same for the rows of a pass, `[R, D]`, of which there are so few that calls of modules are a cost."""
@@ -167,9 +171,31 @@ class OuroDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         ops = rows.ops
         normed = rms_norm(own["input_layernorm"], hidden_states, ops)
         attended, _ = own["self_attn"].attend_rows(normed, position_embeddings, rows)
-        hidden_states = rms_norm(own["input_layernorm_2"], attended, ops, hidden_states)
+        hidden_states = self._added(hidden_states, attended, 0, ops)
         normed = rms_norm(own["post_attention_layernorm"], hidden_states, ops)
         multiply = ops.product(normed.dtype)
         gate, up = self.gate_up(mlp, normed, multiply).chunk(2, -1)  # [R, F] each
         transformed = self.down(mlp, mlp["act_fn"](gate) * up, multiply)
-        return rms_norm(own["post_attention_layernorm_2"], transformed, ops, hidden_states)
+        return self._added(hidden_states, transformed, 1, ops)
+
+    def _added(self, hidden_states: Tensor, output: Tensor, part: int, ops: Operations | None = None) -> Tensor:
+        """The residual with the output of attention (part 0) or MLP (1); `ops` for rows of a pass."""
+        if self.post_norms is None:
+            return hidden_states + output
+        norm: Any = self._modules[self.post_norms[part]]
+        if ops is not None:
+            return rms_norm(norm, output, ops, hidden_states)
+        normed: Tensor = norm(output)
+        return hidden_states + normed
+
+
+class OuroDecoderLayer(PreNormDecoderLayer):
+    """Attention and MLP, each between two norms."""
+
+    norm_names = (
+        "input_layernorm",
+        "input_layernorm_2",
+        "post_attention_layernorm",
+        "post_attention_layernorm_2",
+    )
+    post_norms = ("input_layernorm_2", "post_attention_layernorm_2")

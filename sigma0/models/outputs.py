@@ -17,11 +17,13 @@ class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
         loop_states: Normed states h_1 ... h_T, `[T, B, S, D]`; `last_hidden_state` is h_T.
         gate_logits: Gate at every loop, `[T, B, S]`.
         injected: What every loop reads beside its state, `[B, S, D]`, where there is a prelude.
+        start_states: What loop 1 started from, `[B, S, D]`.
     """
 
     loop_states: Tensor | None = None
     gate_logits: Tensor | None = None
     injected: Tensor | None = None
+    start_states: Tensor | None = None
 
 
 @dataclass

@@ -26,7 +26,7 @@ from sigma0.decode.parallel import check_heads
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
 from sigma0.models.outputs import LoopedModelOutput
-from sigma0.models.prompt_rows import PromptRows, prompt_rows
+from sigma0.models.prompt_rows import prompt_rows
 from sigma0.models.raven_block import RavenBlock
 from sigma0.models.raven_config import Layout, RavenConfig
 from sigma0.models.rotary_table import RotaryTable
@@ -208,14 +208,18 @@ class RavenModel(RavenPreTrainedModel):
         rows = prompt_rows(
             self.config, hidden_states, attention_mask, position_ids, past_key_values, loops, checkpointed
         )
-        given = {"attention_mask": rows.mask, "position_embeddings": self._tables(rows, hidden_states), **kwargs}
+        given = {
+            "attention_mask": rows.mask,
+            "position_embeddings": self._tables(rows.position_ids, hidden_states),
+            **kwargs,
+        }
         injected = self._once(self.prelude, hidden_states, self._prelude_planes(), past_key_values, given)
         state = initial_state
         if state is None:
             state = self.start(injected, rows.position_ids)
         elif state.shape != injected.shape:
             raise ValueError(f"initial_state has shape {tuple(state.shape)}, the input {tuple(injected.shape)}")
-        states = []
+        start, states = state, []
         for loop in range(loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and loop >= loops_without_grad):
                 for step in range(self.config.stride):
@@ -231,22 +235,38 @@ class RavenModel(RavenPreTrainedModel):
             loop_states=torch.stack(states),
             gate_logits=None,
             injected=injected,
+            start_states=start,
         )
 
-    def run_coda(self, states: Tensor, seen: Tensor, cache: Any) -> Tensor:
-        """What the head reads of states `[B, S, D]` of whole texts, `[B, S, D]`.
+    def run_prelude(self, embedded: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """What every loop reads, `[B, S, D]`, of embeddings; arguments as `run_coda` takes them."""
+        return self._once(self.prelude, embedded, self._prelude_planes(), cache, self._given(positions, embedded))
+
+    def run_core(self, state: Tensor, injected: Tensor, positions: Tensor, loop: int, cache: Any) -> Tensor:
+        """States `[B, S, D]` after one pass of the core more, of which the first is 0."""
+        for step in range(self.config.stride):
+            state = self._core(state, injected, loop, step, cache, self._given(positions, state))
+        return state
+
+    def run_coda(self, states: Tensor, seen: Tensor | None, cache: Any, positions: Tensor) -> Tensor:
+        """What the head reads of states `[B, S, D]` of one loop, `[B, S, D]`.
 
         Args:
-            states: At some loop.
-            seen: Which keys each position sees, bool `[S, K]`.
-            cache: What the K/V are given to, and read from.
+            states: After that loop.
+            seen: Which keys each position sees, bool `[S, K]`; None as a causal attention sees all that there are.
+            cache: What K/V are given to, and what they are read from.
+            positions: `[B, S]`.
         """
-        positions = torch.arange(states.shape[1], device=states.device)[None]
-        cos, sin = self._rotary_table.rows(positions[0], states.shape[1], states)
-        mask = torch.zeros(seen.shape, dtype=states.dtype, device=states.device).masked_fill(~seen, -torch.inf)
-        given = {"attention_mask": mask[None, None], "position_embeddings": (cos[None], sin[None])}
+        given = self._given(positions, states, seen)
         read: Tensor = self.ln_f(self._once(self.coda, self.latent(states), self._coda_planes(), cache, given))
         return read
+
+    def _given(self, positions: Tensor, like: Tensor, seen: Tensor | None = None) -> dict[str, Any]:
+        """Mask and rotary embeddings for layers over positions `[B, S]`."""
+        mask = None
+        if seen is not None:
+            mask = like.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
+        return {"attention_mask": mask, "position_embeddings": self._tables(positions, like)}
 
     def read_prompt(self, states: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
         """What the head reads of every position, `[B, S, D]`, where all are read at the same loop.
@@ -257,13 +277,12 @@ class RavenModel(RavenPreTrainedModel):
             position_ids: As `forward` takes them.
         """
         rows = prompt_rows(self.config, states, attention_mask, position_ids, None, 1, False)
-        given = {"attention_mask": rows.mask, "position_embeddings": self._tables(rows, states)}
+        given = {"attention_mask": rows.mask, "position_embeddings": self._tables(rows.position_ids, states)}
         read: Tensor = self.ln_f(self._once(self.coda, self.latent(states), self._coda_planes(), None, given))
         return read
 
-    def _tables(self, rows: PromptRows, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _tables(self, position_ids: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and signed sin `[B, S, 1, d]`."""
-        position_ids = rows.position_ids
         cos, sin = self._rotary_table.rows(position_ids.flatten(), int(position_ids.max()) + 1, like)
         shape = (*position_ids.shape, 1, cos.shape[-1])
         return cos.view(shape), sin.view(shape)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sigma0.decode.attention import RowIndices
 from sigma0.decode.exits import ExitRule, Selection, no_gate_logits, select_exits
-from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import LoopEndWeights
 from sigma0.decode.parallel import broadcaster
@@ -98,6 +97,18 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             state = self._run(model.coda, state, rows, self.num_block_layers + len(model.prelude))
         return self.head(rms_norm(model.ln_f, state, ops))
 
+    def head(self, hidden: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.head`; what pads the vocabulary is left out."""
+        return self._unpadded(super().head(hidden))
+
+    def read_states(self, hidden_states: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.read_states`; likewise."""
+        return self._unpadded(super().read_states(hidden_states))
+
+    def _unpadded(self, logits: Tensor) -> Tensor:
+        vocabulary = self.config.vocab_size
+        return logits if logits.shape[-1] == vocabulary else logits[..., :vocabulary]
+
     def readable(self, states: Tensor) -> Tensor:
         """See `LoopedForCausalLM.readable`."""
         return read_beside_full_depth(self.transformer, states)
@@ -138,25 +149,26 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             )
             return exits, self.read_states(outputs.last_hidden_state[:, keep])
         which = torch.arange(length)[keep].tolist()
-        found = [self._read_position(rule, cache, states, index, watch, at_full_depth) for index in which]
+        found = [self._read_position(rule, outputs, index, watch, at_full_depth) for index in which]
         parts = [torch.cat([vars(exits)[name] for exits, _ in found], dim=axis) for name, axis in _AXES.items()]
         watched = [torch.cat([vars(exits)[name] for exits, _ in found], dim=2) if watch else None for name in _WATCHED]
         return Selection(*parts, *watched), torch.cat([logits for _, logits in found], dim=1)
 
     @torch.no_grad()
     def _read_position(
-        self, rule: ExitRule, cache: DepthCache, states: Tensor, index: int, watch: bool, at_full_depth: bool
+        self, rule: ExitRule, outputs: LoopedModelOutput, index: int, watch: bool, at_full_depth: bool
     ) -> tuple[Selection, Tensor]:
         """Where a position of a prompt is read, and its logits `[B, 1, V]`.
 
         Args:
             rule: When a token may stop.
-            cache: With the K/V of the prompt; the coda's of this position are those of its reading afterwards.
-            states: `[T, B, S, D]`.
+            outputs: Of all loops; the coda's K/V of this position are those of its reading afterwards.
             index: Of the position among the S.
             watch: As `read_exits` has it.
             at_full_depth: Likewise.
         """
+        cache, states, start = outputs.past_key_values, outputs.loop_states, outputs.start_states
+        assert cache is not None and states is not None and start is not None
         batch, length = states.shape[1], states.shape[2]
         place = cache.length - length + index
         device = states.device
@@ -176,8 +188,8 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         def read(hidden: Tensor) -> Tensor:
             return self.read(hidden.reshape(batch, -1), rows)
 
-        states = states[:, :, index : index + 1]
-        exits = select_exits(rule, states, None, read, watch, broadcaster(self), at_full_depth)
+        states, start = states[:, :, index : index + 1], start[:, index : index + 1]
+        exits = select_exits(rule, states, None, read, watch, broadcaster(self), at_full_depth, start)
         return exits, read(exits.hidden)[:, None]
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:

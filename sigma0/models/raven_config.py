@@ -10,7 +10,7 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from sigma0.models.ouro_config import MAX_LOOPS, check_dtype, check_rope
+from sigma0.models.config_checks import MAX_LOOPS, check_dtype, check_rope
 
 Layout = Literal["sandwich", "pre", "post"]
 LAYOUTS = ("sandwich", "pre", "post")

@@ -41,7 +41,8 @@ def read_beside_full_depth(model: RavenModel, states: Tensor) -> Tensor:
     earlier = torch.ones((length, length), dtype=torch.bool, device=device).tril(-1)
     own = torch.eye(length, dtype=torch.bool, device=device)
     kept = _Kept()
-    final = model.run_coda(states[-1], earlier | own, kept)
+    positions = torch.arange(length, device=device)[None]
+    final = model.run_coda(states[-1], earlier | own, kept, positions)
     beside = torch.cat([earlier, own], dim=1)  # [S, 2 S]
-    read = [model.run_coda(state, beside, _Beside(kept)) for state in states[:-1]]
+    read = [model.run_coda(state, beside, _Beside(kept), positions) for state in states[:-1]]
     return torch.stack([*read, final])

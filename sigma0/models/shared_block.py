@@ -17,7 +17,7 @@ from sigma0.decode.parallel import check_heads
 from sigma0.models.fused_rows import can_fuse, run_fused
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.looped_causal import LoopedForCausalLM
-from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm, rms_norm
+from sigma0.models.ouro_block import OuroRMSNorm, PreNormDecoderLayer, rms_norm
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.prompt_rows import prompt_rows
 from sigma0.models.rotary_table import RotaryTable
@@ -53,6 +53,10 @@ class SharedBlockModel(LoopedPreTrainedModel):
         """What a loop leaves of the layers' output, `[..., D]`: its norm."""
         normed: Tensor = self.norm(hidden_states)
         return normed
+
+    def head_input(self, hidden_states: Tensor) -> Tensor:
+        """What the head reads of the state that a loop leaves, `[..., D]`: the state itself."""
+        return hidden_states
 
     def gate_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Logits `[...]` of the exit gate for states `[..., D]`; None where the family has none."""
@@ -97,7 +101,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
             self.config, hidden_states, attention_mask, position_ids, past_key_values, loops, checkpointed
         )
         position_embeddings = self.rotary_emb(hidden_states, rows.position_ids)
-        states: list[Tensor] = []
+        start, states = hidden_states, []
         gates: list[Tensor] = []
         for loop in range(loops):
             for index, layer in enumerate(self.layers):
@@ -117,10 +121,11 @@ class SharedBlockModel(LoopedPreTrainedModel):
             past_key_values.commit(hidden_states.shape[1])
             past_key_values.counts.prompt_rows += loops * rows.count
         return LoopedModelOutput(
-            last_hidden_state=hidden_states,
+            last_hidden_state=self.head_input(hidden_states),
             past_key_values=past_key_values,
             loop_states=torch.stack(states),
             gate_logits=torch.stack(gates) if gates else None,
+            start_states=start,
         )
 
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
@@ -149,6 +154,11 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         """Embeddings `[R, D]` of ids `[R]`."""
         return self.model.embed_tokens(token_ids)  # type: ignore[no-any-return]
 
+    def readable(self, states: Tensor) -> Tensor:
+        """See `LoopedForCausalLM.readable`."""
+        readable: Tensor = self.model.head_input(states)
+        return readable
+
     def loop(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """One loop over the rows of a pass, `[R, D]`, before the norm."""
         output: Tensor = self.model.run_rows(hidden, rows)
@@ -175,5 +185,5 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
     def block_weights(self) -> Iterator[tuple[PackedLinear, Modules]]:
         """The products of the block's layers."""
         for module in self.modules():
-            if isinstance(module, OuroDecoderLayer):
+            if isinstance(module, PreNormDecoderLayer):
                 yield from module.packed_weights()

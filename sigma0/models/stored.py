@@ -4,11 +4,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.quantization import may_be_integers
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -69,7 +68,7 @@ def check_dtypes(tensors: Mapping[str, StoredTensor], quantized: bool = False) -
         )
 
 
-def check_shapes(config: OuroConfig, tensors: Mapping[str, StoredTensor]) -> None:
+def check_shapes(config: Any, tensors: Mapping[str, StoredTensor]) -> None:
     """Compares the sizes of a config with the tensors, before memory is allocated for them.
 
     Missing tensors are left to transformers, whose error names them.

@@ -104,7 +104,7 @@ def test_a_loop_that_is_not_finite_is_an_error(texts, loop):
         calls.append(None)
         return broken.lm_head(states) * (float("nan") if len(calls) == loop else 1.0)
 
-    broken.read = logits_of
+    broken.head = logits_of
     with pytest.raises(ValueError, match=rf"logits of loop {loop} are not finite.*float32"):
         read(broken, texts)
 

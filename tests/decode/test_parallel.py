@@ -46,6 +46,13 @@ RULES = (
     {"mode": "converge", "eps": 0.6, "after_exit": "drop"},
     {"mode": "accel", "eps": 0.9, "patience": 1},
 )
+# of a model without a gate
+UNGATED = (
+    {"mode": "full"},
+    {"mode": "margin", "theta": 0.03},
+    {"mode": "converge", "eps": 0.6, "after_exit": "drop"},
+    {"mode": "margin", "theta": 0.03, "after_exit": "verify"},
+)
 STORY = "Mary went to the kitchen. John is older than Mary. Where is Mary?"
 IDS = torch.tensor([[0, 0, 7, 8, 9], [10, 11, 12, 13, 14], [0, 15, 16, 17, 18]])
 
@@ -85,7 +92,7 @@ def written(model, ids, rule, sampled, new=8, **settings):
 def all_written(model, rules):
     """A padded batch by some rules, greedy and sampled, and in lockstep."""
     found = [written(model, IDS, rule, sampled) for rule in rules for sampled in (False, True)]
-    return [*found, written(model, IDS, {"q": 0.5}, sampled=True, stopping_criteria=[Unlike(stops=False)])]
+    return [*found, written(model, IDS, rules[1], sampled=True, stopping_criteria=[Unlike(stops=False)])]
 
 
 def texts(model, tokenizer):
@@ -121,13 +128,13 @@ def share_of(rank, folders, names):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The golden checkpoints, by name."""
-    return {name: Golden(name, tmp_path_factory.mktemp(name)) for name in ("ouro-mha", "ouro-gqa")}
+    return {name: Golden(name, tmp_path_factory.mktemp(name)) for name in ("ouro-mha", "ouro-gqa", "nanbeige-a")}
 
 
 @pytest.mark.parametrize(
     ("count", "checkpoints", "names"),
     [
-        (2, {"ouro-gqa": FEW}, ()),
+        (2, {"ouro-gqa": FEW, "nanbeige-a": UNGATED}, ()),
         slow(2, {"ouro-mha": RULES}, ("pocket",)),
         slow(4, {"ouro-mha": FEW}, ("pocket",)),
         slow(5, {}, ("pocket-large",)),

@@ -1,10 +1,12 @@
 """A slow reference for models with a prelude and a coda, in float64: no cache, no rows, each text from its start."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 
 from sigma0.models import RavenConfig, RavenForCausalLM
+from sigma0.models.raven_published import Criterion, _Meter
 
 SHAPES = {
     "sandwich": {"n_heads": 4, "head_dim": 8, "qk_bias": True, "tie_embeddings": True},
@@ -78,15 +80,20 @@ class Reference:
         return out
 
     def _stop(self, out, states, depths, mode, threshold, min_loops):
+        start = torch.zeros_like(states[0, -1])[None, None]
+        meter = _Meter(mode, start, self.model.config.vocab_size) if mode in get_args(Criterion) else None
         for loop in range(1, self.loops + 1):
             logits = self.read(states, [*depths, loop])
             if loop == self.loops:
                 return loop, logits
             value = self._value(mode, states[:, -1], loop, logits)
+            if meter is not None:
+                value = meter.value(states[loop - 1, -1][None, None], logits)
             if value is None:
                 continue
-            out.margin = min(out.margin, abs(value - threshold))
-            met = value >= threshold if mode == "margin" else value < threshold
+            if mode != "argmax-stability" and value == value:
+                out.margin = min(out.margin, abs(value - threshold))
+            met = value >= threshold if mode in ("margin", "argmax-stability") else value < threshold
             if met and loop >= min_loops:
                 return loop, logits
         raise AssertionError

@@ -8,7 +8,7 @@ from sigma0 import ExitConfig
 from sigma0.decode.ops import operations
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.marks import slow
-from tests.reference import tiny_model
+from tests.reference import tiny_model, tiny_nanbeige
 
 STORIES = [
     "Mary went to the kitchen. The hat is with Mary. Where is the hat?",
@@ -120,6 +120,33 @@ def test_a_cache_that_dropped_is_decoded_on_under_another_rule():
 
     plain, kernels = on_both(small(), use)
     torch.testing.assert_close(kernels, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "skip"),
+    [
+        (ExitConfig(mode="margin", theta=0.3, after_exit="verify"), False),
+        slow(ExitConfig(mode="converge", eps=0.6), True),
+        slow(ExitConfig(mode="converge", eps=0.6, after_exit="drop"), False),
+        slow(ExitConfig(mode="accel", eps=0.8, patience=1), False),
+        slow(ExitConfig(mode="full"), True),
+    ],
+)
+def test_models_without_a_gate_tell_the_same(config, skip):
+    """Heads of 12 numbers, no norms behind attention and MLP, and with `skip` none at the end of a loop."""
+    model = tiny_nanbeige(5, num_loops=4, num_hidden_layers=1, skip_loop_final_norm=skip).to(DEVICE)
+    ids = torch.tensor([[0, 0, 5, 9, 2], [4, 3, 11, 6, 9]], device=DEVICE)
+    settings = {"do_sample": False, "output_statistics": True, "return_dict_in_generate": True}
+
+    def use(model):
+        return model.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=5, exit_config=config, **settings)
+
+    plain, kernels = on_both(model, use)
+    assert torch.equal(plain.sequences, kernels.sequences)
+    assert torch.equal(plain.exit_depths, kernels.exit_depths)
+    assert plain.exit_reasons == kernels.exit_reasons
+    assert (plain.loop_passes, plain.loop_rows) == (kernels.loop_passes, kernels.loop_rows)
+    torch.testing.assert_close(kernels.loop_statistics, plain.loop_statistics, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed"])

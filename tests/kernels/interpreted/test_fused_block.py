@@ -11,14 +11,17 @@ from sigma0.decode.planes import LayerPlanes
 from sigma0.models import fused_rows
 from tests.kernels.interpreted.conftest import DEVICE
 from tests.kernels.interpreted.test_row_kernels import products_in_order  # noqa: F401
-from tests.reference import tiny_model
+from tests.marks import slow
+from tests.reference import tiny_model, tiny_nanbeige
 
 SEQUENCES, LOOPS, PLACES = 40, 3, 12
+FAMILIES = (tiny_model, tiny_nanbeige)
 
 
-def case(dtype):
+def case(dtype, family=tiny_model):
     """A model, the states of a row of each sequence, and what a pass over some of them computes and writes."""
-    model = tiny_model(4, num_hidden_layers=2, total_ut_steps=LOOPS).to(dtype)
+    model = family(4, num_hidden_layers=2).to(dtype)
+    assert model.num_loops == LOOPS
     generator = torch.Generator(DEVICE).manual_seed(0)
     heads, width = model.config.num_key_value_heads, model.config.head_dim
     hidden = torch.randn(SEQUENCES, model.config.hidden_size, generator=generator).to(dtype)
@@ -47,7 +50,7 @@ def fused(monkeypatch):
         ran.append(True)
         return fused_rows.run_fused(*arguments)
 
-    monkeypatch.setattr("sigma0.models.ouro.run_fused", counted)
+    monkeypatch.setattr("sigma0.models.shared_block.run_fused", counted)
     return ran
 
 
@@ -56,9 +59,10 @@ def triton(deterministic=True):
 
 
 @pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_pass_is_that_of_the_modules(dtype, fused):
-    _, run = case(dtype)
+def test_a_pass_is_that_of_the_modules(dtype, family, fused):
+    _, run = case(dtype, family)
     which = torch.arange(19)
     live = which % 4 != 2
     found, written = run(which, triton(), live)
@@ -74,9 +78,17 @@ def test_a_pass_is_that_of_the_modules(dtype, fused):
 
 
 @pytest.mark.usefixtures("on_device", "products_in_order")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_bits_of_a_pass_do_not_depend_on_company(dtype, fused):
-    model, run = case(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "family"),
+    [
+        (torch.float32, tiny_model),
+        (torch.bfloat16, tiny_model),
+        slow(torch.float32, tiny_nanbeige),
+        slow(torch.bfloat16, tiny_nanbeige),
+    ],
+)
+def test_bits_of_a_pass_do_not_depend_on_company(dtype, family, fused):
+    model, run = case(dtype, family)
     model.backend = "triton"
     together, written = run(torch.arange(SEQUENCES).flip(0), triton())
     with torch.inference_mode():
