@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -29,6 +29,9 @@ def lossless(
     rules: Annotated[str, typer.Option(help="Exit rules, as a JSON list.")] = _RULES,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Prompts: questions about held-out stories.")] = 200,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each, past any end of text.")] = 32,
+    recurrence: Annotated[
+        int | None, typer.Option(min=1, help="Loops at full depth, of a Raven; by default the model's own.")
+    ] = None,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
     threads: Threads = 1,
@@ -41,10 +44,19 @@ def lossless(
         once = [ExitConfig.parse(rule) for rule in json.loads(rules)]
         configs = [ExitConfig.parse({**rule.to_dict(), "redraft": again}) for rule in once for again in (False, True)]
         looped, tokenizer = load(model, device=device, dtype=dtype)
+        if recurrence is not None:
+            _set_recurrence(looped, recurrence)
         prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), new_tokens)
         with progress_bar("runs", (len(configs) + 1) * n, hidden=as_json) as advance:
             report = measure_lossless(looped, model, prompts, configs, new_tokens, advance)
     typer.echo(json.dumps(asdict(report), indent=1)) if as_json else _print(report)
+
+
+def _set_recurrence(model: Any, recurrence: int) -> None:
+    if not hasattr(model.config, "recurrence"):
+        raise ValueError(f"--recurrence {recurrence}: the {model.num_loops} loops of this model are not a setting")
+    model.config.recurrence = recurrence
+    model.config.validate_loops()
 
 
 def _print(report: LosslessReport) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.calibrate.bootstrap import share
 from sigma0.decode.exits import ExitRule, select_exits
 from sigma0.models.looped_causal import LoopedForCausalLM
@@ -68,12 +68,14 @@ def evaluate(
     n: int,
     split: str = "test",
     seed: int = 0,
+    mix: Mix = MIX,
 ) -> list[Outcome]:
     """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat."""
     pad = tokenizer.convert_tokens_to_ids(PAD)
     outcomes: list[Outcome] = []
     for start in range(0, n, _ROWS):
-        asked = [(draw(split, seed, k, questions=1).items[0], k % 2 == 1) for k in range(start, min(start + _ROWS, n))]
+        numbers = range(start, min(start + _ROWS, n))
+        asked = [(draw(split, seed, k, questions=1, mix=mix).items[0], k % 2 == 1) for k in numbers]
         batch = collate([encode(tokenizer, [item], chat) for item, chat in asked], pad)
         outcomes += _outcomes(model, batch, asked, rule)
     return outcomes

@@ -12,7 +12,7 @@ from sigma0.bench.pocket.items import DIFFICULTIES
 from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.recurrence import Recurrence, build_raven
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD
-from sigma0.bench.pocket.world import MIX, Mix
+from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven_causal import RavenForCausalLM
@@ -53,12 +53,11 @@ def _lessons(last: int) -> tuple[Lesson, ...]:
 
 
 # Look-ups alone, of up to three sentences: no sums, no yes or no.
-_OPEN = Mix(moves=2, families=1, ages=0, binary=0)
-_LOOK_UPS = (
-    Lesson("one look-up", 120, 1, _OPEN),
-    Lesson("difficulty 2", 220, 2, _OPEN),
-    Lesson("difficulty 3", 260, 3, _OPEN),
-    Lesson("random recurrence", 900, 3, _OPEN, trails=False),
+_LOOK_UP_LESSONS = (
+    Lesson("one look-up", 60, 1, LOOK_UPS),
+    Lesson("difficulty 2", 220, 2, LOOK_UPS),
+    Lesson("difficulty 3", 120, 3, LOOK_UPS),
+    Lesson("random recurrence", 600, 3, LOOK_UPS, trails=False),
 )
 
 
@@ -196,13 +195,13 @@ RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
     "pocket-large": Recipe(lessons=_lessons(2600), width=160, intermediate=320, heads=5, loops=8, block_rate=5e-3),
     "pocket-raven": Recipe(
-        lessons=_LOOK_UPS,
+        lessons=_LOOK_UP_LESSONS,
         batch=12,
-        note_steps=350,
+        note_steps=300,
         intermediate=144,
         loops=16,
         peak_rate=7e-4,
-        block_rate=4e-3,
+        block_rate=5e-3,
         warmup=50,
         recurrence=Recurrence(),
     ),

@@ -35,6 +35,8 @@ class Recurrence:
         drawn: Share of the rows that start from drawn states in the last lesson; the others, and all rows of the
             lessons before it, start from zero.
         reads: Loops of a batch with hints that are read, at most; the first and the last are among them.
+        adapter: What the adapter lets through of state and injection at the start. More of the state: a look-up that
+            asks for what is injected finds the same word at every loop.
         prelude: Layers of the prelude.
         core: Layers of the core.
         coda: Layers of the coda.
@@ -45,6 +47,7 @@ class Recurrence:
     backprop: int = 6
     drawn: float = 0.25
     reads: int = 4
+    adapter: tuple[float, float] = (0.9, 0.3)
     prelude: int = 1
     core: int = 1
     coda: int = 1
@@ -79,7 +82,7 @@ class Recurrence:
 def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
     """Build the untrained model, weights from the recipe's seed.
 
-    The scaled embedding starts at standard deviation 1 and the adapter at the mean of state and injection, so that a
+    The scaled embedding starts at standard deviation 1 and the adapter near shares of state and injection, so that a
     loop that has learned nothing keeps what it was given.
     """
     config = RavenConfig(
@@ -116,7 +119,8 @@ def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedT
                 weight.normal_(std=1 / config.embed_scale if embeds else recipe.init_std, generator=draw)
             else:
                 weight.fill_(1.0)
-        model.transformer.adapter.weight += 0.5 * torch.eye(recipe.width).repeat(1, 2)
+        shares = torch.tensor(recurrence.adapter).repeat_interleave(recipe.width)
+        model.transformer.adapter.weight += torch.eye(recipe.width).repeat(1, 2) * shares
     return model
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sigma0.bench.gate.doubt import LONGEST_ANSWER, prompt_text
 from sigma0.bench.pocket.items import Item
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.bench.verdict.abstention import auroc
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.config import ExitConfig
@@ -82,12 +82,17 @@ class Stability:
 
 
 def read_answers(
-    model: Any, tokenizer: Any, n: int, seed: int, on_answer: Callable[[int], None] = lambda done: None
+    model: Any,
+    tokenizer: Any,
+    n: int,
+    seed: int,
+    on_answer: Callable[[int], None] = lambda done: None,
+    mix: Mix = MIX,
 ) -> list[Answer]:
     """Asks one question about each of n held-out stories, every other one as chat."""
     found = []
     for index in range(n):
-        item = draw("test", seed, index, questions=1).items[0]
+        item = draw("test", seed, index, questions=1, mix=mix).items[0]
         found.append(_ask(model, tokenizer, item, index % 2 == 1))
         on_answer(index + 1)
     return found

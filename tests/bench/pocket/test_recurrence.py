@@ -21,7 +21,7 @@ from sigma0.bench.pocket.world import draw
 from sigma0.models.load import load
 from sigma0.models.raven_causal import RavenForCausalLM
 
-RECURRENCE = Recurrence(mean=2.0, backprop=2)
+RECURRENCE = Recurrence(mean=2.0, backprop=2, drawn=0.5, reads=3)
 TINY = Recipe(
     batch=2,
     width=16,
@@ -75,7 +75,7 @@ def test_weights_start_as_they_should(tokenizer: PreTrainedTokenizerFast) -> Non
     assert model.transformer.embed(ids).std().item() == pytest.approx(1.0, rel=0.02)
     assert model.lm_head.weight is model.transformer.wte.weight
     diagonal = model.transformer.adapter.weight.view(64, 2, 64).diagonal(dim1=0, dim2=2)  # [2, D]
-    assert diagonal.mean(1).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
+    assert diagonal.mean(1).tolist() == pytest.approx([0.9, 0.3], abs=0.02)
     assert model.num_loops == 4 and model.config.layout == "sandwich"
 
 
@@ -105,8 +105,9 @@ def test_with_hints_loops_are_asked_for_the_way(tokenizer: PreTrainedTokenizerFa
     model = build_raven(TINY, RECURRENCE, tokenizer)
     loss, _, read = recurrent_loss(model, batch, TINY, RECURRENCE, 3)
     assert TINY.train_loops(3) == 4 and read[0] == 1 and read[-1] == 4 and len(read) == 3
-    full = model(batch.ids, exit_config=ExitConfig(mode="full"), output_loop_states=True, use_cache=False)
-    said = full.loop_logits[:, :, :-1].log_softmax(-1)  # [T, B, S - 1, V]
+    depths = [ExitConfig(mode="fixed", depth=loop) for loop in range(1, 5)]
+    logits = torch.stack([model(batch.ids, exit_config=depth, use_cache=False).logits for depth in depths])
+    said = logits[:, :, :-1].log_softmax(-1)  # [T, B, S - 1, V]
     marks, rest = batch.answer[:, 1:], batch.real[:, 1:] & ~batch.answer[:, 1:]
     total = -said[3][rest].gather(-1, batch.ids[:, 1:][rest][:, None]).sum()
     for loop in read:
