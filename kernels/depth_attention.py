@@ -187,7 +187,8 @@ def depth_attention(query: Tensor, keys: Tensor, values: Tensor, rows: DepthRows
 
 def tile_for(width: int, dtype: torch.dtype) -> int:
     """Positions of one step: 64 of 128 numbers in half precision, fewer where they are larger, as registers allow."""
-    most = 128 if dtype.itemsize == 2 else 64
+    # heads that start at no multiple of 16 numbers take more addresses, and those are registers too
+    most = 128 if dtype.itemsize == 2 else 64 if width % 16 == 0 else 32
     return max(SMALLEST_TILE, min(most, 16384 // (int(triton.next_power_of_2(width)) * dtype.itemsize)))
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
+import triton
 
 from sigma0.kernels import (
     collapse_kernel,
@@ -19,8 +21,10 @@ from sigma0.kernels import (
 )
 
 DTYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-WIDTHS = (128, 1024, 2048, 4096)
-HEAD_WIDTHS = (32, 64, 128)
+# As launches round them up; 8192 takes Huginn's 5280.
+WIDTHS = (128, 1024, 2048, 4096, 8192)
+# Heads of 96 numbers are compiled as those of 128 are. Those of 24 start at no multiple of 16, their positions do.
+HEAD_WIDTHS = (24, 32, 64, 96, 128)
 # What rows of results, some of them older, call the kernel of `loop_end.py`.
 LOOP_END = "loop_boundary"
 
@@ -81,17 +85,17 @@ def _loop_ends(dtype: torch.dtype) -> Iterator[Variant]:
         dict.fromkeys(_pointers("slots", "modes", "last_loops", "patience", "min_loops", "break_after"), "*i64"),
         dict.fromkeys(("growth", "spiral", "norm_eps", "noise"), "fp32"),
     )
-    for width in WIDTHS:
-        for watch in (True, False):
-            yield Variant(
-                LOOP_END,
-                function,
-                dtype,
-                signature,
-                {"WATCH": watch, "NORMALIZE": True, "GATE": True, "BLOCK": width},
-                frozenset({"width", "raw_row_stride", "previous_row_stride"}),
-                loop_end_kernel.warps_for(width),
-            )
+    # with norm and gate, and without either, as loops of a core end
+    for width, watch, ends in product(WIDTHS, (True, False), (True, False)):
+        yield Variant(
+            LOOP_END,
+            function,
+            dtype,
+            signature,
+            {"WATCH": watch, "NORMALIZE": ends, "GATE": ends, "BLOCK": width},
+            frozenset({"width", "raw_row_stride", "previous_row_stride"}),
+            loop_end_kernel.warps_for(width),
+        )
 
 
 def _collapses(dtype: torch.dtype) -> Iterator[Variant]:
@@ -139,7 +143,10 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
         (True, True, False, False),
         (True, True, True, True),
     )
+    given = {"width", "query_row_stride", "query_head_stride", *strides}
+    heads = {"width", *(f"{tensor}_head_stride" for tensor in ("query", "key", "value"))}
     for width in HEAD_WIDTHS:
+        whole, rounded = width % 16 == 0, max(depth_attention.SMALLEST_TILE, triton.next_power_of_2(width))
         for starts, exits, paged, seen in combinations:
             yield Variant(
                 "depth_attention",
@@ -153,12 +160,12 @@ def _attentions(dtype: torch.dtype) -> Iterator[Variant]:
                     "PAGED": paged,
                     "GROUP": depth_attention.SMALLEST_TILE,
                     "TILE": depth_attention.tile_for(width, dtype),
-                    "WIDTH": width,
+                    "WIDTH": rounded,
                     "PART_TILES": depth_attention.PART_TILES,
                     "MOST_PARTS": depth_attention.MOST_PARTS,
                     "UPCAST": False,
                 },
-                frozenset({"width", "query_row_stride", "query_head_stride", *strides}),
+                frozenset(given if whole else given - heads),
                 depth_attention.PART_WARPS,
                 depth_attention.stages_for(dtype, indirect=exits or paged),
             )

@@ -22,7 +22,9 @@ from sigma0.commands.options import (
     Dtype,
     ModelArgument,
     Quantization,
+    Recurrence,
     Runner,
+    Stride,
     TriggerJson,
 )
 from sigma0.errors import needs_extra
@@ -66,6 +68,8 @@ def serve(
     backend: BackendName = "auto",
     runner: Runner = "auto",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     check: Check = True,
     telemetry: Annotated[
         Path | None, typer.Option(help="File for one JSON line a request: depths, exits, verdict, route, costs.")
@@ -118,8 +122,10 @@ def serve(
         if ray:
             if runner != "auto":
                 raise ValueError("--runner goes with one engine: leave it out with --ray")
-            if quantization is not None:
-                raise ValueError("--quantization goes with one engine: leave it out with --ray")
+            of_one = {"quantization": quantization, "recurrence": recurrence, "stride": stride}
+            for option, value in of_one.items():
+                if value is not None:
+                    raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
             if drain_timeout is not None:
@@ -171,7 +177,16 @@ def serve(
         console = Console(stderr=True, highlight=False)
         console.print(f"loading {model}")
         spec = EngineSpec(
-            model, limits, device, dtype, _backend(backend), cast("RunnerName", runner), check, quantization
+            model,
+            limits,
+            device,
+            dtype,
+            _backend(backend),
+            cast("RunnerName", runner),
+            check,
+            quantization,
+            recurrence,
+            stride,
         )
         climbing = None
         service: EngineClient

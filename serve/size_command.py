@@ -8,19 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from sigma0.commands.console import one_line_errors
-from sigma0.commands.options import AsJson, StatedDtype
+from sigma0.commands.options import AsJson, Recurrence, StatedDtype, Stride
 from sigma0.serve.command import parse_bytes
 from sigma0.serve.sizing import MemoryFit, ModelShape, Serving, fit, parameters, token_bytes, weight_bytes
 
-# Layers of the published models, so that no checkpoint is needed.
+# The published models, so that no checkpoint is needed: layers of Ouro's block, and Huginn.
 SHAPES = {"ouro-1.4b": 24, "ouro-2.6b": 48}
 # What is known of Nanbeige4.2-3B without its config.json: no vocabulary, MLP width or context.
 NANBEIGE = "nanbeige4.2-3b"
+HUGINN = "huginn-0125"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def size(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(SHAPES)}, a shipped name, folder, or hub id.")],
+    model: Annotated[str, typer.Argument(help=f"{', '.join(SHAPES)}, {HUGINN}, a shipped name, folder, or hub id.")],
     context: Annotated[
         str,
         typer.Option(
@@ -33,6 +34,8 @@ def size(
     max_running: Annotated[int, typer.Option(help="Requests that run at most.")] = 16,
     pass_rows: Annotated[int, typer.Option(help="Rows up to which prefill may fill a pass.")] = 256,
     spare: Annotated[float, typer.Option(help="Share of the memory that is left free.")] = 0.1,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute how many sequences fit into a memory beside the weights; nothing is loaded or measured."""
@@ -42,7 +45,7 @@ def size(
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}")
         serving = Serving(getattr(torch, dtype).itemsize, page_size, max_running, pass_rows, spare)
-        shape = shape_of(model)
+        shape = shape_of(model, recurrence, stride)
         memories = [_memory(amount) for amount in memory.split(",")]
         fits = [
             fit(shape, serving, device_bytes, tokens)
@@ -53,27 +56,39 @@ def size(
     typer.echo(json.dumps(result, indent=1) if as_json else size_table(model, dtype, shape, serving, fits))
 
 
-def shape_of(model: str) -> ModelShape:
+def shape_of(model: str, recurrence: int | None = None, stride: int | None = None) -> ModelShape:
     """The shape of a published model by name, or of a checkpoint by its configuration.
+
+    Args:
+        model: Name, folder or hub id.
+        recurrence: T, of a model that takes any number of loops.
+        stride: Loops of such a model that a pass runs.
 
     Raises:
         ValueError: If it is neither, has no loops, or is a published model of which not all sizes are known.
     """
     from transformers import AutoConfig
 
-    from sigma0.models import NanbeigeConfig, OuroConfig
+    from sigma0.models import NanbeigeConfig, OuroConfig, RavenConfig
     from sigma0.models.load import resolve_model
+    from sigma0.models.loop_settings import set_loops
 
     if model in SHAPES:
-        return ModelShape.of(OuroConfig(num_hidden_layers=SHAPES[model]))
-    if model == NANBEIGE:
+        config = OuroConfig(num_hidden_layers=SHAPES[model])
+    elif model == HUGINN:
+        # the sizes are the defaults of the family
+        config = RavenConfig(block_layout="sandwich", qk_bias=True, tie_embeddings=True)
+    elif model == NANBEIGE:
         known = ModelShape.of(NanbeigeConfig(head_dim=128))
         raise ValueError(
             f"{model} has {known.layers} layers x {known.loops} loops, {known.kv_heads} K/V heads of {known.head_dim}, "
             f"and {token_bytes(known, 2) / 1024:g} KiB of K/V a token in bfloat16; vocabulary, MLP width and context "
             "are not known here: give its folder or hub id, Nanbeige/Nanbeige4.2-3B, whose config.json says them"
         )
-    return ModelShape.of(AutoConfig.from_pretrained(resolve_model(model)))
+    else:
+        config = AutoConfig.from_pretrained(resolve_model(model))
+    set_loops(model, config, recurrence, stride)
+    return ModelShape.of(config)
 
 
 def _memory(text: str) -> int:
@@ -109,7 +124,7 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
     """The same as Markdown; GB are 10^9 bytes."""
     weights, token = weight_bytes(shape, serving.number_bytes), token_bytes(shape, serving.number_bytes)
     lines = [
-        f"Computed, not measured: {model}, {shape.layers} layers x {shape.loops} loops, {shape.kv_heads} K/V heads of "
+        f"Computed, not measured: {model}, {loops_of(shape)}, {shape.kv_heads} K/V heads of "
         f"{shape.head_dim}, {dtype}. Weights {amount(weights)} ({parameters(shape) / 1e6:,.1f} M numbers); K/V of a "
         f"token {token / 1024:,g} KiB in pages of {serving.page_size}; {serving.spare:.0%} of the memory left alone.",
         "",
@@ -127,6 +142,13 @@ def size_table(model: str, dtype: str, shape: ModelShape, serving: Serving, fits
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def loops_of(shape: ModelShape) -> str:
+    """Layers and how often they run, in words."""
+    core = f"{shape.layers} layers x {shape.loops * shape.stride} loops"
+    once = f"{core} between {shape.prelude} and {shape.coda} that run once"
+    return once if shape.prelude + shape.coda else core
 
 
 def amount(count: int) -> str:

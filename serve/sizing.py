@@ -2,19 +2,24 @@
 
     weights     V D (twice unless tied) + L (2 D H d + 2 D H_kv d + 3 D I + N D) + D + G (D + 1) numbers
     a token     T L 2 H_kv d numbers of K/V: every layer keeps a plane for each loop
+    Raven       (P + L + C) layers of V D + ... as above but for their norms, and 2 D^2 + D numbers of adapter and norm;
+                a token (T L + P + 2 C) 2 H_kv d: a prelude's layers have one plane, a coda's two
     a sequence  its tokens rounded up to whole blocks
 
 V is the vocabulary, D the width, L the layers of the shared block, H and H_kv its query and K/V heads of d numbers
-each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0. Sources: the
-modules of `sigma0.models.ouro` and `sigma0.models.nanbeige`, and `PagedPlanes`, whose blocks hold all T planes. So
-`full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a token which exited at e < T does not
-write are filled with copies of plane e, since deeper rows attend there.
+each, I the width of the MLP, T the loops; a layer has N norms, and G is 1 where there is a gate, else 0; P and C are
+the layers of prelude and coda. Sources: the modules of `sigma0.models.ouro`, `nanbeige` and `raven`, and `PagedPlanes`,
+whose blocks hold all planes. So `full`, `finish`, `verify` and `drop` take the same: under `drop` the planes that a
+token which exited at e < T does not write are filled with copies of plane e, since deeper rows attend there.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-# Norms of a layer and gates of the families, by `model_type`.
+from sigma0.decode.planes import extra_planes
+from sigma0.models.raven_config import RavenConfig
+
+# Norms of a layer and gates of the families that loop over all layers, by `model_type`.
 _FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
 _STATES = 4
@@ -26,6 +31,8 @@ _HEAD_FLOATS = 4
 _FLOAT = 4
 # Differences between loop states that a token in flight keeps, and the state itself, twice while the buffer grows.
 _TRAJECTORY = 10
+# Copies of what a row carries beside its state.
+_CARRIED = 6
 
 
 @dataclass(frozen=True)
@@ -37,14 +44,18 @@ class ModelShape:
         width: D.
         mlp_width: I.
         layers: L, of the shared block.
-        loops: T.
+        loops: T, in passes.
         heads: H.
         kv_heads: H_kv.
         head_dim: d.
         positions: Of the longest text.
+        layer_numbers: Of a layer's weights that are no matrices.
+        end_numbers: Of all weights outside of layers, embedding and head.
         tied: Whether embedding and head are one matrix.
-        norms: N.
-        gates: G.
+        prelude: Layers that run once, before the loops.
+        coda: Layers that run where a token is read.
+        stride: Loops that a pass runs.
+        carried: Numbers of a row in flight beside its state.
     """
 
     vocabulary: int
@@ -56,9 +67,13 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     positions: int
+    layer_numbers: int
+    end_numbers: int
     tied: bool = False
-    norms: int = 4
-    gates: int = 1
+    prelude: int = 0
+    coda: int = 0
+    stride: int = 1
+    carried: int = 0
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
@@ -67,6 +82,8 @@ class ModelShape:
         Raises:
             ValueError: For a model without loops.
         """
+        if isinstance(config, RavenConfig):
+            return cls._of_raven(config)
         if config.model_type not in _FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
         norms, gates = _FAMILIES[config.model_type]
@@ -80,9 +97,39 @@ class ModelShape:
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             positions=config.max_position_embeddings,
+            layer_numbers=norms * config.hidden_size,
+            # the norm after every loop, and the gate with its bias
+            end_numbers=config.hidden_size + gates * (config.hidden_size + 1),
             tied=config.tie_word_embeddings,
-            norms=norms,
-            gates=gates,
+        )
+
+    @classmethod
+    def _of_raven(cls, config: RavenConfig) -> "ModelShape":
+        assert config.padded_vocab_size and config.num_key_value_heads and config.head_dim
+        width, queries = config.n_embd, config.n_heads * config.head_dim
+        own = 4 * width if config.layout == "sandwich" else 2 * width
+        if config.layout == "post":
+            own += queries + config.num_key_value_heads * config.head_dim
+        if config.qk_bias:
+            own += 2 * queries
+        return cls(
+            vocabulary=config.padded_vocab_size,
+            width=width,
+            mlp_width=config.intermediate_size,
+            layers=config.n_layers_in_recurrent_block,
+            loops=config.loops // config.stride,
+            heads=config.n_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            positions=config.max_position_embeddings or config.block_size,
+            tied=config.tie_word_embeddings,
+            prelude=config.n_layers_in_prelude,
+            coda=config.n_layers_in_coda,
+            stride=config.stride,
+            carried=width,
+            layer_numbers=own,
+            # adapter and norm
+            end_numbers=2 * width * width + width,
         )
 
 
@@ -139,10 +186,9 @@ def parameters(shape: ModelShape) -> int:
     """Numbers in all weights."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * width * queries + 2 * width * keys
-    layer = attention + 3 * width * shape.mlp_width + shape.norms * width
     ends = (1 if shape.tied else 2) * shape.vocabulary * width
-    # the norm after every loop, and the gate with its bias
-    return ends + shape.layers * layer + width + shape.gates * (width + 1)
+    layer = attention + 3 * width * shape.mlp_width + shape.layer_numbers
+    return ends + (shape.layers + shape.prelude + shape.coda) * layer + shape.end_numbers
 
 
 def weight_bytes(shape: ModelShape, number_bytes: int) -> int:
@@ -159,7 +205,8 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
         planes: That are kept; T if None. A `DepthCache` under `fixed` keeps k of them, the server always T.
     """
     kept = shape.loops if planes is None else planes
-    return kept * shape.layers * 2 * shape.kv_heads * shape.head_dim * number_bytes
+    count = kept * shape.stride * shape.layers + sum(extra_planes((shape.prelude, shape.coda)))
+    return count * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
 def block_bytes(shape: ModelShape, number_bytes: int, page_size: int) -> int:
@@ -192,7 +239,8 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
     states = rows * ((_STATES * shape.width + widest) * serving.number_bytes + _NORM_FLOATS * shape.width * _FLOAT)
-    kept = serving.running * shape.loops * _TRAJECTORY * shape.width * serving.number_bytes
+    states += rows * _CARRIED * shape.carried * serving.number_bytes
+    kept = serving.running * shape.loops * (_TRAJECTORY * shape.width + 2 * shape.carried) * serving.number_bytes
     # blocks are read in place, but for one sequence at a time whose blocks do not follow each other
     gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)

@@ -80,6 +80,7 @@ def describe_weights(
         commit=git_commit(),
         versions={"python": platform.python_version(), **{each: version(each) for each in _LIBRARIES}},
         quantization=getattr(model, "quantization", None),
+        stride=getattr(model.config, "stride", 1),
     )
 
 

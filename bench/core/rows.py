@@ -53,6 +53,7 @@ class Conditions(BaseModel):
             a repository.
         versions: Of Python and of the libraries that compute.
         quantization: To what the weights of the block were rounded as the model was loaded; None where they were not.
+        stride: Loops that a pass runs; `total_loops` counts passes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,14 +74,18 @@ class Conditions(BaseModel):
     commit: str | None
     versions: dict[str, str]
     quantization: str | None = None
+    stride: int = 1
+
+    @property
+    def unnamed(self) -> set[str]:
+        """Fields that the name of a run leaves out, since they say what held before there was a choice."""
+        since = {"quantization": self.quantization is None, "stride": self.stride == 1}
+        return {name for name, usual in since.items() if usual}
 
     @property
     def run(self) -> str:
         """A short name for these conditions, the same for all rows of a run."""
-        shared = {name: getattr(self, name) for name in Conditions.model_fields}
-        if self.quantization is None:
-            # the name that rows had before weights could be rounded
-            del shared["quantization"]
+        shared = {name: getattr(self, name) for name in Conditions.model_fields if name not in self.unnamed}
         return sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

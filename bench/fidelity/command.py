@@ -20,7 +20,7 @@ from sigma0.bench.fidelity.work import Loaded, SpreadWork
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.prompts import Prompt, encode_prompts, read_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import Device, ModelArgument, Quantization, StatedDtype
+from sigma0.commands.options import Device, ModelArgument, Quantization, Recurrence, StatedDtype, Stride
 from sigma0.config import AfterExit, ExitConfig
 from sigma0.errors import needs_extra, one_line
 from sigma0.models.load import load
@@ -45,6 +45,8 @@ def fidelity(
     device: Device = "auto",
     dtype: StatedDtype = "float32",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of each worker.")] = 1,
     workers: WorkerCount = 1,
     as_json: AsJsonLines = False,
@@ -62,7 +64,9 @@ def fidelity(
         from sigma0.bench.fidelity.table import print_rows
 
         chosen, source = _prompts(prompts, n)
-        looped, tokenizer = load(model, device=device, dtype=dtype, quantization=quantization)
+        looped, tokenizer = load(
+            model, device=device, dtype=dtype, quantization=quantization, recurrence=recurrence, stride=stride
+        )
         settings = plan(modes.split(","), _after(after), looped.num_loops, _grid(grid), looped.exit_thresholds)
         ids = encode_prompts(looped, tokenizer, chosen, max_new_tokens)
         answers = [prompt.answer for prompt in chosen]
@@ -71,7 +75,9 @@ def fidelity(
             typer.echo(f"cut off the half-written last line of {out}", err=True)
         read_rows(out)  # A damaged ledger is told before anything is measured.
         source = str(Path(model).resolve()) if Path(model).is_dir() else model
-        loaded = Loaded(source, conditions.model_sha256, looped.device.type, dtype, threads, quantization)
+        loaded = Loaded(
+            source, conditions.model_sha256, looped.device.type, dtype, threads, quantization, recurrence, stride
+        )
         bar = progress_bar("settings", len(settings) + 1, hidden=as_json)
         with bar as advance, _at_work(workers, loaded, out, conditions.run) as work:
             bench = open_bench(looped, tokenizer, conditions, ids, answers, settings, work)

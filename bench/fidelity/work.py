@@ -95,6 +95,8 @@ class Loaded:
         dtype: As `sigma0.load` takes it.
         threads: CPU threads.
         quantization: As `sigma0.load` takes it.
+        recurrence: Likewise.
+        stride: Likewise.
     """
 
     model: str
@@ -103,6 +105,8 @@ class Loaded:
     dtype: str
     threads: int
     quantization: str | None = None
+    recurrence: int | None = None
+    stride: int | None = None
 
 
 class SpreadWork:
@@ -201,8 +205,16 @@ def _free_run(told: Any) -> FreeRun:
 
 @lru_cache(maxsize=1)
 def _model(
-    model: str, model_sha256: str, device: str, dtype: str, threads: int, quantization: str | None = None
+    model: str,
+    model_sha256: str,
+    device: str,
+    dtype: str,
+    threads: int,
+    quantization: str | None = None,
+    recurrence: int | None = None,
+    stride: int | None = None,
 ) -> Any:
     """The model of a worker, loaded once."""
     torch.set_num_threads(threads)
-    return load(model, device=device, dtype=dtype, quantization=quantization)[0]
+    places: dict[str, Any] = {"device": device, "dtype": dtype, "quantization": quantization}
+    return load(model, recurrence=recurrence, stride=stride, **places)[0]

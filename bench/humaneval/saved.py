@@ -33,8 +33,7 @@ class Run(BaseModel):
     @property
     def id(self) -> str:
         """A short name."""
-        # the one that runs had before weights could be rounded
-        unnamed = {"conditions": {"quantization"}} if self.conditions.quantization is None else None
+        unnamed = {"conditions": self.conditions.unnamed}
         return sha256(self.model_dump_json(exclude=unnamed).encode()).hexdigest()[:16]
 
     @property

@@ -2,19 +2,21 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
+from sigma0.bench.core.options import LookUps
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Device, ModelArgument, StatedDtype, Threads
+from sigma0.commands.options import AsJson, Device, ModelArgument, Recurrence, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.models.load import load
 
@@ -29,11 +31,11 @@ def lossless(
     rules: Annotated[str, typer.Option(help="Exit rules, as a JSON list.")] = _RULES,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Prompts: questions about held-out stories.")] = 200,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each, past any end of text.")] = 32,
-    recurrence: Annotated[
-        int | None, typer.Option(min=1, help="Loops at full depth, of a Raven; by default the model's own.")
-    ] = None,
     device: Device = "auto",
     dtype: StatedDtype = "float32",
+    recurrence: Recurrence = None,
+    stride: Stride = None,
+    look_ups: LookUps = False,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -43,20 +45,12 @@ def lossless(
     with one_line_errors():
         once = [ExitConfig.parse(rule) for rule in json.loads(rules)]
         configs = [ExitConfig.parse({**rule.to_dict(), "redraft": again}) for rule in once for again in (False, True)]
-        looped, tokenizer = load(model, device=device, dtype=dtype)
-        if recurrence is not None:
-            _set_recurrence(looped, recurrence)
-        prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), new_tokens)
+        looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
+        name = model if stride in (None, 1) else f"{model} ({stride} loops a pass)"
+        prompts = encode_prompts(looped, tokenizer, list(micro_world(n, mix=LOOK_UPS if look_ups else MIX)), new_tokens)
         with progress_bar("runs", (len(configs) + 1) * n, hidden=as_json) as advance:
-            report = measure_lossless(looped, model, prompts, configs, new_tokens, advance)
+            report = measure_lossless(looped, name, prompts, configs, new_tokens, advance)
     typer.echo(json.dumps(asdict(report), indent=1)) if as_json else _print(report)
-
-
-def _set_recurrence(model: Any, recurrence: int) -> None:
-    if not hasattr(model.config, "recurrence"):
-        raise ValueError(f"--recurrence {recurrence}: the {model.num_loops} loops of this model are not a setting")
-    model.config.recurrence = recurrence
-    model.config.validate_loops()
 
 
 def _print(report: LosslessReport) -> None:

@@ -18,7 +18,7 @@ from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
 from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import Device, Quantization, Runner, StatedDtype, Threads
+from sigma0.commands.options import Device, Quantization, Recurrence, Runner, StatedDtype, Stride, Threads
 from sigma0.config import ExitConfig
 from sigma0.decode.runners import choose_runner
 
@@ -39,6 +39,8 @@ def speed(
     dtype: StatedDtype = "bfloat16",
     runner: Runner = "auto",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     threads: Threads = 1,
     by: Annotated[str, typer.Option(help="Who decodes: library, or engine (the server's).")] = "library",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
@@ -56,7 +58,7 @@ def speed(
         if bool(model) == bool(shape):
             raise ValueError("give either a model or --shape")
         config = ExitConfig.parse(json.loads(exit_config)) if exit_config else None
-        looped, tokenizer = open_model(model, shape, device, dtype, quantization)
+        looped, tokenizer = open_model(model, shape, device, dtype, quantization, recurrence, stride)
         looped.generation_config.eos_token_id = None
         ids, source = prompt_ids(looped, tokenizer, model, batch, context, new_tokens)
         chosen = choose_runner(runner, looped)

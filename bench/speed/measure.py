@@ -17,10 +17,9 @@ from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.speed.decoders import ADAPTIVE, FULL, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.bench.speed.engine import Engined, open_engine
-from sigma0.bench.speed.roofline import Counts, bytes_per_token
+from sigma0.bench.speed.roofline import Counts, block_bytes, bytes_per_token
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
-from sigma0.models.quantization import weight_bytes
 
 WAYS = ("full", "judged", "never", "finish", "drop", "verify", "huggingface")
 DECODED_BY = ("library", "engine")
@@ -213,7 +212,7 @@ def _figures(
     ratios = None
     if full is not None:
         ratios = np.array([run.seconds / _timed(run, plan, batch) for run in full]) / (seconds / later)
-    block = weight_bytes(model.model.layers)
+    block = block_bytes(model)
     return {
         "milliseconds_per_token": _median(1000 * seconds / later),
         "tokens_per_second": _median(batch * later / seconds),

@@ -19,11 +19,25 @@ from sigma0.models.load import load
 _SHORTEST = 12
 
 
-def open_model(model: str, shape: str, device: str, dtype: str, quantization: str | None = None) -> tuple[Any, Any]:
-    """A model and its tokenizer; random weights of a shape have none."""
+def open_model(
+    model: str,
+    shape: str,
+    device: str,
+    dtype: str,
+    quantization: str | None = None,
+    recurrence: int | None = None,
+    stride: int | None = None,
+) -> tuple[Any, Any]:
+    """A model and its tokenizer; random weights of a shape have none.
+
+    Raises:
+        ValueError: For a recurrence or a stride of a shape, which has four loops.
+    """
     if shape:
+        if recurrence is not None or stride is not None:
+            raise ValueError("--recurrence and --stride go with a model, not with --shape: leave them out")
         return random_model(shape, device, dtype, quantization), None
-    return load(model, device=device, dtype=dtype, quantization=quantization)
+    return load(model, device=device, dtype=dtype, quantization=quantization, recurrence=recurrence, stride=stride)
 
 
 def prompt_ids(

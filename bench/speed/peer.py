@@ -28,6 +28,11 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     _supports_flash_attn = True
 
     def __init__(self, looped: OuroForCausalLM) -> None:
+        if not isinstance(looped, OuroForCausalLM):
+            raise ValueError(
+                f"the way huggingface is written for Ouro, not for {looped.config.model_type} models: leave it out of "
+                "--ways"
+            )
         super().__init__(looped.config)
         self.inner = looped.model
         self.lm_head = looped.lm_head

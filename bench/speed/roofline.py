@@ -8,12 +8,13 @@ arithmetic, activations, and bandwidth that was not reached.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sigma0.bench.core.ledger import SpeedRow
 from sigma0.bench.core.tables import BenchTable
 from sigma0.decode.planes import BlockShape
+from sigma0.models.quantization import weight_bytes
 
 HEADINGS = (
     "way", "runner", "tokens/s", "of a copy", "MB/token", "ms/token", "ideal", "block", "head", "K/V", "rest",
@@ -33,6 +34,14 @@ LAUNCHES = (
 )
 
 
+def block_bytes(model: Any) -> int:
+    """Bytes of the weights that a pass reads: of the shared block; of a core and its adapter, once for each loop."""
+    base = model.base_model
+    if model.stages == (0, 0):
+        return weight_bytes(base.layers)
+    return int(model.config.stride * (weight_bytes(base.adapter) + weight_bytes(base.core_block)))
+
+
 def bytes_per_token(
     model: Any, block: int, context: int, new_tokens: int, batch: int, counts: "Counts"
 ) -> dict[str, float]:
@@ -47,13 +56,18 @@ def bytes_per_token(
         counts: What a token took.
     """
     head = sum(parameter.nbytes for parameter in model.get_output_embeddings().parameters())
+    prelude, coda = model.stages
+    entry = weight_bytes(model.base_model.prelude) if prelude else 0
+    head += weight_bytes(model.base_model.coda) if coda else 0
     readings = counts.passes if counts.captured else min(counts.passes, counts.head_rows)
-    # K/V of a position in one plane, and the mean of S + 1, ..., S + n - 1 positions that a row reads
-    position = BlockShape.of(model, 1).bytes_with(model.dtype) / model.num_loops
+    # K/V of a position in one plane of one layer, and the mean of S + 1, ..., S + n - 1 positions that a row reads
+    shape = BlockShape.of(model, 1)
+    plane = replace(shape, layers=1, planes=1, stages=(0, 0)).bytes_with(model.dtype)
+    planes = shape.layers * counts.rows + prelude + coda * counts.head_rows
     return {
-        "block_bytes_per_token": block * counts.passes,
+        "block_bytes_per_token": block * counts.passes + entry,
         "head_bytes_per_token": head * readings,
-        "kv_bytes_per_token": position * (context + new_tokens / 2) * counts.rows * batch,
+        "kv_bytes_per_token": plane * (context + new_tokens / 2) * planes * batch,
     }
 
 

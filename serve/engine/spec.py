@@ -23,6 +23,8 @@ class EngineSpec:
         runner: What calls the step.
         check: Whether weights that are not finite are refused.
         quantization: What the weights of the block are rounded to.
+        recurrence: T, of a model that takes any number of loops.
+        stride: Loops of such a model that a pass runs.
     """
 
     model: str
@@ -33,6 +35,8 @@ class EngineSpec:
     runner: RunnerName = "auto"
     check: bool = True
     quantization: str | None = None
+    recurrence: int | None = None
+    stride: int | None = None
 
     @property
     def name(self) -> str:
@@ -52,6 +56,8 @@ class EngineSpec:
             backend=self.backend,
             runner=self.runner,
             quantization=self.quantization,
+            recurrence=self.recurrence,
+            stride=self.stride,
             check=self.check,
         )
         model.announce = compiling

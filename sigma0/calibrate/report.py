@@ -179,6 +179,15 @@ def records_of(results: Sequence[Calibration]) -> dict[str, CalibratedThreshold]
 CalibrationResult = Sequence[Calibration] | LatencyCalibration | DoorCalibration
 
 
+def readings_note(model: DepthGenerationMixin) -> str | None:
+    """What readings of a model with a coda take for granted; None of others."""
+    if not model.stages[1]:
+        return None
+    return (
+        f"readings        of each token at its loop, through a coda that sees earlier tokens at loop {model.num_loops}"
+    )
+
+
 def print_result(result: CalibrationResult) -> None:
     """Prints any of the three."""
     if isinstance(result, DoorCalibration):

@@ -9,7 +9,7 @@ import typer
 
 from sigma0.checkpoints import shipped_models
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
-from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Threads
+from sigma0.commands.options import AsJson, Device, Dtype, ModelArgument, Recurrence, Stride, Threads
 from sigma0.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def calibrate(
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -74,6 +76,7 @@ def calibrate(
         from sigma0.calibrate.report import (
             copy_checkpoint,
             print_result,
+            readings_note,
             refusal,
             result_json,
             settings_of,
@@ -84,6 +87,8 @@ def calibrate(
         if rate is not None and ladder is None:
             raise ValueError("--rate belongs to --ladder: the share of tokens that go up to the larger model")
         if ladder is not None:
+            if recurrence is not None or stride is not None:
+                raise ValueError("--recurrence and --stride do not reach the rungs of a --ladder: leave them out")
             if objective != "agreement" or exit is not None or threshold is not None or out is not None:
                 raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
             _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
@@ -99,7 +104,9 @@ def calibrate(
             prompts_needed(agreement, confidence)
         folder = calibrated_folder(model, out)
         read = read_prompts(prompts)
-        looped, tokenizer = load(model, device=device, dtype=dtype)
+        looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
+        if objective != "risk":
+            rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
             result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
@@ -109,6 +116,8 @@ def calibrate(
             typer.echo(json.dumps(result_json(result), indent=1))
         else:
             print_result(result)
+            if (note := readings_note(looped)) is not None:
+                typer.echo(note)
         settings = settings_of(result, looped.exit_thresholds)
         if not settings:
             typer.echo(refusal(result) if as_json else "nothing was stored", err=True)
@@ -152,6 +161,20 @@ def rules_of(exit: str) -> tuple[str, ...]:
     from sigma0.calibrate.agreement import GRIDS, check_mode
 
     return tuple(GRIDS) if exit == "all" else (check_mode(exit),)
+
+
+def rules_that_fit(looped: "DepthGenerationMixin", rules: tuple[str, ...]) -> tuple[str, ...]:
+    """Of several rules those that do not read a gate where a model has none; one alone is left to be refused.
+
+    Raises:
+        ValueError: For one rule that the model cannot have.
+    """
+    from sigma0.calibrate.agreement import GRIDS
+
+    fitting = tuple(rule for rule in rules if looped.has_gate or GRIDS[rule][0].mode != "qexit")
+    if not fitting:
+        looped.resolve_exit_config(GRIDS[rules[0]][0])
+    return fitting
 
 
 def calibrated_folder(model: str, out: Path | None) -> Path | None:

@@ -23,9 +23,11 @@ from sigma0.commands.options import (
     Patience,
     Q,
     Quantization,
+    Recurrence,
     Seed,
     Stable,
     Stop,
+    Stride,
     Temperature,
     Theta,
     check_sampling,
@@ -51,6 +53,8 @@ def chat(
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     check: Check = True,
@@ -97,7 +101,14 @@ def chat(
         read_line = terminal_lines(history, out) if interactive else piped_lines
         quiet_transformers()
         looped, tokenizer = load(
-            model, device=device, dtype=dtype, backend=cast(Backend, backend), quantization=quantization, check=check
+            model,
+            device=device,
+            dtype=dtype,
+            backend=cast(Backend, backend),
+            quantization=quantization,
+            recurrence=recurrence,
+            stride=stride,
+            check=check,
         )
         config = looped.resolve_exit_config(exit_settings(options, looped.resolve_exit_config(None)))
         config.stops_at(looped.num_loops)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sigma0.commands.console import one_line_errors, quiet_transformers
-from sigma0.commands.options import ModelArgument
+from sigma0.commands.options import ModelArgument, Recurrence, Stride
 
 
 def export(
@@ -15,6 +15,8 @@ def export(
     exit_config: Annotated[
         str | None, typer.Option(help='When its tokens stop by default, as JSON: {"mode": "fixed", "depth": 2}')
     ] = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
 ) -> None:
     """Write a folder that other tools load with trust_remote_code=True, through this package."""
     from sigma0.config import ExitConfig
@@ -23,7 +25,7 @@ def export(
 
     with one_line_errors():
         quiet_transformers()
-        looped, tokenizer = load(model, device="cpu")
+        looped, tokenizer = load(model, device="cpu", recurrence=recurrence, stride=stride)
         if exit_config is not None:
             config = ExitConfig.parse(json.loads(exit_config))
             config.stops_at(looped.num_loops)

@@ -29,10 +29,12 @@ from sigma0.commands.options import (
     Patience,
     Q,
     Quantization,
+    Recurrence,
     Runner,
     Seed,
     Stable,
     Stop,
+    Stride,
     Temperature,
     Theta,
     TriggerJson,
@@ -85,6 +87,8 @@ def generate(
     backend: BackendName = "auto",
     runner: Runner = "auto",
     quantization: Quantization = None,
+    recurrence: Recurrence = None,
+    stride: Stride = None,
     seed: Seed = None,
     on_collapse: CollapseAction = "stop",
     tensor_parallel: Annotated[
@@ -173,8 +177,10 @@ def generate(
                 raise ValueError(f"--model {model} and --ladder exclude each other: name it as a rung")
             if runner != "auto":
                 raise ValueError("--runner does not reach the rungs of a --ladder: leave it out")
-            if quantization is not None:
-                raise ValueError("--quantization does not reach the rungs of a --ladder: leave it out")
+            unreached = {"quantization": quantization, "recurrence": recurrence, "stride": stride}
+            for option, value in unreached.items():
+                if value is not None:
+                    raise ValueError(f"--{option} does not reach the rungs of a --ladder: leave it out")
             if on_collapse != "stop":
                 raise ValueError("--on-collapse does not reach the rungs of a --ladder: leave it out")
             if svg is not None or verdict:
@@ -196,6 +202,8 @@ def generate(
                 backend=cast(Backend, backend),
                 runner=cast(RunnerName, runner),
                 quantization=quantization,
+                recurrence=recurrence,
+                stride=stride,
                 tensor_parallel=tensor_parallel,
                 check=check,
             )

@@ -25,6 +25,13 @@ Quantization = Annotated[
     str | None,
     typer.Option(help="Round the weights of the block to int8 or int4; the rest is bfloat16 unless --dtype says more."),
 ]
+Recurrence = Annotated[
+    int | None,
+    typer.Option(help="Loops at full depth, of a model that takes any number (Raven); by default the checkpoint's."),
+]
+Stride = Annotated[
+    int | None, typer.Option(help="Loops of such a model that a pass runs; depths are then counted in passes.")
+]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Refuse weights that are NaN or infinite as they are loaded.")
 ]

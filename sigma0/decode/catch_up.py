@@ -98,8 +98,8 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
     """
     assert cache.depth is not None
     layers, placement, ops = cache.planes, cache.placement(cache.length), model.operations
-    if model.stages[0]:
-        first = (rows.loops == 0).nonzero()[:, 0]
+    first = (rows.loops == 0).nonzero()[:, 0]
+    if model.stages[0] and len(first):
         own = RowIndices(*(column.index_select(0, first) for column in vars(rows).values()))
         entered = model.prelude(hidden.index_select(0, first), stage_rows(layers, placement, own, ops, cache.length))
         hidden = hidden.index_copy(0, first, entered)

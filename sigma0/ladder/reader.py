@@ -61,10 +61,12 @@ class Reader:
             )
         self.watch = watch
         parameters = list(rung.block.parameters())
+        # a pass with a stride reads its block several times
+        loops = getattr(self.model.config, "stride", 1)
         self.cost = RungCost(
             name=rung.name,
-            block_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            parameters=sum(parameter.numel() for parameter in parameters),
+            block_bytes=loops * sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            parameters=loops * sum(parameter.numel() for parameter in parameters),
         )
         self._cache: Any = None
         self._record: RunRecord | None = None

@@ -60,7 +60,9 @@ class LocalRung:
 
     @property
     def block(self) -> nn.Module:
-        """The layers that a pass runs: the largest list of modules."""
+        """The layers that a pass runs: a core and its adapter, else the largest list of modules."""
+        if (core := getattr(self.model.base_model, "core_block", None)) is not None:
+            return nn.ModuleList([self.model.base_model.adapter, *core])
         lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
         if not lists:
             raise ValueError(f"rung {self.name!r}: {type(self.model).__name__} has no list of layers")

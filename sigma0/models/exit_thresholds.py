@@ -159,9 +159,11 @@ def _warn_once(model_name: str, config: ExitConfig, unset: list[str]) -> None:
     defaults = RULE_DEFAULTS[config.mode]
     given = [name for name in defaults if name not in unset]
     used = ", ".join(f"{name} {defaults[name]}" for name in unset)
+    way_out = f"set {', '.join(unset)}"
+    if config.mode in _MODES.values():
+        way_out = f"`sigma0 calibrate {model_name or 'MODEL'} --exit {config.mode} --prompts FILE` finds and stores one"
     logger.warning_once(
         f"{model_name or 'this model'} stores no calibrated threshold for {config.mode}"
         f"{' with its ' + ', '.join(given) + ' set' if given else ''}: the library's default is used ({used}), which "
-        f"may save nothing or change the text; `sigma0 calibrate {model_name or 'MODEL'} --exit {config.mode} "
-        "--prompts FILE` finds and stores one"
+        f"may save nothing or change the text; {way_out}"
     )

@@ -29,7 +29,7 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: s
     tokenizer.save_pretrained(target)
     classes = {
         "AutoConfig": type(model.config).__name__,
-        "AutoModel": type(model.model).__name__,
+        "AutoModel": type(model.base_model).__name__,
         "AutoModelForCausalLM": type(model).__name__,
     }
     names = ", ".join(sorted(classes.values()))

@@ -18,9 +18,15 @@ from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import free_memory
+from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
 from sigma0.models.stored import check_dtypes, read_headers
 
+# Looped models that passes over rows cannot run, and why.
+REFUSED = {
+    "hrm_text": "its prompts attend in both directions (prefix_lm), and rows of a pass see only what lies before them; "
+    "transformers itself runs it: transformers.AutoModelForCausalLM.from_pretrained",
+}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -96,6 +102,8 @@ def load(
     backend: Backend = "auto",
     runner: RunnerName = "auto",
     quantization: str | None = None,
+    recurrence: int | None = None,
+    stride: int | None = None,
     deterministic: bool = True,
     tensor_parallel: bool = False,
     check: bool = True,
@@ -115,6 +123,8 @@ def load(
             `cudagraph` on CUDA, elsewhere eager.
         quantization: `int8` or `int4` for the weights of the block, rounded as they are loaded (extra `quantization`);
             the rest is then bfloat16 where `dtype` is `auto`.
+        recurrence: T, loops at full depth, of a model that takes any number (Raven); by default the checkpoint's own.
+        stride: Loops of such a model that a pass runs, a divisor of T; depths are then counted in passes.
         deterministic: With the kernels, whether a row of a pass has the same bits whatever rows come along; False takes
             the products of torch's libraries.
         tensor_parallel: Load this process's shard; `torchrun` starts the processes, and all of them make the same calls
@@ -126,12 +136,20 @@ def load(
 
     Raises:
         ValueError: If there is no such model, it is not looped, its tensors do not fit or are not finite, or device,
-            dtype, backend, runner or quantization is bad.
+            dtype, backend, runner, quantization, recurrence or stride is bad.
     """
     if runner not in RUNNERS:
         raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
     model, tokenizer = _load(
-        name, device, dtype, backend, True, quantization=quantization, tensor_parallel=tensor_parallel, check=check
+        name,
+        device,
+        dtype,
+        backend,
+        True,
+        quantization=quantization,
+        loops=(recurrence, stride),
+        tensor_parallel=tensor_parallel,
+        check=check,
     )
     model.runner, model.quantization, model.deterministic = runner, quantization, deterministic
     return model, tokenizer
@@ -156,6 +174,7 @@ def _load(
     backend: Backend,
     looped_only: bool,
     quantization: str | None = None,
+    loops: tuple[int | None, int | None] = (None, None),
     tensor_parallel: bool = False,
     check: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -173,8 +192,11 @@ def _load(
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
         looped = issubclass(model_class, DepthGenerationMixin)
+        if looped_only and config.model_type in REFUSED:
+            raise ValueError(f"{name!r} is a {config.model_type!r} model: {REFUSED[config.model_type]}")
         if looped_only and not looped:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which has no loops to skip")
+        set_loops(name, config, *loops)
         model = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,

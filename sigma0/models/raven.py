@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.parallel import check_heads
+from sigma0.decode.parallel import tp_size
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
 from sigma0.models.outputs import LoopedModelOutput
@@ -51,6 +51,8 @@ class RavenPreTrainedModel(LoopedPreTrainedModel):
 
     config_class = RavenConfig
     base_model_prefix = "transformer"
+    # by which transformers finds the embeddings
+    _input_embed_layer = "wte"
     _no_split_modules = ["RavenBlock"]  # noqa: RUF012
     # a table that is computed here
     _keys_to_ignore_on_load_unexpected = ["freqs_cis"]  # noqa: RUF012
@@ -106,7 +108,11 @@ class RavenModel(RavenPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = ["freqs_cis", "lm_head"]  # noqa: RUF012
 
     def __init__(self, config: RavenConfig) -> None:
-        check_heads(config)
+        if tp_size(config) > 1:
+            raise ValueError(
+                "huginn_raven models cannot be shared among processes: queries, keys and values lie in one matrix, "
+                "which transformers would cut without regard to them; load it without tensor_parallel"
+            )
         super().__init__(config)
         prelude, core, coda = (
             config.n_layers_in_prelude,

@@ -171,7 +171,10 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
             name = "mean_recurrence" if self.recurrence is None else "recurrence"
             raise ValueError(f"{name} must lie in 1 to {MAX_LOOPS}, got {self.loops}")
         if self.stride < 1 or self.loops % self.stride:
-            raise ValueError(f"stride must divide the {self.loops} loops of full depth, got {self.stride}")
+            fitting = ", ".join(str(stride) for stride in range(1, self.loops + 1) if self.loops % stride == 0)
+            raise ValueError(
+                f"stride must divide the {self.loops} loops of full depth, got {self.stride}: take one of {fitting}"
+            )
         if not 0.0 <= self.init_scale < math.inf:
             raise ValueError(f"init_scale must be a finite number of at least 0, got {self.init_scale}")
         if self.initial_state_mode not in STATE_MODES:

@@ -43,6 +43,13 @@ def tiny_raven(layout: str, seed: int, **overrides) -> RavenForCausalLM:
     return model
 
 
+def save_raven(folder, tokenizer, layout: str, seed: int, **overrides):
+    """Such a model with a tokenizer, as a checkpoint; the folder."""
+    tiny_raven(layout, seed, vocab_size=len(tokenizer), **overrides).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @dataclass
 class Written:
     """New tokens, the loop that each was read at, and how near each decision was to a tie."""

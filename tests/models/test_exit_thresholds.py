@@ -15,6 +15,8 @@ from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import CalibratedThreshold, ExitThresholds
 from tests.reference import tiny_model
 
+# the rules that `sigma0 calibrate` finds thresholds of
+CALIBRATED = ("qexit", "margin", "converge", "accel")
 PROMISE = {"agreement": 0.99, "confidence": 0.95, "prompts": 2000, "mean_depth": 2.5}
 STORED = {
     "margin": {**PROMISE, "theta": 0.97},
@@ -142,7 +144,7 @@ def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
     assert set(stored["exit_thresholds"]) == {"qexit", "margin", "converge", "accel", "accel_steps"}
     model, _ = sigma0.load(name, device="cpu", dtype="float32")
     with caplog.at_level(logging.WARNING):
-        for mode in RULE_DEFAULTS:
+        for mode in CALIBRATED:
             resolved = model.resolve_exit_config({"mode": mode})
             assert resolved in model.exit_thresholds.configs().values()
     assert not caplog.records
@@ -156,6 +158,6 @@ def test_shipped_thresholds_fire(name):
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
-    for mode in RULE_DEFAULTS:
+    for mode in CALIBRATED:
         generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
         assert generation.text == full and generation.passes_saved > 0, mode

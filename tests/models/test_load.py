@@ -60,6 +60,31 @@ def test_folders_that_are_no_checkpoints(tmp_path, tiny):
         sigma0.load(str(tmp_path))
 
 
+def test_a_model_that_reads_prompts_in_both_directions_is_refused(tmp_path, pocket):
+    hrm = pytest.importorskip("transformers.models.hrm_text")
+    vocabulary = len(pocket[1])
+    config = hrm.HrmTextConfig(
+        vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_layers_per_stack=1, num_attention_heads=2,
+        head_dim=8,
+    )  # fmt: skip
+    whole = hrm.HrmTextForCausalLM(config).eval()
+    whole.save_pretrained(tmp_path)
+    pocket[1].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is a 'hrm_text' model: its prompts attend in both directions") as error:
+        sigma0.load(str(tmp_path))
+    assert "\n" not in str(error.value)
+    model, _ = load_causal(str(tmp_path), device="cpu", dtype="float32")
+    # what a position says depends on what comes behind it in a prompt
+    ids = torch.tensor([[5, 6, 7, 8]])
+    moved = []
+    for in_prompt in (0, 1):
+        short, long = (
+            model(part, token_type_ids=torch.full_like(part, in_prompt)).logits for part in (ids[:, :2], ids)
+        )
+        moved.append(float((short[0, 0] - long[0, 0]).detach().abs().max()))
+    assert moved[0] < 1e-6 < 1e-4 < moved[1]
+
+
 def test_models_without_loops_are_refused(tmp_path, pocket):
     shape = {
         "vocab_size": 20,

@@ -125,6 +125,12 @@ def test_a_saved_model_is_the_same(published, tmp_path):
         assert torch.equal(again(ids, exit_config=FULL).logits, published.model(ids, exit_config=FULL).logits)
 
 
+def test_transformers_finds_embeddings_and_head(published):
+    model = published.model
+    assert model.get_input_embeddings() is model.transformer.wte and model.get_output_embeddings() is model.lm_head
+    assert (model.lm_head.weight is model.transformer.wte.weight) == model.config.tie_embeddings
+
+
 def test_recurrence_is_a_setting(published):
     """Nothing depends on the loop's index: fewer loops are the published code with as many."""
     loops = published.model.num_loops // 2

@@ -234,3 +234,19 @@ def test_readable_states_are_those_of_a_token_behind_full_depth(layout):
                 expected = reference.read(states[:, 0, : place + 1], [model.num_loops] * place + [loop + 1])
                 found = model.head(readable[loop, 0, place][None])[0].double()
                 assert torch.allclose(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_what_pads_a_vocabulary_is_never_read(layout):
+    """Released retrofits pad embedding and head to a multiple of 4,096."""
+    model = tiny_raven(layout, 29, padded_vocab_size=64)
+    with torch.no_grad():
+        # rows of no token that would win wherever they were read
+        if layout != "sandwich":
+            model.lm_head.weight[53:] = 30 * model.lm_head.weight[:11]
+        assert model(torch.tensor([[5, 9]]), exit_config=ExitConfig(mode="full")).logits.shape[-1] == 53
+    for mode, threshold in RULES[:3]:
+        expected = Reference(model).write([5, 9, 2], NEW, mode, threshold)
+        out, width = generate(model, [[5, 9, 2]], rule(mode, threshold))
+        assert out.sequences[0, width:].tolist() == expected.tokens
+        assert max(expected.tokens) < 53

@@ -22,7 +22,7 @@ from sigma0.cli import app
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.sampling_params import SamplingParams
-from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.models import OuroConfig, OuroForCausalLM, RavenConfig, RavenForCausalLM
 from sigma0.serve.engine.block_pool import BlockPool
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest
@@ -38,6 +38,7 @@ from sigma0.serve.sizing import (
     token_bytes,
     weight_bytes,
 )
+from tests.models.raven_reference import tiny_raven
 
 PAGE = (Path(__file__).parents[2] / "serve" / "README.md").read_text()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -86,6 +87,66 @@ def test_weights_and_pages_are_those_that_are_made(config, dtype, size, pages):
     made = sum(tensor.nbytes for layer in planes.planes for tensor in (layer.keys, layer.values))
     assert made == pages * block_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
     assert block_bytes(shape, number, size) == size * token_bytes(shape, number)
+
+
+@st.composite
+def raven_configs(draw):
+    layout = draw(st.sampled_from(["sandwich", "pre", "post"]))
+    kv_heads, group = draw(st.integers(1, 3)), 1 if layout == "sandwich" else draw(st.integers(1, 3))
+    stride = draw(st.integers(1, 3))
+    return RavenConfig(
+        block_layout=layout,
+        vocab_size=draw(st.integers(7, 40)),
+        n_embd=draw(st.integers(3, 40)),
+        intermediate_size=draw(st.integers(1, 60)),
+        n_layers_in_prelude=draw(st.integers(0, 2)),
+        n_layers_in_recurrent_block=draw(st.integers(1, 3)),
+        n_layers_in_coda=draw(st.integers(0, 2)),
+        n_heads=kv_heads * group,
+        num_key_value_heads=kv_heads,
+        head_dim=2 * draw(st.integers(1, 8)),
+        mean_recurrence=stride * draw(st.integers(1, 6)),
+        stride=stride,
+        qk_bias=layout == "sandwich" and draw(st.booleans()),
+        tie_embeddings=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(raven_configs(), st.sampled_from(DTYPES), st.integers(1, 40), st.integers(1, 5))
+def test_planes_of_a_prelude_and_a_coda_count(config, dtype, size, pages):
+    shape, number = ModelShape.of(config), dtype.itemsize
+    model = RavenForCausalLM(config).to(dtype)
+    assert parameters(shape) == sum(each.numel() for each in model.parameters())
+    planes = PagedPlanes(BlockShape.of(model, size), pages, dtype, torch.device("cpu"))
+    made = sum(tensor.nbytes for layer in planes.planes for tensor in (layer.keys, layer.values))
+    assert made == pages * block_bytes(shape, number, size) == pages * planes.shape.bytes_with(dtype)
+    assert block_bytes(shape, number, size) == size * token_bytes(shape, number)
+
+
+def test_huginn_is_sized_by_its_published_shape():
+    """Held to the modules of that size, which are made without memory."""
+    config = RavenConfig(block_layout="sandwich", qk_bias=True, tie_embeddings=True)
+    with torch.device("meta"):
+        model = RavenForCausalLM(config)
+    assert (config.n_embd, config.n_heads, config.head_dim, config.loops) == (5280, 55, 96, 32)
+    told = json.loads(run("huginn-0125", "--json").stdout)
+    # a tied head is the embedding
+    numbers = {id(each): each.numel() for each in model.parameters()}
+    assert told["parameters"] == sum(numbers.values())
+    assert told["weights"] == 2 * told["parameters"]
+    # four core layers with 32 planes, two of a prelude with one, two of a coda with two
+    assert told["token"] == (4 * 32 + 2 + 4) * 2 * 5280 * 2
+    assert "4 layers x 32 loops between 2 and 2 that run once, 55 K/V heads of 96" in run("huginn-0125").stdout
+
+
+def test_fewer_loops_take_fewer_planes():
+    whole, half = (json.loads(run("huginn-0125", "--json", *more).stdout) for more in ((), ("--recurrence", "16")))
+    assert whole["token"] - half["token"] == 16 * 4 * 2 * 5280 * 2
+    strided = json.loads(run("huginn-0125", "--json", "--stride", "4").stdout)
+    assert strided["token"] == whole["token"] and strided["shape"]["loops"] == 8
+    refused = run("ouro-1.4b", "--recurrence", "2")
+    assert refused.exit_code == 2 and "recurrence=2 cannot be set for 'ouro-1.4b'" in refused.output
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
@@ -175,14 +236,14 @@ def id_of(tensor):
     return tensor.untyped_storage()._cdata
 
 
-def _most_of_a_pass(model, tokenizer, requests, prompt):
+def _most_of_a_pass(model, tokenizer, requests, prompt, exits):
     engine = Engine(model, tokenizer, "tiny", EngineLimits(max_running=requests, pass_rows=64), watch=True)
     rng = np.random.default_rng(0)
     for _ in range(requests):
         ids = tuple(rng.integers(5, 500, prompt).tolist())
         engine.submit(
             # every token exits at loop 1, so that as many rows as can be are in flight, whatever the weights
-            EngineRequest(prompt_ids=ids, max_new_tokens=6, exit_config=ExitConfig(q=0.01), sampling=SamplingParams())
+            EngineRequest(prompt_ids=ids, max_new_tokens=6, exit_config=exits, sampling=SamplingParams())
         )
     most = 0
     # a collection in between, which comes when other tests have left enough behind, would hide some of it
@@ -220,9 +281,29 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prom
     monkeypatch.setattr(OuroForCausalLM, "operations", property(lambda self: plain))
     model.generation_config.eos_token_id = None
     serving = Serving(4, 16, requests, 64)
-    most = _most_of_a_pass(model, tokenizer, requests, prompt)
+    most = _most_of_a_pass(model, tokenizer, requests, prompt, ExitConfig(q=0.01))
     estimate = pass_bytes(ModelShape.of(config), serving, prompt + 6)
     assert most <= estimate <= 2 * most, f"{most} of {estimate}"
+
+
+@pytest.mark.parametrize("layout", ["sandwich", "pre", "post"])
+@pytest.mark.parametrize(
+    ("changes", "requests", "prompt"),
+    [
+        ({"n_embd": 256, "intermediate_size": 512}, 1, 300),
+        ({"n_embd": 128, "n_heads": 8, "num_key_value_heads": 8}, 8, 100),
+        ({"intermediate_size": 2048}, 4, 30),
+    ],
+    ids=["alone", "wide", "mlp"],
+)
+def test_no_pass_with_a_coda_takes_more(tokenizer, layout, changes, requests, prompt, monkeypatch):
+    model = tiny_raven(layout, 81, **{"vocab_size": 600, "block_size": 1024, **changes})
+    model.pack_weights()
+    plain = replace(model.operations, certainty_rows=None)
+    monkeypatch.setattr(RavenForCausalLM, "operations", property(lambda self: plain))
+    most = _most_of_a_pass(model, tokenizer, requests, prompt, ExitConfig(mode="margin", theta=1e-6))
+    estimate = pass_bytes(ModelShape.of(model.config), Serving(4, 16, requests, 64), prompt + 6)
+    assert most <= estimate <= 3 * most, f"{most} of {estimate}"
 
 
 def run(*arguments):
