@@ -162,7 +162,9 @@ class ExitConfig(Stored):
     def _is_read(cls, given: Any) -> Any:
         """Refuses a threshold that the mode does not use, unless all fields are given, as when settings are copied."""
         values = getattr(given, "kwargs", given)
-        if not isinstance(values, Mapping) or set(cls.__dataclass_fields__) - {"stored_as"} <= set(values):
+        # settings that were copied before there were criteria have no fields for them
+        copied = set(cls.__dataclass_fields__) - {"stored_as", "delta", "stable"}
+        if not isinstance(values, Mapping) or copied <= set(values):
             return given
         _refuse_unread(values)
         return given

@@ -135,7 +135,7 @@ class RavenModel(RavenPreTrainedModel):
     @property
     def num_loops(self) -> int:
         """T, in passes: loops of the core over the stride."""
-        return self.config.loops // self.config.stride  # type: ignore[no-any-return]
+        return self.config.num_loops  # type: ignore[no-any-return]
 
     @property
     def num_block_layers(self) -> int:

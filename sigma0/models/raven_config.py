@@ -137,6 +137,11 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
         return self.mean_recurrence if self.recurrence is None else self.recurrence
 
     @property
+    def num_loops(self) -> int:
+        """T in passes, as other families call it."""
+        return self.loops // self.stride
+
+    @property
     def layout(self) -> Layout:
         """The layout of a block.
 
