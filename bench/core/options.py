@@ -14,6 +14,7 @@ WorldModel = Annotated[str, typer.Argument(help="Shipped name, folder or hub id 
 WorldSplit = Annotated[str, typer.Option(help="train, calibration or test.")]
 Stories = Annotated[int, typer.Option("-n", "--n", min=2, help="Held-out stories, one question each.")]
 StorySeed = Annotated[int, typer.Option(help="Seed of the stories.")]
+LookUps = Annotated[bool, typer.Option("--look-ups", help="Only questions of places and families, no yes or no.")]
 HardHalf = Annotated[bool, typer.Option("--hard", help="Only questions of the hard half.")]
 CodeFiles = Annotated[list[Path], typer.Option(help="Likewise: text files, or HumanEval's problems as .jsonl.gz.")]
 ListFiles = Annotated[list[Path], typer.Option(help="Likewise: text files.")]

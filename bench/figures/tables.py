@@ -10,10 +10,12 @@ from sigma0.bench.fidelity.pages import latest_runs
 from sigma0.bench.fidelity.table import label as rule_label
 from sigma0.bench.fidelity.table import percent, with_interval
 from sigma0.bench.figures.printed import printed
+from sigma0.bench.figures.raven import raven_page
 from sigma0.bench.figures.results import Results
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.pocket.card import model_card
 
+# The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
 # of the front page, with `after_exit`: rules at their calibrated thresholds, and baselines by their labels
 FRONT = (
@@ -44,6 +46,8 @@ READ = {
 def blocks(results: Results) -> dict[str, dict[str, str]]:
     """The generated blocks by text and name, without line breaks at their ends."""
     cards = {f"card {name}": model_card(results.json(f"{name}-eval"), results.json(f"{name}-gate")) for name in MODELS}
+    cards["card pocket-raven"] = model_card(results.json("pocket-raven-eval"))
+    cards["loops pocket-raven"] = raven_page(results)
     return {
         "README.md": {"front": front_table(fidelity_runs(results)["pocket-large"])},
         "weights.md": cards,

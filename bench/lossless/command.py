@@ -8,10 +8,12 @@ import torch
 import typer
 from rich.console import Console
 
+from sigma0.bench.core.options import LookUps
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.fidelity.grid import threshold
 from sigma0.bench.lossless.measure import LosslessReport, measure_lossless
 from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.calibrate.prompts import encode_prompts
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Device, ModelArgument, Recurrence, StatedDtype, Stride, Threads
@@ -33,6 +35,7 @@ def lossless(
     dtype: StatedDtype = "float32",
     recurrence: Recurrence = None,
     stride: Stride = None,
+    look_ups: LookUps = False,
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +47,7 @@ def lossless(
         configs = [ExitConfig.parse({**rule.to_dict(), "redraft": again}) for rule in once for again in (False, True)]
         looped, tokenizer = load(model, device=device, dtype=dtype, recurrence=recurrence, stride=stride)
         name = model if stride in (None, 1) else f"{model} ({stride} loops a pass)"
-        prompts = encode_prompts(looped, tokenizer, list(micro_world(n)), new_tokens)
+        prompts = encode_prompts(looped, tokenizer, list(micro_world(n, mix=LOOK_UPS if look_ups else MIX)), new_tokens)
         with progress_bar("runs", (len(configs) + 1) * n, hidden=as_json) as advance:
             report = measure_lossless(looped, name, prompts, configs, new_tokens, advance)
     typer.echo(json.dumps(asdict(report), indent=1)) if as_json else _print(report)

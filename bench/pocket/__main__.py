@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sigma0.bench.core.options import HardHalf, StorySeed, WorldSplit
+from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
 from sigma0.bench.pocket.card import model_card
@@ -24,6 +24,7 @@ from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
+from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.commands.console import one_line_errors, quiet_transformers
 from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.errors import needs_extra
@@ -40,7 +41,7 @@ def train_command(
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data; by default the recipe's.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again to continue.")] = None,
 ) -> None:
-    """Train on one CPU thread, fit the gate, and write the model to OUT/final."""
+    """Train on one CPU thread, fit the gate where there is one, and write the model to OUT/final."""
     console = Console()
     with one_line_errors():
         recipe = _recipe(name, seed)
@@ -48,14 +49,13 @@ def train_command(
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
         task = progress.add_task("", total=recipe.steps)
-        smooth: list[float] = []
+        smooth: dict[int, float] = {}
 
         def show(report: Report) -> None:
-            now = [report.loss, *report.answers]
-            if len(smooth) != len(now):  # the warm-up runs fewer loops
-                smooth.clear()
-            smooth[:] = [_SMOOTH * old + (1 - _SMOOTH) * new for old, new in zip(smooth or now, now, strict=True)]
-            loops = " ".join(f"{100 * share:.0f}" for share in smooth[1:])
+            # the loss stands at 0; not every step reads every loop
+            for loop, new in {0: report.loss, **report.answers}.items():
+                smooth[loop] = _SMOOTH * smooth.get(loop, new) + (1 - _SMOOTH) * new
+            loops = " ".join(f"{100 * smooth[loop]:.0f}" for loop in sorted(smooth) if loop)
             progress.update(task, completed=report.step + 1, description=f"loss {smooth[0]:.3f}  answers % {loops}")
 
         with one_line_errors():
@@ -63,8 +63,9 @@ def train_command(
     if model is None:
         console.print(f"Time is up; run again to continue in {out}.")
         return
-    chosen, tried = finish(model, tokenizer, recipe, out / "final")
-    console.print(_threshold_table(chosen, tried))
+    found = finish(model, tokenizer, recipe, out / "final")
+    if found is not None:
+        console.print(_threshold_table(*found))
     console.print(f"Model written to {out / 'final'}.")
 
 
@@ -82,11 +83,14 @@ def curve_command(
 @app.command("card")
 def card_command(
     evaluation: Annotated[Path, typer.Argument(help="What `eval --json` printed.")],
-    gate: Annotated[Path, typer.Argument(help="What `python -m sigma0.bench gate --json` printed.")],
+    gate: Annotated[
+        Path | None, typer.Argument(help="What `python -m sigma0.bench gate --json` printed; none without a gate.")
+    ] = None,
 ) -> None:
     """Print the tables of a model card in Markdown."""
     with one_line_errors():
-        typer.echo(model_card(json.loads(evaluation.read_text()), json.loads(gate.read_text())))
+        figures = None if gate is None else json.loads(gate.read_text())
+        typer.echo(model_card(json.loads(evaluation.read_text()), figures))
 
 
 @app.command("prompts")
@@ -95,17 +99,23 @@ def prompts_command(
     split: WorldSplit = "calibration",
     seed: StorySeed = 0,
     hard: HardHalf = False,
+    look_ups: LookUps = False,
+    hardest: Annotated[int, typer.Option(min=1, max=6, help="The highest difficulty drawn.")] = 6,
 ) -> None:
     """Print questions with their answers as JSON lines, every other one as chat."""
     with one_line_errors():
-        for prompt in micro_world(n, split, seed, hard):
+        for prompt in micro_world(n, split, seed, hard, LOOK_UPS if look_ups else MIX, hardest):
             typer.echo(json_line(prompt))
 
 
 @app.command("about")
-def about_command() -> None:
+def about_command(
+    name: Annotated[str, typer.Argument(help=f"Of {', '.join(RECIPES)}.")] = "pocket",
+) -> None:
     """Print the `about.json` of a model of the micro-world: what it knows, examples, and the words it has seen."""
-    typer.echo(json.dumps(about().model_dump(), indent=1))
+    with one_line_errors():
+        _recipe(name)
+        typer.echo(json.dumps(about(name).model_dump(), indent=1))
 
 
 @app.command("eval")
@@ -115,6 +125,7 @@ def eval_command(
     split: WorldSplit = "test",
     seed: StorySeed = 0,
     free: Annotated[int, typer.Option(min=1, help="The first of them, generated freely as well.")] = 200,
+    look_ups: LookUps = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure exact-answer accuracy on held-out stories by family, hops, difficulty and loop."""
@@ -125,10 +136,12 @@ def eval_command(
         config = looped.resolve_exit_config(None)
         if free > n:
             raise ValueError(f"--free {free} is more than the {n} stories asked about")
-        groups = summarize(evaluate(looped, tokenizer, looped.exit_rule(config), n, split, seed))
-        runs = free_runs(looped, tokenizer, free, split, seed)
+        mix = LOOK_UPS if look_ups else MIX
+        groups = summarize(evaluate(looped, tokenizer, looped.exit_rule(config), n, split, seed, mix))
+        runs = free_runs(looped, tokenizer, free, split, seed, mix=mix)
     if as_json:
-        typer.echo(to_json(groups, free=asdict(runs), model=model, split=split, seed=seed, n=n, exit=config.to_dict()))
+        told = {"model": model, "split": split, "seed": seed, "n": n, **({"look_ups": True} if look_ups else {})}
+        typer.echo(to_json(groups, free=asdict(runs), **told, exit=config.to_dict()))
         return
     console = Console()
     rule = config.mode if config.threshold is None else f"{config.mode} {config.threshold:g}"

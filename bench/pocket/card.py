@@ -6,13 +6,16 @@ from typing import Any
 from sigma0.bench.pocket.evaluate import group_label
 
 Figures = Mapping[str, Any]
+# Up to so many loops each has a column.
+_ALL_LOOPS = 8
 _THRESHOLD = {"qexit": "q", "margin": "theta", "converge": "eps", "accel": "eps"}
 
 
 def accuracy_table(evaluation: Figures) -> str:
     """Whole answers right by group and loop, with the interval at full depth, and what the exit rule does."""
-    loops = len(evaluation["groups"]["all"]["all"]["loops"])
-    head = ("questions", "n", *(str(loop) for loop in range(1, loops + 1)), "interval", "at the exits", "mean depth")
+    total = len(evaluation["groups"]["all"]["all"]["loops"])
+    loops = [loop for loop in range(1, total + 1) if total <= _ALL_LOOPS or loop in (1, 2, 3, 4, 6, 8, 12, total)]
+    head = ("questions", "n", *(str(loop) for loop in loops), "interval", "at the exits", "mean depth")
     rows = []
     for name, part in evaluation["groups"].items():
         for value, group in part.items():
@@ -21,7 +24,7 @@ def accuracy_table(evaluation: Figures) -> str:
                 (
                     group_label(name, value),
                     group["n"],
-                    *(_percent(share) for share in group["loops"]),
+                    *(_percent(group["loops"][loop - 1]) for loop in loops),
                     f"{_percent(low)} to {_percent(high)}",
                     _percent(group["exit"]),
                     f"{group['exit_depth']:.2f}",
@@ -80,20 +83,26 @@ def correlation_table(gate: Figures) -> str:
     return _table(("Spearman's rho of", ""), rows)
 
 
-def model_card(evaluation: Figures, gate: Figures) -> str:
-    """All tables of a card.
+def model_card(evaluation: Figures, gate: Figures | None = None) -> str:
+    """All tables of a card; of a model without a gate, the accuracy alone.
 
     Raises:
         ValueError: If one of the two is something else.
     """
     for figures, command, keys in ((evaluation, "eval", ("groups", "n")), (gate, "gate", ("rules", "abstention"))):
-        if missing := [key for key in keys if key not in figures]:
+        if missing := [] if figures is None else [key for key in keys if key not in figures]:
             raise ValueError(f"these are not the figures of `{command} --json`: no {', '.join(missing)}")
+    asked = "held-out look-ups" if evaluation.get("look_ups") else "held-out questions"
+    right = (
+        f"Whole answers right, in per cent, by the loop they are read at ({evaluation['n']:,} {asked}):",
+        accuracy_table(evaluation),
+    )
+    if gate is None:
+        return "\n\n".join(right)
     wrong = _percent(gate["wrong"])
     return "\n\n".join(
         (
-            f"Whole answers right, in per cent, by the loop they are read at ({evaluation['n']:,} held-out questions):",
-            accuracy_table(evaluation),
+            *right,
             f"Mean loops, {gate['items']:,} held-out questions, {_rule(gate['rule'])}; agreement in %:",
             depth_table(gate),
             f"Rules at thresholds chosen on the calibration split, {gate['rules_items']} held-out questions, in %:",

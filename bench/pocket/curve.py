@@ -23,7 +23,7 @@ def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
     """
     if not reports:
         raise ValueError(f"no step was logged, so there is nothing to draw into {path}")
-    most = max(len(report.answers) for report in reports)
+    most = max(loop for report in reports for loop in report.answers)
     if most > recipe.loops or reports[-1].step >= recipe.steps:
         raise ValueError(
             f"the log has {most} loops and step {reports[-1].step}, the recipe {recipe.loops} loops and {recipe.steps} "
@@ -37,10 +37,10 @@ def draw_curve(reports: Sequence[Report], recipe: Recipe, path: Path) -> None:
     for loop in range(1, recipe.loops + 1):
         steps, shares = [], []
         for start in range(0, len(reports), span):
-            part = [report for report in reports[start : start + span] if len(report.answers) >= loop]
+            part = [report for report in reports[start : start + span] if loop in report.answers]
             if part:
                 steps.append(part[-1].step)
-                shares.append(100 * sum(report.answers[loop - 1] for report in part) / len(part))
+                shares.append(100 * sum(report.answers[loop] for report in part) / len(part))
         axes.plot(steps, shares, color=depth_style(loop, recipe.loops), label=f"loop {loop}")
     for step, name in recipe.stages():
         axes.axvline(step, color="0.7", linewidth=0.8)

@@ -2,7 +2,8 @@
 
 Read greedily from loop k, an answer is right under teacher forcing exactly if free generation at depth k gives it:
 the tokens before the first wrong one are the same in both, and loop k reads no deeper loop of any token. So one
-forward pass measures what the model would write.
+forward pass measures what the model would write. A coda reads what earlier tokens' codas left, so there loop k is read
+as a model of k loops reads it, everywhere; at the exits, that is an approximation, and `free.py` has the figure.
 """
 
 import json
@@ -17,10 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.calibrate.bootstrap import share
 from sigma0.decode.exits import ExitRule, select_exits
-from sigma0.models.ouro import OuroForCausalLM
+from sigma0.models.looped_causal import LoopedForCausalLM
+from sigma0.models.outputs import LoopedModelOutput
+from sigma0.models.raven_causal import RavenForCausalLM
 
 # The hard half of the dial starts here.
 HARD = 4
@@ -59,18 +62,20 @@ class Group:
 
 
 def evaluate(
-    model: OuroForCausalLM,
+    model: LoopedForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     rule: ExitRule,
     n: int,
     split: str = "test",
     seed: int = 0,
+    mix: Mix = MIX,
 ) -> list[Outcome]:
     """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat."""
     pad = tokenizer.convert_tokens_to_ids(PAD)
     outcomes: list[Outcome] = []
     for start in range(0, n, _ROWS):
-        asked = [(draw(split, seed, k, questions=1).items[0], k % 2 == 1) for k in range(start, min(start + _ROWS, n))]
+        numbers = range(start, min(start + _ROWS, n))
+        asked = [(draw(split, seed, k, questions=1, mix=mix).items[0], k % 2 == 1) for k in numbers]
         batch = collate([encode(tokenizer, [item], chat) for item, chat in asked], pad)
         outcomes += _outcomes(model, batch, asked, rule)
     return outcomes
@@ -153,15 +158,16 @@ def _group(outcomes: Sequence[Outcome]) -> Group:
 
 @torch.no_grad()
 def _outcomes(
-    model: OuroForCausalLM, batch: Batch, asked: Sequence[tuple[Item, bool]], rule: ExitRule
+    model: LoopedForCausalLM, batch: Batch, asked: Sequence[tuple[Item, bool]], rule: ExitRule
 ) -> Iterable[Outcome]:
-    output = model.model(input_ids=batch.ids, use_cache=False)
+    output = model.base_model(input_ids=batch.ids, use_cache=False)
     marks = batch.answer[:, 1:]
     states = output.loop_states[:, :, :-1][:, marks]  # [T, N, D]
-    tokens = model.lm_head(states).argmax(-1)  # [T, N]
-    right = tokens == batch.ids[:, 1:][marks]
-    gates = output.gate_logits[:, :, :-1][:, marks]
-    depths = select_exits(rule, states[:, None], gates[:, None], model.lm_head).depths[0]  # [N]
+    logits = _loop_logits(model, output, marks)  # [T, N, V]
+    right = logits.argmax(-1) == batch.ids[:, 1:][marks]
+    gates = None if output.gate_logits is None else output.gate_logits[:, None, :, :-1][:, :, marks]
+    by_turn = iter(logits)
+    depths = select_exits(rule, states[:, None], gates, lambda hidden: next(by_turn)).depths[0]  # [N]
     numbers = batch.answer_numbers()
     by_loop = whole_answers(right, numbers).T.tolist()
     at_exit = whole_answers(right.gather(0, depths[None] - 1), numbers)[0].tolist()
@@ -169,3 +175,19 @@ def _outcomes(
     mean_depths = (total / numbers.bincount()).tolist()
     for (item, chat), loops, done, depth in zip(asked, by_loop, at_exit, mean_depths, strict=True):
         yield Outcome(item, chat, tuple(loops), done, depth)
+
+
+def _loop_logits(model: LoopedForCausalLM, output: LoopedModelOutput, marks: torch.Tensor) -> torch.Tensor:
+    """Logits `[T, N, V]` of the marked positions, as a model of so many loops has them.
+
+    Args:
+        model: The model.
+        output: Of all loops.
+        marks: bool `[B, S - 1]`.
+    """
+    assert output.loop_states is not None
+    states = list(output.loop_states)
+    if isinstance(model, RavenForCausalLM):
+        states = [model.transformer.read_prompt(each, None, None) for each in states]
+    logits: torch.Tensor = model.lm_head(torch.stack([each[:, :-1][marks] for each in states]))
+    return logits

@@ -6,9 +6,9 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import generate
 from sigma0.bench.pocket.data import chat_messages
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.config import ExitConfig
-from sigma0.models import OuroForCausalLM
+from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.signals.generation import Generation
 
 _LONGEST = 24
@@ -38,12 +38,13 @@ class FreeRuns:
 
 
 def free_runs(
-    model: OuroForCausalLM,
+    model: LoopedForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     n: int,
     split: str,
     seed: int,
     exit_config: ExitConfig | None = None,
+    mix: Mix = MIX,
 ) -> FreeRuns:
     """Asks one question about each of n stories, every other one as chat, at the exits and at full depth.
 
@@ -54,11 +55,12 @@ def free_runs(
         split: `train`, `calibration` or `test`.
         seed: Seed of the stories.
         exit_config: The rule; by default the checkpoint's own.
+        mix: What is drawn how often.
     """
     exits: list[Generation] = []
     same = right = right_full = 0
     for index in range(n):
-        item = draw(split, seed, index, questions=1).items[0]
+        item = draw(split, seed, index, questions=1, mix=mix).items[0]
         prompt = chat_messages([item])[:1] if index % 2 else item.prompt
         early = generate(
             model, tokenizer, prompt, max_new_tokens=_LONGEST, exit_config=exit_config, on_collapse="ignore"

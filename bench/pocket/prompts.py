@@ -6,13 +6,15 @@ from itertools import count, islice
 
 from sigma0.bench.pocket.data import chat_messages
 from sigma0.bench.pocket.evaluate import HARD
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.calibrate.prompts import Prompt
 
 
-def micro_world(n: int, split: str = "test", seed: int = 0, hard: bool = False) -> Iterator[Prompt]:
+def micro_world(
+    n: int, split: str = "test", seed: int = 0, hard: bool = False, mix: Mix = MIX, hardest: int = 6
+) -> Iterator[Prompt]:
     """One question about each of n stories, every other one as chat; of the hard half alone where asked."""
-    items = (draw(split, seed, index, questions=1).items[0] for index in count())
+    items = (draw(split, seed, index, questions=1, hardest=hardest, mix=mix).items[0] for index in count())
     asked = (item for item in items if not hard or item.difficulty >= HARD)
     for index, item in enumerate(islice(asked, n)):
         yield Prompt(chat_messages([item])[:1] if index % 2 else item.prompt, item.answer)

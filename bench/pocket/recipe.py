@@ -10,10 +10,12 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.bench.pocket.data import Batch, collate, train_batch
 from sigma0.bench.pocket.items import DIFFICULTIES
 from sigma0.bench.pocket.notes import note_row
+from sigma0.bench.pocket.recurrence import Recurrence, build_raven
 from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD
-from sigma0.bench.pocket.world import MIX, Mix
+from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
+from sigma0.models.raven_causal import RavenForCausalLM
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,15 @@ def _lessons(last: int) -> tuple[Lesson, ...]:
     )
 
 
+# Look-ups alone, of up to three sentences: no sums, no yes or no.
+_LOOK_UP_LESSONS = (
+    Lesson("one look-up", 60, 1, LOOK_UPS),
+    Lesson("difficulty 2", 220, 2, LOOK_UPS),
+    Lesson("difficulty 3", 120, 3, LOOK_UPS),
+    Lesson("random recurrence", 600, 3, LOOK_UPS, trails=False),
+)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides the weights of a run; the defaults made `pocket`.
@@ -77,7 +88,10 @@ class Recipe:
         decay: Share of the steps, at the end, over which the rates fall linearly.
         weight_decay: On the matrices of the block and the head.
         answer_weight: Weight of an answer token in the loss; any other token weighs 1.
+        subject_weight: Weight of the first loop's hint, beside a loss of mean weight 1.
         clip: Largest norm of the gradient.
+        recurrence: What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss
+            at every loop.
     """
 
     seed: int = 0
@@ -102,7 +116,9 @@ class Recipe:
     decay: float = 0.4
     weight_decay: float = 0.01
     answer_weight: float = 20.0
+    subject_weight: float = 0.3
     clip: float = 1.0
+    recurrence: Recurrence | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "width", "intermediate", "heads", "loops"):
@@ -178,11 +194,29 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "pocket": Recipe(),
     "pocket-large": Recipe(lessons=_lessons(2600), width=160, intermediate=320, heads=5, loops=8, block_rate=5e-3),
+    "pocket-raven": Recipe(
+        lessons=_LOOK_UP_LESSONS,
+        batch=12,
+        note_steps=300,
+        intermediate=144,
+        loops=16,
+        peak_rate=7e-4,
+        block_rate=5e-3,
+        warmup=50,
+        recurrence=Recurrence(),
+    ),
 }
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM:
-    """Build the untrained model, weights from the recipe's seed.
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM | RavenForCausalLM:
+    """Build the untrained model, weights from the recipe's seed."""
+    if recipe.recurrence is not None:
+        return build_raven(recipe, recipe.recurrence, tokenizer)
+    return build_ouro(recipe, tokenizer)
+
+
+def build_ouro(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCausalLM:
+    """Build an untrained model of one Ouro layer.
 
     The embedding starts at standard deviation 1, with small gains behind attention and MLP: those norms add
     vectors of unit size to the residual, in which an embedding of the usual size would be lost.

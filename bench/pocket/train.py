@@ -15,12 +15,14 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, whole_answers
 from sigma0.bench.pocket.recipe import Recipe, build_model
+from sigma0.bench.pocket.recurrence import recurrent_loss
+from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.models.ouro import OuroForCausalLM
+from sigma0.models.raven_causal import RavenForCausalLM
 
 STATE = "state.safetensors"
 LOG = "log.jsonl"
-# Of the first loop's hint, beside a loss of mean weight 1.
-SUBJECT_WEIGHT = 0.3
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")
 
 
@@ -31,12 +33,12 @@ class Report:
     Attributes:
         step: Number of the step, from 0.
         loss: Weighted loss over all loops, nats per token.
-        answers: Share of the batch's answers right to the last token, read at loop 1, ..., T (teacher-forced).
+        answers: Share of the batch's answers right to the last token (teacher-forced), by the loop it is read at.
     """
 
     step: int
     loss: float
-    answers: tuple[float, ...]
+    answers: dict[int, float]
 
 
 def loop_loss(
@@ -45,6 +47,7 @@ def loop_loss(
     answer_weight: float,
     num_loops: int | None = None,
     trails: bool = False,
+    subject_weight: float = 0.3,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of a batch and which answer tokens each loop gets right.
 
@@ -75,7 +78,7 @@ def loop_loss(
     if trails:
         about = batch.subjects[:, :-1].flatten()
         told = about >= 0
-        loss = loss + SUBJECT_WEIGHT * functional.cross_entropy(model.lm_head(states[0, told]), about[told])
+        loss = loss + subject_weight * functional.cross_entropy(model.lm_head(states[0, told]), about[told])
     return loss, logits.argmax(-1) == goal
 
 
@@ -86,7 +89,7 @@ def train(
     minutes: float | None = None,
     save_every: int = 100,
     on_step: Callable[[Report], None] | None = None,
-) -> OuroForCausalLM | None:
+) -> LoopedForCausalLM | None:
     """Train, or go on training, in `folder`.
 
     Args:
@@ -125,10 +128,11 @@ def train(
 
 
 def save_state(
-    path: Path, model: OuroForCausalLM, optimizers: Sequence[torch.optim.Optimizer], step: int, fingerprint: str
+    path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], step: int, fingerprint: str
 ) -> None:
     """Write weights and optimizer state as one safetensors file, replaced at once: a kill leaves a whole one."""
-    tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items()}
+    # no other state than parameters, and a tied head is one with its embedding
+    tensors = {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         for optimizer in optimizers:
             for moment, value in optimizer.state.get(parameter, {}).items():
@@ -139,7 +143,7 @@ def save_state(
 
 
 def load_state(
-    path: Path, model: OuroForCausalLM, optimizers: Sequence[torch.optim.Optimizer], fingerprint: str
+    path: Path, model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], fingerprint: str
 ) -> int:
     """Restore what `save_state` wrote and return the number of steps done.
 
@@ -154,9 +158,9 @@ def load_state(
     if found.get("settings") != fingerprint:
         raise ValueError(f"{path} was made under other settings: {found.get('settings')}; these are {fingerprint}")
     tensors = load_file(path)
-    model.load_state_dict(
-        {name.removeprefix("weights."): t for name, t in tensors.items() if name.startswith("weights.")}
-    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"weights.{name}"])
     names = {parameter: name for name, parameter in model.named_parameters()}
     for optimizer in optimizers:
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
@@ -170,26 +174,34 @@ def read_log(path: Path) -> Iterator[Report]:
     with path.open() as lines:
         for line in lines:
             entry = json.loads(line)
-            yield Report(entry["step"], entry["loss"], tuple(entry["answers"]))
+            answers = {int(loop): share for loop, share in entry["answers"].items()}
+            yield Report(entry["step"], entry["loss"], answers)
 
 
 def _step(
-    model: OuroForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: Batch, step: int, recipe: Recipe
+    model: LoopedForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: Batch, step: int, recipe: Recipe
 ) -> Report:
     for optimizer, peak in zip(optimizers, (recipe.block_rate, recipe.peak_rate), strict=True):
         optimizer.zero_grad(set_to_none=True)
         for group in optimizer.param_groups:
             group["lr"] = peak * recipe.rate(step)
-    loss, right = loop_loss(model, batch, recipe.answer_weight, recipe.train_loops(step), recipe.on_trails(step))
+    if isinstance(model, RavenForCausalLM):
+        assert recipe.recurrence is not None
+        loss, right, read = recurrent_loss(model, batch, recipe, recipe.recurrence, step)
+    else:
+        assert isinstance(model, OuroForCausalLM)
+        loops, trails = recipe.train_loops(step), recipe.on_trails(step)
+        loss, right = loop_loss(model, batch, recipe.answer_weight, loops, trails, recipe.subject_weight)
+        read = list(range(1, loops + 1))
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     for optimizer in optimizers:
         optimizer.step()
     shares = whole_answers(right, batch.answer_numbers()).float().mean(1).tolist()
-    return Report(step, loss.item(), tuple(round(share, 4) for share in shares))
+    return Report(step, loss.item(), {loop: round(share, 4) for loop, share in zip(read, shares, strict=True)})
 
 
-def _optimizers(model: OuroForCausalLM, recipe: Recipe) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _optimizers(model: LoopedForCausalLM, recipe: Recipe) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the matrices of the block, AdamW for the rest.
 
     A look-up needs many directions of these matrices to grow together, which an orthogonalised step lets them do
@@ -197,9 +209,10 @@ def _optimizers(model: OuroForCausalLM, recipe: Recipe) -> tuple[torch.optim.Opt
     """
     # The gate gets no gradient here: it is fitted afterwards, on the frozen backbone.
     named = [(name, weight) for name, weight in model.named_parameters() if "early_exit_gate" not in name]
-    block = [weight for name, weight in named if ".layers." in name and weight.dim() == 2]
     head = [weight for name, weight in named if name == "lm_head.weight"]
-    kept = [weight for name, weight in named if "embed_tokens" in name or weight.dim() != 2]
+    kept = [weight for name, weight in named if name.endswith(_EMBEDDINGS) or weight.dim() != 2]
+    others = {*head, *kept}
+    block = [weight for _, weight in named if weight not in others]
     muon = torch.optim.Muon(
         block, lr=recipe.block_rate, weight_decay=recipe.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )

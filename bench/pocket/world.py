@@ -38,6 +38,8 @@ class Mix:
 
 
 MIX = Mix()
+# No sums, no yes or no.
+LOOK_UPS = Mix(moves=2, families=1, ages=0, binary=0)
 
 
 def draw(

@@ -8,7 +8,7 @@ import torch
 import typer
 from rich.console import Console
 
-from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.options import LookUps, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
@@ -20,6 +20,7 @@ def stability(
     model: WorldModel = "pocket",
     n: Stories = 300,
     seed: StorySeed = 0,
+    look_ups: LookUps = False,
     threads: Threads = 1,
     out: ReportFile = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw them, as .svg or .png.")] = None,
@@ -29,12 +30,13 @@ def stability(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.pocket.world import LOOK_UPS, MIX
         from sigma0.bench.stability.measure import read_answers, study
         from sigma0.bench.stability.picture import draw_stability
 
         looped, tokenizer = load(model, device="cpu", dtype="float32")
         with progress_bar("questions", n, hidden=as_json) as advance:
-            answers = read_answers(looped, tokenizer, n, seed, advance)
+            answers = read_answers(looped, tokenizer, n, seed, advance, LOOK_UPS if look_ups else MIX)
         found = study(model, looped.num_loops, answers)
         if picture is not None:
             draw_stability(answers, found, picture)

@@ -10,7 +10,7 @@ import torch
 
 from sigma0.bench.gate.doubt import LONGEST_ANSWER, prompt_text
 from sigma0.bench.pocket.items import Item
-from sigma0.bench.pocket.world import draw
+from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.bench.verdict.abstention import auroc
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.config import ExitConfig
@@ -82,12 +82,17 @@ class Stability:
 
 
 def read_answers(
-    model: Any, tokenizer: Any, n: int, seed: int, on_answer: Callable[[int], None] = lambda done: None
+    model: Any,
+    tokenizer: Any,
+    n: int,
+    seed: int,
+    on_answer: Callable[[int], None] = lambda done: None,
+    mix: Mix = MIX,
 ) -> list[Answer]:
     """Asks one question about each of n held-out stories, every other one as chat."""
     found = []
     for index in range(n):
-        item = draw("test", seed, index, questions=1).items[0]
+        item = draw("test", seed, index, questions=1, mix=mix).items[0]
         found.append(_ask(model, tokenizer, item, index % 2 == 1))
         on_answer(index + 1)
     return found
@@ -109,6 +114,7 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
     position = ids.shape[1] - 1 + place
     states = forward.loop_states[:, 0, position]  # [T, D]
     last = model.num_loops - 1
+    injected = None if forward.injected is None else forward.injected[0, position]
     path = dict(zip(STATISTICS, out.loop_statistics[0, place].nan_to_num(0.0)[last].tolist(), strict=True))
     fates = [FATES[fate] for fate in out.loop_fates[0, place].tolist()]
     spiralling = float(((out.loop_fates[0] == FATES.index("spiral")).sum(-1) > 0).float().mean())
@@ -116,7 +122,7 @@ def _ask(model: Any, tokenizer: Any, item: Item, chat: bool) -> Answer:
         wrong=text != item.answer,
         path=path,
         fate=mildest(fates, _PATIENCE),
-        jacobian=jacobian_radius(model, states[last - 1], cache, last, position, tolerance=1e-3),
+        jacobian=jacobian_radius(model, states[last - 1], cache, last, position, tolerance=1e-3, injected=injected),
         doubts={
             "entropy": float(entropy.max()),
             "margin": 1 - float(margin.min()),

@@ -217,6 +217,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             loop_states=states if output_loop_states else None,
             gate_logits=gates if output_loop_states else None,
             loop_logits=self.loop_logits(outputs, keep) if output_loop_states else None,
+            injected=outputs.injected[:, keep] if output_loop_states and outputs.injected is not None else None,
         )
 
     def _decode(

@@ -16,11 +16,13 @@ class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
     Attributes:
         loop_states: Normed states h_1 ... h_T, `[T, B, S, D]`; `last_hidden_state` is h_T.
         gate_logits: Gate at every loop, `[T, B, S]`.
+        injected: What every loop reads beside its state, `[B, S, D]`, where there is a prelude.
         start_states: What loop 1 started from, `[B, S, D]`.
     """
 
     loop_states: Tensor | None = None
     gate_logits: Tensor | None = None
+    injected: Tensor | None = None
     start_states: Tensor | None = None
 
 
@@ -36,6 +38,7 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
         loop_states: Every loop's normed state `[T, B, S', D]`, with `output_loop_states=True`.
         gate_logits: Every loop's gate logit `[T, B, S']`, with `output_loop_states=True`.
         loop_logits: Every loop's logits `[T, B, S', V]`, with `output_loop_states=True`.
+        injected: What every loop reads beside its state, `[B, S', D]`, with `output_loop_states=True` and a prelude.
     """
 
     exit_depths: Tensor | None = None
@@ -44,6 +47,7 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
     loop_states: Tensor | None = None
     gate_logits: Tensor | None = None
     loop_logits: Tensor | None = None
+    injected: Tensor | None = None
 
 
 @dataclass

@@ -184,6 +184,7 @@ class RavenModel(RavenPreTrainedModel):
         use_cache: bool | None = None,
         num_loops: int | None = None,
         initial_state: Tensor | None = None,
+        loops_without_grad: int = 0,
         **kwargs: Any,
     ) -> LoopedModelOutput:
         """Runs prelude, every loop, and the coda at full depth, for every position.
@@ -197,6 +198,7 @@ class RavenModel(RavenPreTrainedModel):
             use_cache: Whether to make and return planes.
             num_loops: Passes to run, by default T.
             initial_state: States before loop 1, `[B, S, D]`; by default as the config says.
+            loops_without_grad: Passes at the start that gradients do not go through.
             **kwargs: For the attention function.
 
         Returns:
@@ -225,8 +227,9 @@ class RavenModel(RavenPreTrainedModel):
             raise ValueError(f"initial_state has shape {tuple(state.shape)}, the input {tuple(injected.shape)}")
         start, states = state, []
         for loop in range(loops):
-            for step in range(self.config.stride):
-                state = self._core(state, injected, loop, step, past_key_values, given)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and loop >= loops_without_grad):
+                for step in range(self.config.stride):
+                    state = self._core(state, injected, loop, step, past_key_values, given)
             states.append(state)
         last = self.ln_f(self._once(self.coda, self.latent(state), self._coda_planes(), past_key_values, given))
         if past_key_values is not None:
@@ -237,6 +240,7 @@ class RavenModel(RavenPreTrainedModel):
             past_key_values=past_key_values,
             loop_states=torch.stack(states),
             gate_logits=None,
+            injected=injected,
             start_states=start,
         )
 

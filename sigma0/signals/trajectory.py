@@ -194,7 +194,13 @@ class _OnePosition:
 
 
 def jacobian_radius(
-    model: LoopedModel, hidden: Tensor, cache: DepthCache, plane: int, position: int, tolerance: float = 1e-4
+    model: LoopedModel,
+    hidden: Tensor,
+    cache: DepthCache,
+    plane: int,
+    position: int,
+    tolerance: float = 1e-4,
+    injected: Tensor | None = None,
 ) -> float:
     """Spectral radius of one loop at a state: Arnoldi iteration on Jacobian-vector products.
 
@@ -207,6 +213,7 @@ def jacobian_radius(
         plane: The loop, counted from 0, whose plane the position attends to.
         position: Index of the position; it attends to the cache before it.
         tolerance: Relative, of the eigenvalue.
+        injected: What every loop reads beside its state, `[D]`, of a model with a prelude.
 
     Raises:
         ValueError: For a state of another shape, or a cache that does not hold the position's past.
@@ -225,7 +232,8 @@ def jacobian_radius(
     def loop(state: Tensor) -> Tensor:
         # without gradients the norm may be one that has no derivative
         with torch.enable_grad():
-            mapped: Tensor = model.norm(model.loop(state[None], rows))[0]
+            whole = state if injected is None else torch.cat([state, injected])
+            mapped: Tensor = model.norm(model.loop(whole[None], rows))[0, : len(state)]
         return mapped
 
     state = hidden.detach()

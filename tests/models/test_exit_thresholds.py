@@ -138,13 +138,18 @@ def test_records_survive_saving_and_loading(calibrated, tmp_path):
     assert both.qexit == new and both.margin == again.exit_thresholds.margin
 
 
+def _calibrated(name):
+    """The calibrated rules of a shipped model: a Raven has no gate."""
+    return [mode for mode in CALIBRATED if mode != "qexit" or name != "pocket-raven"]
+
+
 @pytest.mark.parametrize("name", shipped_models())
 def test_shipped_models_have_a_threshold_for_every_rule(name, caplog):
     stored = json.loads((CHECKPOINTS / name / "generation_config.json").read_text())
-    assert set(stored["exit_thresholds"]) == {"qexit", "margin", "converge", "accel", "accel_steps"}
+    assert set(stored["exit_thresholds"]) == {*_calibrated(name), "accel_steps"}
     model, _ = sigma0.load(name, device="cpu", dtype="float32")
     with caplog.at_level(logging.WARNING):
-        for mode in CALIBRATED:
+        for mode in _calibrated(name):
             resolved = model.resolve_exit_config({"mode": mode})
             assert resolved in model.exit_thresholds.configs().values()
     assert not caplog.records
@@ -158,6 +163,6 @@ def test_shipped_thresholds_fire(name):
     model, tokenizer = sigma0.load(name, device="cpu", dtype="float32")
     prompt = "Mary went to the kitchen. John went to the garden. Max went to the cellar. Where is Mary?"
     full = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": "full"}).text
-    for mode in CALIBRATED:
+    for mode in _calibrated(name):
         generation = sigma0.generate(model, tokenizer, prompt, exit_config={"mode": mode})
         assert generation.text == full and generation.passes_saved > 0, mode

@@ -14,6 +14,7 @@ from sigma0.decode.ops import FATES, STATISTICS, ExitParams
 from sigma0.signals.trajectory import _OnePosition, fates_under, jacobian_radius, loop_stats, spectrum
 from tests.kernels import definitions
 from tests.kernels.test_references import planar, run_loops
+from tests.models.raven_reference import tiny_raven
 from tests.reference import tiny_model
 
 
@@ -90,6 +91,24 @@ def test_the_jacobian_radius_is_that_of_the_dense_jacobian(heads, kv_heads):
         torch.testing.assert_close(loop(hidden), states[plane, 0, -1])
         exact = torch.linalg.eigvals(torch.func.jacrev(loop)(hidden)).abs().max()
         assert jacobian_radius(model, hidden, cache, plane, 4) == pytest.approx(float(exact), rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["sandwich", "pre", "post"])
+def test_behind_a_prelude_the_injection_is_held(layout):
+    model = tiny_raven(layout, 3).double()
+    ids, cache = torch.tensor([[5, 9, 2, 7, 11]]), model.new_cache()
+    with torch.no_grad():
+        outputs = model(ids, past_key_values=cache, exit_config={"mode": "full"}, output_loop_states=True)
+    states, injected = outputs.loop_states, outputs.injected[0, -1]
+    hidden = states[1, 0, -1]
+    rows = _OnePosition(cache, 2, 4)
+
+    def loop(state):
+        return model.loop(torch.cat([state, injected])[None], rows)[0, : len(state)]
+
+    torch.testing.assert_close(loop(hidden), states[2, 0, -1])
+    exact = torch.linalg.eigvals(torch.func.jacrev(loop)(hidden)).abs().max()
+    assert jacobian_radius(model, hidden, cache, 2, 4, injected=injected) == pytest.approx(float(exact), rel=1e-3)
 
 
 def test_a_state_that_does_not_fit_is_refused():

@@ -12,7 +12,7 @@ from sigma0.bench.effort.simulation import Rates
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.fidelity.pages import latest_runs, whole_table
 from sigma0.bench.figures.results import VERDICTS, Results
-from sigma0.bench.figures.tables import ladder_run
+from sigma0.bench.figures.tables import MODELS, ladder_run
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, load_table, never_rows, never_sentence
 from sigma0.bench.speed.table import latest_speed_runs, speed_table
@@ -88,7 +88,7 @@ def test_what_the_verdict_tells_is_quoted_right():
     for table in (switch_table(reports), door_table(reports), separation_table(reports)):
         assert table in page
     words = " ".join(read("sigma0/signals/README.md").split())
-    for name in shipped_models():
+    for name in MODELS:
         study = json.loads((results / f"stability-{name}.json").read_text())
         scores = {score: f"{found['value']:.2f}" for score, found in study["auroc"].items()}
         told = [scores[score] for score in ("path: radius", "jacobian radius", "entropy", "margin")]

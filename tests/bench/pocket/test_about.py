@@ -16,8 +16,8 @@ from sigma0.models.load import resolve_model
 @pytest.mark.parametrize("name", sigma0.shipped_models())
 def test_the_shipped_files_are_what_the_command_prints(name):
     shipped = read_about(resolve_model(name))
-    assert shipped == about()
-    assert json.loads(CliRunner().invoke(app, ["about"]).stdout) == shipped.model_dump(mode="json")
+    assert shipped == about(name)
+    assert json.loads(CliRunner().invoke(app, ["about", name]).stdout) == shipped.model_dump(mode="json")
 
 
 def test_every_word_of_other_stories_is_in_the_list():

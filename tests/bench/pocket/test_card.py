@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sigma0
+from sigma0.bench.figures.tables import MODELS
 from sigma0.bench.pocket.__main__ import app
 from sigma0.bench.pocket.card import accuracy_table, model_card
 
@@ -14,13 +15,25 @@ ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "bench" / "results"
 
 
-@pytest.mark.parametrize("name", sigma0.shipped_models())
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_md_holds_the_card_of_the_committed_figures(name: str) -> None:
     evaluation, gate = (json.loads((RESULTS / f"{name}-{part}.json").read_text()) for part in ("eval", "gate"))
     card = model_card(evaluation, gate)
     assert card in (ROOT / "weights.md").read_text()
     assert evaluation["model"] == gate["model"] == name
     result = CliRunner().invoke(app, ["card", str(RESULTS / f"{name}-eval.json"), str(RESULTS / f"{name}-gate.json")])
+    assert result.exit_code == 0 and result.stdout == f"{card}\n"
+
+
+def test_a_card_without_a_gate_is_the_accuracy_alone() -> None:
+    path = RESULTS / "pocket-raven-eval.json"
+    evaluation = json.loads(path.read_text())
+    card = model_card(evaluation)
+    assert f"({evaluation['n']:,} held-out look-ups)" in card and accuracy_table(evaluation) in card
+    assert card in (ROOT / "weights.md").read_text()
+    heads = [cell.strip() for cell in accuracy_table(evaluation).splitlines()[0].split("|")]
+    assert heads[3:11] == ["1", "2", "3", "4", "6", "8", "12", "16"]
+    result = CliRunner().invoke(app, ["card", str(path)])
     assert result.exit_code == 0 and result.stdout == f"{card}\n"
 
 

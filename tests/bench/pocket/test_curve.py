@@ -16,7 +16,7 @@ RECIPE = replace(Recipe(), loops=3, note_loops=2, note_steps=5)
 
 
 def test_a_run_becomes_a_picture(tmp_path: Path) -> None:
-    reports = [Report(step, 1.0, (0.1, 0.5)[: 2 if step < 5 else 3] + (0.9,) * (step >= 5)) for step in range(300)]
+    reports = [Report(step, 1.0, {1: 0.1, 2: 0.5} | ({3: 0.9} if step >= 5 else {})) for step in range(300)]
     draw_curve(reports, RECIPE, tmp_path / "curve.png")
     with Image.open(tmp_path / "curve.png") as picture:
         assert picture.format == "PNG" and picture.width >= 800
@@ -30,7 +30,7 @@ def test_no_steps_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_command_draws_a_log(tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text('{"step": 0, "loss": 2.0, "answers": [0.5, 0.25, 0.125]}\n')
+    (tmp_path / LOG).write_text('{"step": 0, "loss": 2.0, "answers": {"1": 0.5, "2": 0.25, "3": 0.125}}\n')
     out = tmp_path / "picture.png"
     result = CliRunner().invoke(app, ["curve", str(tmp_path), "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -43,4 +43,4 @@ def test_the_command_draws_a_log(tmp_path: Path) -> None:
 
 def test_another_recipe_s_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4 loops"):
-        draw_curve([Report(0, 1.0, (0.5,) * 4)], RECIPE, tmp_path / "curve.png")
+        draw_curve([Report(0, 1.0, dict.fromkeys((1, 2, 3, 4), 0.5))], RECIPE, tmp_path / "curve.png")

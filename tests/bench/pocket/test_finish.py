@@ -14,7 +14,7 @@ from sigma0.bench.pocket.data import collate, encode, fit
 from sigma0.bench.pocket.evaluate import Outcome, evaluate, summarize
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.gate import Readouts, choose_threshold, collect, exit_depths, fit_gate
-from sigma0.bench.pocket.recipe import Recipe, build_model
+from sigma0.bench.pocket.recipe import Recipe, build_ouro
 from sigma0.bench.pocket.train import loop_loss
 from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.bootstrap import share
@@ -39,7 +39,7 @@ def test_exit_depths_equal_the_definition() -> None:
 
 
 def test_the_gate_learns_when_more_loops_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = build_model(TINY, tokenizer)
+    model = build_ouro(TINY, tokenizer)
     draw_from = torch.Generator().manual_seed(0)
     states = torch.randn(3, 2000, 16, generator=draw_from)
     # One direction of the state tells whether the token is settled; at the last loop, whether it is right.
@@ -65,7 +65,7 @@ def test_the_gate_learns_when_more_loops_change_nothing(tokenizer: PreTrainedTok
 
 
 def test_collect_reads_answers_of_the_asked_scenes(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = build_model(TINY, tokenizer)
+    model = build_ouro(TINY, tokenizer)
     readouts = collect(model, tokenizer, "calibration", 0, 10, 60, TINY.length)
     assert readouts.states.shape[0] == 3 and readouts.states.shape[2] == 16
     assert readouts.same[-1].all()
@@ -83,7 +83,7 @@ def test_collect_reads_answers_of_the_asked_scenes(tokenizer: PreTrainedTokenize
 @pytest.fixture(scope="module")
 def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pocket")
-    finish(build_model(TINY, tokenizer), tokenizer, TINY, out, fit_scenes=20, calibration_scenes=20)
+    finish(build_ouro(TINY, tokenizer), tokenizer, TINY, out, fit_scenes=20, calibration_scenes=20)
     return out
 
 

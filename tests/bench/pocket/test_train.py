@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, collate, fit, train_batch
 from sigma0.bench.pocket.notes import note_row
-from sigma0.bench.pocket.recipe import RECIPES, Lesson, Recipe, build_model
+from sigma0.bench.pocket.recipe import RECIPES, Lesson, Recipe, build_model, build_ouro
 from sigma0.bench.pocket.subjects import NONE
 from sigma0.bench.pocket.tokenizer import build_tokenizer
-from sigma0.bench.pocket.train import LOG, STATE, SUBJECT_WEIGHT, Report, loop_loss, read_log, train
+from sigma0.bench.pocket.train import LOG, STATE, Report, loop_loss, read_log, train
 from sigma0.bench.pocket.world import MIX, Mix, draw
 
 TINY = Recipe(
@@ -114,7 +114,7 @@ def test_other_data_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Pat
 
 
 def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = build_model(TINY, tokenizer)
+    model = build_ouro(TINY, tokenizer)
     batch = train_batch(tokenizer, 0, 0, 3, 224, 0.5)
     loss, right = loop_loss(model, batch, 20.0)
     states = model.model(input_ids=batch.ids, use_cache=False).loop_states
@@ -138,7 +138,7 @@ def test_the_loss_weighs_tokens_and_loops_as_it_says(tokenizer: PreTrainedTokeni
 
 
 def test_on_trails_each_loop_is_asked_for_the_next_step(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = build_model(TINY, tokenizer)
+    model = build_ouro(TINY, tokenizer)
     rows = [fit(tokenizer, draw("train", 0, index, difficulty=3), False, 224, hints=True) for index in range(2)]
     batch = collate(rows, 0)
     plain = loop_loss(model, batch, 20.0)[0]
@@ -159,7 +159,7 @@ def test_on_trails_each_loop_is_asked_for_the_next_step(tokenizer: PreTrainedTok
                 for loop in range(3):
                     step = trail[min(loop, len(trail) - 1)]
                     changed = changed + 20 * (loop + 1) / 6 * (said[loop, row.ids[place]] - said[loop, step])
-    torch.testing.assert_close(hinted, plain + changed / weight + SUBJECT_WEIGHT * torch.stack(about).mean())
+    torch.testing.assert_close(hinted, plain + changed / weight + TINY.subject_weight * torch.stack(about).mean())
     assert torch.equal(right, loop_loss(model, batch, 20.0)[1])
 
 
