@@ -15,7 +15,7 @@ KNOWS_LOOK_UPS = (
 # of the test split: the story's number, and which of its questions
 EXAMPLES = ((13, 1), (14, 1), (17, 0), (13, 0))
 # the same of stories that `LOOK_UPS` draws, of difficulty 1
-LOOK_UP_EXAMPLES = ((0, 0), (1, 0), (2, 0), (4, 0))
+LOOK_UP_EXAMPLES = ((4, 0), (1, 0), (6, 0), (2, 0))
 _SEED = 3
 _QUESTIONS, _HARDEST = 4, 4
 # every word of the world comes up long before
