@@ -8,7 +8,7 @@ loops, all of them with gradients.
 import math
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -20,8 +20,51 @@ from sigma0.models.raven_causal import RavenForCausalLM
 from sigma0.models.raven_config import RavenConfig
 from sigma0.models.start_states import start_states
 
-if TYPE_CHECKING:
-    from sigma0.bench.pocket.recipe import Recipe
+
+class TrainingPlan(Protocol):
+    """What a recipe says of the model and of its loss; `recipe.Recipe` has it all."""
+
+    @property
+    def seed(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def width(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def intermediate(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def heads(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def loops(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def rope_theta(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def init_std(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def answer_weight(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def subject_weight(self) -> float:
+        """See `recipe.Recipe`."""
+
+    def on_trails(self, step: int) -> bool:
+        """See `recipe.Recipe`."""
+
+    def train_loops(self, step: int) -> int:
+        """See `recipe.Recipe`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +122,7 @@ class Recurrence:
         return sorted({1, loops, *between})
 
 
-def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
+def build_raven(recipe: TrainingPlan, recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
     """Build the untrained model, weights from the recipe's seed.
 
     The scaled embedding starts at standard deviation 1 and the adapter near shares of state and injection, so that a
@@ -125,7 +168,7 @@ def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedT
 
 
 def recurrent_loss(
-    model: RavenForCausalLM, batch: Batch, recipe: "Recipe", recurrence: Recurrence, step: int
+    model: RavenForCausalLM, batch: Batch, recipe: TrainingPlan, recurrence: Recurrence, step: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """Loss of the batch of a step, and which answer tokens are right where it was read.
 
