@@ -231,7 +231,7 @@ class RunningBatch:
                     last.append(behind - 1)
             if len(own):
                 targets, reads = state.target_loops(own), state.read_loops(own)
-                self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads)
+                self.prefill.enter(slot, own, targets, hidden[row : row + len(own)], reads, state.final)
             row = behind
         if lanes:
             self._enter_lanes(lanes, hidden.index_select(0, to_device(np.array(last), self._model.device)))

@@ -7,6 +7,7 @@ from torch import Tensor
 from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
+from sigma0.decode.prefill import ALL_FINAL
 from sigma0.decode.random_numbers import request_seed
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_settings import SequenceSampling
@@ -110,6 +111,11 @@ class RequestState:
             for row, position in enumerate(positions.tolist()):
                 targets[row] = self.saved.loops.get(position, targets[row])
         return targets
+
+    @property
+    def final(self) -> int:
+        """Cache position from which on tokens were read at exits; under `verify` above all of them."""
+        return ALL_FINAL if self.verifies else self.prompt_length - 1
 
     def read_loops(self, positions: Ints) -> Ints:
         """Loop whose reading a coda's K/V of each cache position are of; of one that is not read yet some loop."""

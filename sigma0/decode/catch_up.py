@@ -1,5 +1,7 @@
 """Catch-up: the missing K/V of deeper loops, filled before a prefill."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from sigma0.decode.batch import PendingTokens
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.stages import stage_rows, write_coda
+from sigma0.decode.stages import READ, stage_rows, write_coda
 
 
 @torch.no_grad()
@@ -110,8 +112,14 @@ def _run_to_full_depth(model: LoopedModel, cache: DepthCache, hidden: Tensor, ro
         goes_on = rows.loops + 1 < cache.depth
         over = (~goes_on & unread).nonzero()[:, 0]
         if model.stages[1] and len(over):
-            parts = (column.index_select(0, over) for column in vars(rows).values())
-            write_coda(model, layers, placement, hidden.index_select(0, over), RowIndices(*parts), cache.length)
+            own = RowIndices(*(column.index_select(0, over) for column in vars(rows).values()))
+            states = hidden.index_select(0, over)
+            if cache.lacks_final:
+                # tokens before them left nothing in the plane of full depth
+                own = replace(own, loops=torch.full_like(own.loops, READ))
+                model.read(states, stage_rows(layers, placement, own, ops, cache.length))
+            else:
+                write_coda(model, layers, placement, states, own, cache.length)
         left = goes_on.nonzero()[:, 0]
         columns = [column.index_select(0, left) for column in vars(rows).values()]
         columns[-1] += 1

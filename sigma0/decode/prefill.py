@@ -15,6 +15,9 @@ from sigma0.decode.batch import Ints
 from sigma0.decode.model import BatchRows, LoopedModel
 from sigma0.decode.transfer import to_device
 
+# Above every cache position.
+ALL_FINAL = 2**62
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -27,6 +30,7 @@ class Chunk:
         loops: Loops finished.
         hidden: What is in flight of them, `[N, W]`.
         reads: Loop whose reading a coda's K/V are of, `[N]`.
+        final: Cache positions from it on were read at exits, also where those were loop T.
     """
 
     sequence: int
@@ -35,6 +39,7 @@ class Chunk:
     loops: int
     hidden: Tensor
     reads: Ints
+    final: int = ALL_FINAL
 
     def select(self, rows: Ints) -> "Chunk":
         """Some of its rows."""
@@ -56,15 +61,25 @@ class Prefill:
 
     Attributes:
         chunks: In the order in which they entered.
+        held: Rows at the loop of their reading that wait until a coda has read all positions before them.
     """
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.held: list[Chunk] = []
 
     def __len__(self) -> int:
         return sum(len(chunk.positions) for chunk in self.chunks)
 
-    def enter(self, sequence: int, positions: Ints, targets: Ints, hidden: Tensor, reads: Ints | None = None) -> None:
+    def enter(
+        self,
+        sequence: int,
+        positions: Ints,
+        targets: Ints,
+        hidden: Tensor,
+        reads: Ints | None = None,
+        final: int = ALL_FINAL,
+    ) -> None:
         """Puts a chunk before loop 1; rows whose target is 0 do not run.
 
         Args:
@@ -73,8 +88,9 @@ class Prefill:
             targets: Loop after which each leaves, `[N]`.
             hidden: What loop 1, or a prelude, starts from, `[N, W]`.
             reads: Loop whose reading a coda's K/V are of, `[N]`; None for the last that each runs.
+            final: Cache positions from it on were read at exits, also where those were loop T.
         """
-        chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads)
+        chunk = Chunk(sequence, positions, targets, 0, hidden, targets if reads is None else reads, final)
         kept = np.flatnonzero(targets > 0)
         if len(kept) < len(positions):
             chunk = chunk.select(kept)
@@ -88,6 +104,31 @@ class Prefill:
     def remove(self, sequence: int) -> None:
         """Drops the chunks of a sequence."""
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence != sequence]
+        self.held = [chunk for chunk in self.held if chunk.sequence != sequence]
+
+    def take_read(self) -> list[Chunk]:
+        """Takes rows that a coda reads now, by sequence in ascending order: none before it is unread."""
+        for chunk in self.chunks:
+            which = np.flatnonzero(chunk.reads == chunk.loops)
+            if len(which):
+                self.held.append(chunk.select(which))
+        unread: dict[int, int] = {}
+        for chunk in self.chunks:
+            # what leaves before it is read does not count
+            left = chunk.positions[(chunk.reads > chunk.loops) & (chunk.reads <= chunk.targets)]
+            if len(left):
+                unread[chunk.sequence] = min(unread.get(chunk.sequence, ALL_FINAL), int(left.min()))
+        taken: list[Chunk] = []
+        held: list[Chunk] = []
+        for chunk in self.held:
+            ready = chunk.positions < unread.get(chunk.sequence, ALL_FINAL)
+            for parts, which in ((taken, np.flatnonzero(ready)), (held, np.flatnonzero(~ready))):
+                if len(which):
+                    parts.append(chunk.select(which))
+        self.held = held
+        return [
+            _joined([part for part in taken if part.sequence == own]) for own in {part.sequence: 0 for part in taken}
+        ]
 
     def behind(self, lanes: RowIndices) -> RowIndices:
         """Rows of lanes `[R]`, then those of all chunks."""
@@ -131,3 +172,15 @@ class Prefill:
                 kept.append(chunk)
         self.chunks = kept
         return gone
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    """Rows of one sequence as one chunk, ascending."""
+    if len(chunks) == 1:
+        return chunks[0]
+    positions, targets, reads = (
+        np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("positions", "targets", "reads")
+    )
+    hidden = torch.cat([chunk.hidden for chunk in chunks])
+    whole = replace(chunks[0], positions=positions, targets=targets, reads=reads, hidden=hidden)
+    return whole.select(np.argsort(positions))

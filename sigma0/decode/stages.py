@@ -69,19 +69,23 @@ def prefill_prelude(batch: Batch, beside: Prefill) -> None:
 
 
 def prefill_coda(batch: Batch, beside: Prefill) -> None:
-    """Leaves the coda's K/V of positions that have just run the loop at which they are read."""
+    """Leaves the coda's K/V of positions that have run the loop at which they are read, none before one ahead of it.
+
+    Where exits differ, a position may be at its loop before those that it sees are at theirs: it waits for them, and
+    rows that are read together see each other. What was read at an exit sees plane READ, even if that was loop T.
+    """
     model, layers, place, longest = batch.model, batch.layers, batch.placement, batch.longest
-    for chunk in beside.chunks:
-        which = np.flatnonzero(chunk.reads == chunk.loops)
-        if not len(which):
-            continue
-        read = chunk.select(which)
-        rows = read.rows(batch.lanes.device)
-        if chunk.loops == batch.lanes.depth:
-            write_coda(model, layers, place, read.hidden, rows, longest)
-        else:
+    for read in beside.take_read():
+        at_end = (read.reads == batch.lanes.depth) & (read.positions < read.final)
+        final, early = np.flatnonzero(at_end), np.flatnonzero(~at_end)
+        if len(final):
+            own = read.select(final)
+            write_coda(model, layers, place, own.hidden, own.rows(batch.lanes.device), longest)
+        if len(early):
+            own = read.select(early)
+            rows = own.rows(batch.lanes.device)
             at_exit = replace(rows, loops=torch.full_like(rows.loops, READ))
-            model.read(read.hidden, stage_rows(layers, place, at_exit, batch.ops, longest))
+            model.read(own.hidden, stage_rows(layers, place, at_exit, batch.ops, longest))
 
 
 def read_rows(batch: Batch, hidden: Tensor, rows: RowIndices, live: Tensor | None) -> Tensor:

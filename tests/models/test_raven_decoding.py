@@ -204,6 +204,32 @@ def test_a_second_turn_sees_codas_as_they_were_read(layout):
     assert out.sequences[0, len(written) + len(second) :].tolist() == tokens
 
 
+@pytest.mark.parametrize("layout", SHAPES)
+def test_a_batch_whose_texts_ended_apart_is_continued(layout):
+    """The last id of a text that ended early is run before the next prompt; its coda sees the answer before it."""
+    model, full = tiny_raven(layout, 33), ExitConfig(mode="full")
+    rows, cache = drawn(31, 4), model.new_cache()
+    endless, width = generate(model, rows, full, eos_token_id=None)
+    ends = endless.sequences[1:3, width + 1].tolist()
+    once, width = generate(model, rows, full, past_key_values=cache, eos_token_id=ends)
+    answers = once.sequences[:, width:].tolist()
+    lengths = [next((n for n, token in enumerate(row, 1) if token in ends), len(row)) for row in answers]
+    assert any(1 < own < max(lengths) for own in lengths)
+    seen = [
+        [0] * (width - len(row)) + [1] * (len(row) + own) + [0] * (len(answers[0]) - own) + [1]
+        for row, own in zip(rows, lengths, strict=True)
+    ]
+    ids = torch.cat([once.sequences, torch.tensor([[5], [6], [9], [10]])], dim=1)
+    settings = {"max_new_tokens": 1, "do_sample": False, "exit_config": full, "return_dict_in_generate": True}
+    out = model.generate(
+        ids, attention_mask=torch.tensor(seen), past_key_values=cache, output_logits=True, eos_token_id=None, **settings
+    )
+    for index, mask in enumerate(seen):
+        text = ids[index][torch.tensor(mask) > 0][None]
+        fresh = model.generate(text, attention_mask=torch.ones_like(text), output_logits=True, **settings)
+        assert torch.allclose(out.logits[0][index], fresh.logits[0][0], atol=1e-4, rtol=0)
+
+
 def test_verify_does_not_go_on_behind_exits():
     model, prompt = tiny_raven("pre", 19), drawn(19, 1)[0]
     cache = model.new_cache()

@@ -86,6 +86,28 @@ def test_preemption_changes_nothing(model, pocket):
     assert found == [alone(model, prompt, RULES[index % len(RULES)]) for index, prompt in enumerate(prompts)]
 
 
+def test_recomputed_codas_are_read_in_order(model, pocket):
+    """Exits of an answer that differ are recomputed over all that lies before them, whatever loop that was read at."""
+    rules = [
+        ExitConfig(mode="kl", delta=0.1),
+        ExitConfig(mode="minp-kl", delta=0.02),
+        ExitConfig(mode="latent-diff", delta=0.5, after_exit="drop"),
+        ExitConfig(mode="argmax-stability", stable=1),
+    ]
+    size = BlockShape.of(model, 4).bytes_with(model.dtype)
+    limits = EngineLimits(max_running=6, page_size=4, pass_rows=8, kv_bytes=9 * size)
+    engine = Engine(model, pocket[1], "raven", limits, watch=False)
+    source = random.Random(4)
+    prompts = [[source.randrange(5, model.config.vocab_size) for _ in range(source.randint(1, 6))] for _ in range(24)]
+    configs = [rules[index % len(rules)] for index in range(len(prompts))]
+    pairs = list(zip(prompts, configs, strict=True))
+    found = served(
+        engine, [EngineRequest(tuple(prompt), NEW, config, on_collapse="ignore") for prompt, config in pairs]
+    )
+    assert engine.status().preemptions > 6
+    assert found == [alone(model, prompt, config) for prompt, config in pairs]
+
+
 def test_blocks_found_again_are_those_of_full_depth(model, pocket):
     """The second request's prompt holds the first one's answer, whose codas were read at its exits."""
     engine = Engine(model, pocket[1], "raven", EngineLimits(page_size=4, kv_bytes=2**24), watch=False)
