@@ -95,8 +95,8 @@ def _compiled(results: Results) -> str:
 
 
 def _large_speed(results: Results) -> dict[str, SpeedRow]:
-    """The longest run in the largest shape, by way."""
-    run = next(run for run in latest_speed_runs(results.rows) if run[0].model == _LARGEST and len(run) > 2)
+    """The last run in the largest shape, by way."""
+    run = [run for run in latest_speed_runs(results.rows) if run[0].model == _LARGEST and len(run) > 2][-1]
     return {row.way: row for row in run}
 
 
@@ -277,6 +277,12 @@ def _weights(results: Results) -> list[str]:
     told.append(
         f"`Nanbeige/Nanbeige4.2-3B` | not known here | {c(nanbeige.layers)} x {c(nanbeige.loops)} | Apache-2.0 | its "
         f"`config.json` says: `sigma0 size Nanbeige/Nanbeige4.2-3B` | {c(token_bytes(nanbeige, 2) / 1024, '.0f')} KiB |"
+    )
+    huginn = shape_of("huginn-0125")
+    told.append(
+        f"`tomg-group-umd/huginn-0125` | {c(parameters(huginn) / 1e9, '.1f')} B | {c(huginn.prelude)} + "
+        f"{c(huginn.layers)} x {c(huginn.loops)} + {c(huginn.coda)} | Apache-2.0 | "
+        f"{c(weight_bytes(huginn, 2) / 1e9, '.1f')} GB | {c(token_bytes(huginn, 2) / 1024, '.0f')} KiB |"
     )
     told.append(
         f"{c(4096, ',')} tokens of Ouro-1.4B take {c(4096 * token_bytes(shape_of('ouro-1.4b'), 2) / 2**30, '.0f')} GiB"
