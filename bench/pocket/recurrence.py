@@ -8,7 +8,7 @@ loops, all of them with gradients.
 import math
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -19,9 +19,6 @@ from sigma0.bench.pocket.tokenizer import MAX_LENGTH
 from sigma0.models.raven_causal import RavenForCausalLM
 from sigma0.models.raven_config import RavenConfig
 from sigma0.models.start_states import start_states
-
-if TYPE_CHECKING:
-    from sigma0.bench.pocket.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,53 @@ class Recurrence:
         return sorted({1, loops, *between})
 
 
-def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
+class Settings(Protocol):
+    """What is read here of a `recipe.Recipe`."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of weights and draws."""
+
+    @property
+    def width(self) -> int:
+        """Hidden size."""
+
+    @property
+    def intermediate(self) -> int:
+        """Size of the MLP's inner layer."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads."""
+
+    @property
+    def loops(self) -> int:
+        """T, and the most loops of a batch."""
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary embedding."""
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation of the initial weights."""
+
+    @property
+    def answer_weight(self) -> float:
+        """Weight of an answer token in the loss."""
+
+    @property
+    def subject_weight(self) -> float:
+        """Weight of the first loop's hint."""
+
+    def on_trails(self, step: int) -> bool:
+        """Whether the loops of a step are asked for what is met on the way."""
+
+    def train_loops(self, step: int) -> int:
+        """Loops run at a step with hints."""
+
+
+def build_raven(recipe: Settings, recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
     """Build the untrained model, weights from the recipe's seed.
 
     The scaled embedding starts at standard deviation 1 and the adapter near shares of state and injection, so that a
@@ -125,7 +168,7 @@ def build_raven(recipe: "Recipe", recurrence: Recurrence, tokenizer: PreTrainedT
 
 
 def recurrent_loss(
-    model: RavenForCausalLM, batch: Batch, recipe: "Recipe", recurrence: Recurrence, step: int
+    model: RavenForCausalLM, batch: Batch, recipe: Settings, recurrence: Recurrence, step: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """Loss of the batch of a step, and which answer tokens are right where it was read.
 
