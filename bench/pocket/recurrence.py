@@ -21,6 +21,52 @@ from sigma0.models.raven_config import RavenConfig
 from sigma0.models.start_states import start_states
 
 
+class TrainingPlan(Protocol):
+    """What a recipe says of the model and of its loss; `recipe.Recipe` has it all."""
+
+    @property
+    def seed(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def width(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def intermediate(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def heads(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def loops(self) -> int:
+        """See `recipe.Recipe`."""
+
+    @property
+    def rope_theta(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def init_std(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def answer_weight(self) -> float:
+        """See `recipe.Recipe`."""
+
+    @property
+    def subject_weight(self) -> float:
+        """See `recipe.Recipe`."""
+
+    def on_trails(self, step: int) -> bool:
+        """See `recipe.Recipe`."""
+
+    def train_loops(self, step: int) -> int:
+        """See `recipe.Recipe`."""
+
+
 @dataclass(frozen=True)
 class Recurrence:
     """What a Raven needs beside the settings that it shares with one looped layer.
@@ -76,53 +122,7 @@ class Recurrence:
         return sorted({1, loops, *between})
 
 
-class Settings(Protocol):
-    """What is read here of a `recipe.Recipe`."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of weights and draws."""
-
-    @property
-    def width(self) -> int:
-        """Hidden size."""
-
-    @property
-    def intermediate(self) -> int:
-        """Size of the MLP's inner layer."""
-
-    @property
-    def heads(self) -> int:
-        """Attention heads."""
-
-    @property
-    def loops(self) -> int:
-        """T, and the most loops of a batch."""
-
-    @property
-    def rope_theta(self) -> float:
-        """Base of the rotary embedding."""
-
-    @property
-    def init_std(self) -> float:
-        """Standard deviation of the initial weights."""
-
-    @property
-    def answer_weight(self) -> float:
-        """Weight of an answer token in the loss."""
-
-    @property
-    def subject_weight(self) -> float:
-        """Weight of the first loop's hint."""
-
-    def on_trails(self, step: int) -> bool:
-        """Whether the loops of a step are asked for what is met on the way."""
-
-    def train_loops(self, step: int) -> int:
-        """Loops run at a step with hints."""
-
-
-def build_raven(recipe: Settings, recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
+def build_raven(recipe: TrainingPlan, recurrence: Recurrence, tokenizer: PreTrainedTokenizerFast) -> RavenForCausalLM:
     """Build the untrained model, weights from the recipe's seed.
 
     The scaled embedding starts at standard deviation 1 and the adapter near shares of state and injection, so that a
@@ -168,7 +168,7 @@ def build_raven(recipe: Settings, recurrence: Recurrence, tokenizer: PreTrainedT
 
 
 def recurrent_loss(
-    model: RavenForCausalLM, batch: Batch, recipe: Settings, recurrence: Recurrence, step: int
+    model: RavenForCausalLM, batch: Batch, recipe: TrainingPlan, recurrence: Recurrence, step: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """Loss of the batch of a step, and which answer tokens are right where it was read.
 
