@@ -203,13 +203,8 @@ def test_data_follow_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_shipped_recipes_teach_everything_in_the_end(name: str) -> None:
     last = RECIPES[name].lessons[-1]
-<<<<<<< HEAD
-    # a Raven is taught look-ups of up to three sentences alone
-    taught = (6, MIX) if RECIPES[name].recurrence is None else (3, LOOK_UPS)
-=======
     # a Raven is taught look-ups alone
     taught = (3, LOOK_UPS) if RECIPES[name].recurrence else (6, MIX)
->>>>>>> families
     assert (last.hardest, last.mix) == taught and not last.trails
     assert all(lesson.trails for lesson in RECIPES[name].lessons[:-1])
 
