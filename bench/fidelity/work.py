@@ -52,8 +52,10 @@ def run_job(model: Any, job: FreeJob) -> FreeRun:
     """Continues a prompt."""
     if job.trace is None:
         return run_free(model, job.prompt, job.config, job.max_new_tokens)
+    # the trace takes the rule's place; one that reads a gate costs what reading it costs, where there is one
+    rule = replace(FULL, mode="qexit", q=1.0) if model.has_gate else replace(FULL, mode="converge")
     with replaying(model, job.trace):
-        return run_free(model, job.prompt, replace(FULL, mode="qexit", q=1.0), job.max_new_tokens)
+        return run_free(model, job.prompt, rule, job.max_new_tokens)
 
 
 def read_with(model: Any, texts: Sequence[ForcedText], configs: Mapping[str, ExitConfig]) -> LoopReadings:
