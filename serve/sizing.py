@@ -16,9 +16,6 @@ token which exited at e < T does not write are filled with copies of plane e, si
 from dataclasses import dataclass
 from typing import Any
 
-from sigma0.decode.planes import extra_planes
-from sigma0.models.raven_config import RavenConfig
-
 # Norms of a layer and gates of the families that loop over all layers, by `model_type`.
 _FAMILIES = {"ouro": (4, 1), "nanbeige": (2, 0)}
 # Tensors alive at once in a pass, counted in `OuroDecoderLayer`, its norms (in float32) and the head's statistics.
@@ -82,7 +79,7 @@ class ModelShape:
         Raises:
             ValueError: For a model without loops.
         """
-        if isinstance(config, RavenConfig):
+        if config.model_type == "huginn_raven":
             return cls._of_raven(config)
         if config.model_type not in _FAMILIES:
             raise ValueError(f"a {config.model_type!r} model has no loops: these formulas are for looped ones")
@@ -104,7 +101,7 @@ class ModelShape:
         )
 
     @classmethod
-    def _of_raven(cls, config: RavenConfig) -> "ModelShape":
+    def _of_raven(cls, config: Any) -> "ModelShape":
         assert config.padded_vocab_size and config.num_key_value_heads and config.head_dim
         width, queries = config.n_embd, config.n_heads * config.head_dim
         own = 4 * width if config.layout == "sandwich" else 2 * width
@@ -204,6 +201,9 @@ def token_bytes(shape: ModelShape, number_bytes: int, planes: int | None = None)
         number_bytes: Of a number.
         planes: That are kept; T if None. A `DepthCache` under `fixed` keeps k of them, the server always T.
     """
+    # not before it is needed: torch takes seconds to import
+    from sigma0.decode.planes import extra_planes
+
     kept = shape.loops if planes is None else planes
     count = kept * shape.stride * shape.layers + sum(extra_planes((shape.prelude, shape.coda)))
     return count * 2 * shape.kv_heads * shape.head_dim * number_bytes

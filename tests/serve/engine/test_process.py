@@ -86,7 +86,9 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     assert (service.name, service.context) == (thread.name, thread.context)
     assert service.model.num_loops == model.num_loops and service.model.name_or_path == model.name_or_path
     assert service.model.config.to_dict() == model.config.to_dict()
-    assert service.model.generation_config.to_dict() == model.generation_config.to_dict()
+    # a model that was saved before holds its rule with every field: what it resolves to is compared below
+    told, own = (each.generation_config.to_dict() | {"exit_config": None} for each in (service.model, model))
+    assert told == own
     assert service.model.resolve_exit_config(None) == model.resolve_exit_config(None)
     text = "Where is Mary?<|im_end|>"
     assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
