@@ -8,6 +8,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sigma0.decode.model import BatchRows
+from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 
@@ -52,14 +53,19 @@ class EmptyModel(LlamaForCausalLM):  # type: ignore[misc]
         self.one = nn.Parameter(torch.zeros(1))
 
     def forward(
-        self, input_ids: Tensor, past_key_values: DynamicCache | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        past_key_values: DynamicCache | None = None,
+        cache: DynamicCache | None = None,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """The same logits for every row, `[B, 1, V]`."""
         batch, length = input_ids.shape
-        if past_key_values is not None:
+        cache = given_cache(past_key_values, cache)
+        if cache is not None:
             new = self.one.expand(batch, 1, length, 1)
-            past_key_values.update(new, new, 0)
-        return CausalLMOutputWithPast(logits=self.logits.expand(batch, 1, -1), past_key_values=past_key_values)
+            cache.update(new, new, 0)
+        return CausalLMOutputWithPast(logits=self.logits.expand(batch, 1, -1), **named_cache(cache))
 
 
 def empty_looped(vocabulary: int, loops: int, positions: int) -> EmptyLoopedModel:

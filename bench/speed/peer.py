@@ -14,6 +14,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sigma0.models import OuroConfig, OuroForCausalLM
+from sigma0.models.cache_name import given_cache, named_cache
 
 
 class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -47,16 +48,19 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         past_key_values: DynamicCache | None = None,
         use_cache: bool = True,
         logits_to_keep: int = 0,
+        cache: DynamicCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Every loop for every position of `input_ids` `[B, S]`; logits of the last `logits_to_keep` positions."""
         hidden_states = self.inner.embed_tokens(input_ids)  # [B, S, D]
-        cache = DynamicCache() if past_key_values is None else past_key_values
+        cache = given_cache(past_key_values, cache)
+        if cache is None:
+            cache = DynamicCache()
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
-            past_key_values=cache,
+            **named_cache(cache),
             position_ids=position_ids,
         )
         position_embeddings = self.inner.rotary_emb(hidden_states, position_ids)
@@ -71,4 +75,4 @@ class StockLoopedModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 )
             hidden_states = self.inner.norm(hidden_states)
         logits = self.lm_head(hidden_states[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(logits=logits, **named_cache(cache))

@@ -17,6 +17,7 @@ from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_host
 from sigma0.ladder.budget import RungCost, Spending
 from sigma0.ladder.rungs import LocalRung
+from sigma0.models.cache_name import cache_argument
 from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.signals.verdict import mildest
 
@@ -149,7 +150,7 @@ class Reader:
             "input_ids": ids[:, self._cached :],
             "attention_mask": mask if padded or self.config is None else None,
             "position_ids": positions,
-            "past_key_values": self._cache,
+            cache_argument(self.model.forward): self._cache,
             "logits_to_keep": 1,
         }
         if self.config is None:

@@ -26,6 +26,7 @@ from sigma0.decode.runner import Announce, silently
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, Exits, TokenLoop
+from sigma0.models.cache_name import CACHE_NAME, given_cache, named_cache
 from sigma0.models.hf_results import EndRecorder, lockstep_output, wave_output
 from sigma0.models.limits import check_context, check_ids, check_memory
 from sigma0.models.outputs import DepthGenerateOutput, LoopedCausalLMOutput
@@ -126,11 +127,24 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache.record.pending_logits = logits
         return LoopedCausalLMOutput(
             logits=logits[:, None],
-            past_key_values=cache,
+            **named_cache(cache),
             exit_depths=depths[:, None],
             exit_met=met[:, None],
             exit_diverged=diverged[:, None],
         )
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own, which see, with `exit_config`, `output_statistics` and `runner`.
+
+        Args:
+            *args: For transformers.
+            **kwargs: For transformers; a cache as `past_key_values` or as `cache`.
+
+        Raises:
+            TypeError: For a cache under both names.
+        """
+        cache = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
+        return super().generate(*args, **kwargs, **({} if cache is None else named_cache(cache)))
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -199,12 +213,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             else:
                 width = total - 1 if positions is None else positions.shape[-1]
                 check_context(self, width, total - width)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE_NAME)
         planes = model_kwargs["exit_config"].stops_at(self.num_loops) or self.num_loops
         check_memory(self, total, batch_size, planes, getattr(cache, "bytes_allocated", 0))
         if cache is None:
             cache = self.new_cache(max_cache_length)
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[CACHE_NAME] = cache
         else:
             check_cache(cache)
             cache._is_user_defined = True
@@ -213,7 +227,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Marks the forward as a prefill, so that a prompt of a single token is not decoded."""
         model_kwargs = args[1] if len(args) > 1 else kwargs["model_kwargs"]
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE_NAME)
         if (others := tp_group(self)) is not None:
             settings = vars(args[0] if args else kwargs["generation_config"])
             plain = {name: value for name, value in settings.items() if isinstance(value, int | float | str | list)}
@@ -300,12 +314,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             logits_processor: As transformers prepared them.
             stopping_criteria: As transformers prepared them.
             generation_config: As transformers prepared it.
-            **model_kwargs: `past_key_values`, `exit_config`, `position_ids` and other arguments of the forward.
+            **model_kwargs: The cache, `exit_config`, `position_ids` and other arguments of the forward.
 
         Returns:
             The token loop after the prefill, and the exits of the last prompt tokens, where `TokenLoop.run` starts.
         """
-        cache, exit_config = model_kwargs["past_key_values"], model_kwargs["exit_config"]
+        cache, exit_config = model_kwargs[CACHE_NAME], model_kwargs["exit_config"]
         cache.counts = PassCounts()
         with self._recording(input_ids, generation_config, cache) as record:
             outputs = self._prefill(input_ids, generation_config, model_kwargs)
@@ -357,7 +371,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         **model_kwargs: Any,
     ) -> DepthGenerateOutput | Tensor:
         """Runs transformers' loop over our `forward`: exact too, but each sequence waits for the deepest one."""
-        cache = model_kwargs["past_key_values"]
+        cache = model_kwargs[CACHE_NAME]
         trace: list[tuple[Tensor, Tensor, Tensor]] = []
         cache.counts, cache.trace = PassCounts(), trace
         recorder = EndRecorder(stopping_criteria, cache, self.operations)
@@ -383,8 +397,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         return super()._beam_search(input_ids, *args, **self._at_full_depth("beam search", model_kwargs, args))
 
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, **model_kwargs: Any) -> Any:
-        if model_kwargs["past_key_values"].length:
-            raise ValueError("assisted generation needs an empty cache: leave past_key_values out")
+        if model_kwargs[CACHE_NAME].length:
+            raise ValueError("assisted generation needs an empty cache: leave it out")
         return super()._assisted_decoding(
             input_ids, *args, **self._at_full_depth("assisted generation", model_kwargs, args)
         )
@@ -421,6 +435,6 @@ def check_cache(cache: Any) -> None:
     """
     if not isinstance(cache, DepthCache):
         raise ValueError(
-            f"past_key_values is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
+            f"the cache is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
             "leave it out"
         )

@@ -14,6 +14,7 @@ from sigma0.decode.ops import CollapseRule, Operations
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, TokenLoop
 from sigma0.decode.transfer import to_device
+from sigma0.models.cache_name import CACHE_NAME, named_cache
 from sigma0.models.outputs import DepthGenerateOutput
 
 
@@ -91,7 +92,7 @@ def wave_output(loop: TokenLoop, emitted: list[list[Emission]], mode: ExitMode) 
         sequences=sequences,
         scores=_stacked(loop.scores),
         logits=_stacked(loop.raw_logits),
-        past_key_values=loop.cache,
+        **named_cache(loop.cache),
         runner=loop.runner.chosen,
         exit_depths=depths,
         exit_reasons=[
@@ -119,7 +120,7 @@ def lockstep_output(
         mode: The exit rule, for the reasons.
         record: Statistics of the new tokens, with `output_statistics=True`.
     """
-    new = len(trace)
+    new, cache = len(trace), outputs[CACHE_NAME]
     ends = recorder.lengths(outputs.sequences) - (outputs.sequences.shape[1] - new)  # [B]
     alive = torch.arange(new, device=ends.device) < ends[:, None]  # [B, new]
     depths, met, diverged = (torch.stack(list(rows), dim=1) for rows in zip(*trace, strict=True))
@@ -127,14 +128,14 @@ def lockstep_output(
         sequences=outputs.sequences,
         scores=outputs.scores,
         logits=outputs.logits,
-        past_key_values=outputs.past_key_values,
+        **named_cache(cache),
         exit_depths=depths * alive,
         exit_reasons=[
             [exit_reason(mode, *flags) for flags in zip(row[:end], broken[:end], strict=True)]
             for row, broken, end in zip(met.tolist(), diverged.tolist(), ends.tolist(), strict=True)
         ],
         **_statistics(record, new),
-        **_counts(outputs.past_key_values),
+        **_counts(cache),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sigma0.decode.finite import check_weights as check_finite
+from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.quantization import named_library, stored_method
 from sigma0.models.stored import StoredTensor, check_dtypes, check_generation_config, read_headers
 
@@ -16,7 +17,7 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True

@@ -17,6 +17,7 @@ from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
+from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.hf_generate import DepthGenerationMixin, check_cache
 from sigma0.models.limits import check_ids
 from sigma0.models.looped import LoopedPreTrainedModel
@@ -112,6 +113,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         logits_to_keep: int | Tensor = 0,
         exit_config: ExitConfig | Mapping[str, Any] | None = None,
         output_loop_states: bool = False,
+        cache: DepthCache | None = None,
         **kwargs: Any,
     ) -> LoopedCausalLMOutput:
         """Logits of each position at the loop that the exit rule picks.
@@ -132,11 +134,12 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             exit_config: The exit rule; by default the one of `resolve_exit_config(None)`.
             output_loop_states: Also return states, gate logits and logits of every loop; a single token after a
                 cache is then a prefill.
+            cache: Another name of `past_key_values`.
             **kwargs: For the attention function, and `num_items_in_batch` for the loss.
 
         Raises:
             ValueError: For bad settings, a cache that is no `DepthCache`, or a mask whose shape does not fit.
-            TypeError: For an unknown argument.
+            TypeError: For an unknown argument, or a cache under both names.
         """
         unknown = sorted(set(kwargs) - FORWARD_KEYS - self.model_inputs)
         if unknown:
@@ -149,7 +152,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None:
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        cache = past_key_values
+        cache = given_cache(past_key_values, cache)
         if inputs_embeds is None:
             # looking at the ids waits for the GPU: once for a prompt is cheap, once for a token or training step is not
             check_ids(inputs, self.config.vocab_size, look=inputs.device.type == "cpu" or not (self.training or cache))
@@ -208,7 +211,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         return LoopedCausalLMOutput(
             loss=None if labels is None else self.loss(outputs, labels, **kwargs),
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **named_cache(outputs.past_key_values),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             exit_depths=exits.depths,

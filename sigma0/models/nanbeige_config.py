@@ -5,6 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.config_checks import (
     BLOCK_TP_PLAN,
     check_block,
@@ -57,7 +58,7 @@ class NanbeigeConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "nanbeige"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = list(CACHE_NAMES)  # noqa: RUF012
     default_theta = 10000.0
     base_model_tp_plan = BLOCK_TP_PLAN
 

@@ -6,6 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.config_checks import (
     BLOCK_TP_PLAN,
     check_block,
@@ -52,7 +53,7 @@ class OuroConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "ouro"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = list(CACHE_NAMES)  # noqa: RUF012
     attribute_map = {"num_loops": "total_ut_steps"}  # noqa: RUF012
     default_theta = 10000.0
     base_model_tp_plan = BLOCK_TP_PLAN

@@ -1,4 +1,7 @@
-"""Outputs of a looped model and of its `generate`: transformers' own with the depth of every token."""
+"""Outputs of a looped model and of its `generate`: transformers' own with the depth of every token.
+
+The cache is in `past_key_values` and in `cache`, which are one.
+"""
 
 from dataclasses import dataclass
 
@@ -7,10 +10,11 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from sigma0.decode.runner import RunnerChoice
+from sigma0.models.cache_name import CacheNamesMixin
 
 
 @dataclass
-class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+class LoopedModelOutput(CacheNamesMixin, BaseModelOutputWithPast):  # type: ignore[misc]
     """A run of the shared block for all loops.
 
     Attributes:
@@ -27,7 +31,7 @@ class LoopedModelOutput(BaseModelOutputWithPast):  # type: ignore[misc]
 
 
 @dataclass
-class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
+class LoopedCausalLMOutput(CacheNamesMixin, CausalLMOutputWithPast):  # type: ignore[misc]
     """A forward with the exit picked for each position; S' positions as `logits_to_keep` says.
 
     Attributes:
@@ -51,7 +55,7 @@ class LoopedCausalLMOutput(CausalLMOutputWithPast):  # type: ignore[misc]
 
 
 @dataclass
-class DepthGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
+class DepthGenerateOutput(CacheNamesMixin, GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """What `generate(..., return_dict_in_generate=True)` returns.
 
     Attributes:

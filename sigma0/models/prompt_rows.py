@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask
 
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.models.cache_name import named_cache
 from sigma0.models.hf_generate import check_cache
 
 
@@ -57,7 +58,7 @@ def prompt_rows(
     if past_key_values is not None:
         check_cache(past_key_values)
         if training:
-            raise ValueError("gradient checkpointing runs layers without a cache: leave past_key_values out")
+            raise ValueError("gradient checkpointing runs layers without a cache: leave it out")
         if past_key_values.in_flight is not None:
             raise ValueError("tokens of this cache wait for their deeper loops: call the model with its head instead")
     seen = attention_mask if attention_mask is None or attention_mask.dim() == 4 else attention_mask.bool()
@@ -73,7 +74,7 @@ def prompt_rows(
         config=config,
         inputs_embeds=hidden_states,
         attention_mask=seen,
-        past_key_values=past_key_values,
+        **named_cache(past_key_values),
         position_ids=position_ids,
     )
     return PromptRows(past_key_values, seen, mask, position_ids, _real_tokens(seen, batch, length))

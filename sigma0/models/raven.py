@@ -23,6 +23,7 @@ from transformers.utils.generic import merge_with_config_defaults
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.parallel import tp_size
+from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
 from sigma0.models.outputs import LoopedModelOutput
@@ -185,6 +186,7 @@ class RavenModel(RavenPreTrainedModel):
         num_loops: int | None = None,
         initial_state: Tensor | None = None,
         loops_without_grad: int = 0,
+        cache: DepthCache | None = None,
         **kwargs: Any,
     ) -> LoopedModelOutput:
         """Runs prelude, every loop, and the coda at full depth, for every position.
@@ -199,6 +201,7 @@ class RavenModel(RavenPreTrainedModel):
             num_loops: Passes to run, by default T.
             initial_state: States before loop 1, `[B, S, D]`; by default as the config says.
             loops_without_grad: Passes at the start that gradients do not go through.
+            cache: Another name of `past_key_values`.
             **kwargs: For the attention function.
 
         Returns:
@@ -208,9 +211,10 @@ class RavenModel(RavenPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
         loops = self.num_loops if num_loops is None else num_loops
-        if past_key_values is None and use_cache:
-            past_key_values = DepthCache(self.num_block_layers, self.num_loops, stages=self.stages)
         checkpointed = self.training and self.gradient_checkpointing
+        past_key_values = given_cache(past_key_values, cache)
+        if past_key_values is None and use_cache and not checkpointed:
+            past_key_values = DepthCache(self.num_block_layers, self.num_loops, stages=self.stages)
         rows = prompt_rows(
             self.config, hidden_states, attention_mask, position_ids, past_key_values, loops, checkpointed
         )
@@ -237,7 +241,7 @@ class RavenModel(RavenPreTrainedModel):
             past_key_values.counts.prompt_rows += loops * rows.count
         return LoopedModelOutput(
             last_hidden_state=last,
-            past_key_values=past_key_values,
+            **named_cache(past_key_values),
             loop_states=torch.stack(states),
             gate_logits=None,
             injected=injected,

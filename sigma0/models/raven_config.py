@@ -10,6 +10,7 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.config_checks import MAX_LOOPS, check_dtype, check_rope
 
 Layout = Literal["sandwich", "pre", "post"]
@@ -52,7 +53,7 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "huginn_raven"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = list(CACHE_NAMES)  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "hidden_size": "n_embd",
         "num_attention_heads": "n_heads",

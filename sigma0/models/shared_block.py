@@ -14,6 +14,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import TORCH, LoopEndWeights
 from sigma0.decode.parallel import check_heads
+from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.fused_rows import can_fuse, run_fused
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.looped_causal import LoopedForCausalLM
@@ -73,6 +74,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         num_loops: int | None = None,
+        cache: DepthCache | None = None,
         **kwargs: Any,
     ) -> LoopedModelOutput:
         """Runs every loop for every position.
@@ -85,6 +87,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
             past_key_values: Planes to continue; no rows may be in flight.
             use_cache: Whether to make and return planes.
             num_loops: Loops to run, by default T.
+            cache: Another name of `past_key_values`.
             **kwargs: For the attention function.
 
         Returns:
@@ -94,9 +97,10 @@ class SharedBlockModel(LoopedPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # [B, S, D]
         loops = self.num_loops if num_loops is None else num_loops
-        if past_key_values is None and use_cache:
-            past_key_values = DepthCache(len(self.layers), self.num_loops)
         checkpointed = self.training and self.gradient_checkpointing
+        past_key_values = given_cache(past_key_values, cache)
+        if past_key_values is None and use_cache and not checkpointed:
+            past_key_values = DepthCache(len(self.layers), self.num_loops)
         rows = prompt_rows(
             self.config, hidden_states, attention_mask, position_ids, past_key_values, loops, checkpointed
         )
@@ -122,7 +126,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
             past_key_values.counts.prompt_rows += loops * rows.count
         return LoopedModelOutput(
             last_hidden_state=self.head_input(hidden_states),
-            past_key_values=past_key_values,
+            **named_cache(past_key_values),
             loop_states=torch.stack(states),
             gate_logits=torch.stack(gates) if gates else None,
             start_states=start,
