@@ -13,6 +13,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from sigma0.bench.core.replay import Trace, replaying
 from sigma0.bench.speed.peer import StockLoopedModel
 from sigma0.config import ExitConfig
+from sigma0.models.cache_name import named_cache
 
 FULL = ExitConfig(mode="full")
 # Ways whose tokens stop early.
@@ -182,7 +183,7 @@ class Stock:
         sequences = self._model.generate(
             self._ids,
             attention_mask=torch.ones_like(self._ids),
-            past_key_values=cache,
+            **named_cache(cache),
             max_new_tokens=self._new_tokens,
             do_sample=False,
             stopping_criteria=StoppingCriteriaList([_Stopwatch(marks, self._ids)]),
