@@ -66,7 +66,6 @@ def _own(key: Any) -> Any:
     return CACHE_NAME if isinstance(key, str) and key in CACHE_NAMES else key
 
 
-# a field has no property: only the other name gets one
-for _name in CACHE_NAMES:
-    if _name != CACHE_NAME:
-        setattr(CacheNamesMixin, _name, property(attrgetter(CACHE_NAME)))
+# what is a field can be no property
+[_other_name] = set(CACHE_NAMES) - {CACHE_NAME}
+setattr(CacheNamesMixin, _other_name, property(attrgetter(CACHE_NAME)))
