@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             exit_diverged=diverged[:, None],
         )
 
+    @wraps(GenerationMixin.generate, assigned=())
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own, which see, with `exit_config`, `output_statistics` and `runner`.
 

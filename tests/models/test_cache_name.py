@@ -1,11 +1,13 @@
 """A cache has two names, and a release of transformers has one of them: both are taken and given whichever that is."""
 
+import inspect
 import warnings
 from functools import partial
 
 import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
+from transformers.generation import GenerationMixin
 from transformers.utils import generic
 
 from sigma0.bench.overhead.empty import empty_plain
@@ -119,6 +121,12 @@ def test_a_forward_is_asked_for_its_name():
 
     assert [cache_argument(forward) for forward in (former, later, other)] == [*CACHE_NAMES, CACHE_NAME]
     assert cache_argument(LlamaForCausalLM.forward) == CACHE_NAME
+
+
+def test_generate_shows_the_arguments_of_transformers_own(model):
+    shown = inspect.signature(model.generate).parameters
+    assert list(shown) == [name for name in inspect.signature(GenerationMixin.generate).parameters if name != "self"]
+    assert "generation_config" in shown and "exit_config" in type(model).generate.__doc__
 
 
 def test_layers_that_are_checkpointed_leave_the_cache_out(model):
