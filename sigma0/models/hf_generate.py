@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,6 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             exit_diverged=diverged[:, None],
         )
 
-    @wraps(GenerationMixin.generate, assigned=())
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own, which see, with `exit_config`, `output_statistics` and `runner`.
 
@@ -146,6 +145,9 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """
         cache = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
         return super().generate(*args, **kwargs, **({} if cache is None else named_cache(cache)))
+
+    # keeps its signature for whoever asks
+    update_wrapper(generate, GenerationMixin.generate, assigned=())
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
