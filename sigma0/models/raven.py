@@ -22,13 +22,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.parallel import tp_size
+from sigma0.decode.parallel import check_heads
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.prompt_rows import prompt_rows
 from sigma0.models.raven_block import RavenBlock
 from sigma0.models.raven_config import Layout, RavenConfig
+from sigma0.models.raven_parallel import keep_share, plan_of, whole_tensors
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.row_linear import PackedLinear
 from sigma0.models.start_states import start_states
@@ -66,7 +67,13 @@ class RavenPreTrainedModel(LoopedPreTrainedModel):
         tensors = {} if folder is None else read_headers(folder)
         if tensors and isinstance(config, RavenConfig):
             config.block_layout = layout_of(tensors)
-        return super().from_pretrained(*args, config=config, **kwargs)
+        loaded = super().from_pretrained(*args, config=config, **kwargs)
+        keep_share(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """See `LoopedPreTrainedModel.whole_state`."""
+        return whole_tensors(self, super().whole_state())
 
     @classmethod
     def check_shapes(cls, config: RavenConfig, tensors: Mapping[str, StoredTensor]) -> None:
@@ -108,11 +115,7 @@ class RavenModel(RavenPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = ["freqs_cis", "lm_head"]  # noqa: RUF012
 
     def __init__(self, config: RavenConfig) -> None:
-        if tp_size(config) > 1:
-            raise ValueError(
-                "huginn_raven models cannot be shared among processes: queries, keys and values lie in one matrix, "
-                "which transformers would cut without regard to them; load it without tensor_parallel"
-            )
+        check_heads(config)
         super().__init__(config)
         prelude, core, coda = (
             config.n_layers_in_prelude,
@@ -131,6 +134,11 @@ class RavenModel(RavenPreTrainedModel):
         self.adapt = PackedLinear("adapter")
         self.gradient_checkpointing = False
         self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        """See `transformers.PreTrainedModel`; not in the config's class, since layouts differ in what there is."""
+        super().init_parallel_plans()
+        self._tp_plan |= plan_of(self.config)
 
     @property
     def num_loops(self) -> int:
