@@ -156,7 +156,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             # embeddings take no narrower integers
             inputs = input_ids = inputs.long()
         if cache is not None:
-            check_cache(cache)
+            check_cache(cache, self)
             if verified and cache.lacks_final:
                 raise ValueError(
                     "after_exit='verify' cannot go on with this cache: tokens in it were read at their exits, and the "

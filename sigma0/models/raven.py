@@ -23,6 +23,7 @@ from transformers.utils.generic import merge_with_config_defaults
 
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.parallel import check_heads
+from sigma0.decode.planes import FINAL, READ
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
 from sigma0.models.outputs import LoopedModelOutput
@@ -34,9 +35,6 @@ from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.row_linear import PackedLinear
 from sigma0.models.start_states import start_states
 from sigma0.models.stored import StoredTensor, read_headers
-
-# Planes of the coda's K/V.
-READ, FINAL = 0, 1
 
 
 def layout_of(tensors: Mapping[str, Any]) -> Layout:
