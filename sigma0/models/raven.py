@@ -77,7 +77,8 @@ class RavenPreTrainedModel(LoopedPreTrainedModel):
     def check_shapes(cls, config: RavenConfig, tensors: Mapping[str, StoredTensor]) -> None:
         """See `LoopedPreTrainedModel.check_shapes`."""
         named = {name.partition("transformer.")[2]: tensor.shape for name, tensor in tensors.items()}
-        if "adapter.weight" not in named:
+        # of quantised weights a tensor of integers, and its scales
+        if not any(name.startswith("adapter.") for name in named):
             raise ValueError("the checkpoint has no transformer.adapter.weight: it is no huginn_raven model")
         assert config.head_dim is not None and config.num_key_value_heads is not None
         heads = (config.n_heads + 2 * config.num_key_value_heads) * config.head_dim
