@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -45,6 +45,10 @@ THRESHOLDS = {
     "delta": ("entropy-diff", "latent-diff", "cosine", "kl", "minp-kl"),
     "stable": ("argmax-stability",),
 }
+
+# Numbers and whole numbers among the fields of an `ExitConfig`.
+NUMBERS = ("q", "eps", "theta", "delta")
+COUNTS = ("patience", "min_loops", "depth", "stable")
 
 
 def parse_on_collapse(value: Any) -> OnCollapse:
@@ -169,6 +173,17 @@ class ExitConfig(Stored):
         _refuse_unread(values)
         return given
 
+    @field_validator(*NUMBERS, *COUNTS, mode="before")
+    @classmethod
+    def _is_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Neither True nor "3" is a number; pydantic would take both."""
+        whole = info.field_name in COUNTS
+        if isinstance(value, bool | str) or (whole and isinstance(value, float) and not value.is_integer()):
+            shown = repr(value)
+            shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
+            raise ValueError(f"must be a {'whole ' if whole else ''}number, got {shown}")
+        return value
+
     @field_validator("q", "theta")
     @classmethod
     def _is_probability(cls, value: float | None) -> float | None:
@@ -183,7 +198,7 @@ class ExitConfig(Stored):
             raise ValueError(f"must be a finite number above 0, got {value}")
         return value
 
-    @field_validator("patience", "min_loops", "depth", "stable")
+    @field_validator(*COUNTS)
     @classmethod
     def _is_count(cls, value: int | None) -> int | None:
         if value is not None and value < 1:

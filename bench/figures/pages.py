@@ -10,7 +10,7 @@ from sigma0.bench.effort.table import title as effort_title
 from sigma0.bench.fidelity.pages import whole_table
 from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import (
-    MODELS,
+    SHIPPED,
     answers_table,
     calibrated_table,
     compiled_table,
@@ -74,27 +74,27 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def _answers(results: Results) -> list[str]:
-    evaluations = {name: results.json(f"{name}-eval") for name in MODELS}
+    evaluations = {name: results.json(f"{name}-eval") for name in SHIPPED}
     asked = _joined({f"{each['n']:,}" for each in evaluations.values()})
     return [
         f"Whole answers right, by the loop that they are read at: one question about each of {asked} held-out stories "
         "(`python -m sigma0.bench.pocket eval MODEL`). In the hard half an answer takes up to seven sentences. A guess is "
         "right for at most a quarter of the open questions, and for half of those answered by yes or no (a quarter of all). "
-        "Every kind of question stands in [weights.md](../../weights.md).",
+        "Every kind of question stands in [weights.md](../../weights.md). `pocket-raven` is asked look-ups, all that it was "
+        "taught: places, holders and families.",
         answers_table(evaluations),
     ]
 
 
 def _calibrated(results: Results) -> list[str]:
-    runs = {name: results.json(f"calibrate-{name}") for name in MODELS}
+    runs = {name: results.json(f"calibrate-{name}") for name in SHIPPED}
     rules = [rule for each in runs.values() for rule in each]
-    agreed = _joined({f"{100 * rule['agreement']:g} %" for rule in rules})
     sure = _joined({f"{rule['confidence']:g}" for rule in rules})
     chosen, kept = (_joined({f"{each:,}" for each in counts}) for counts in (
         {rule["prompts"] for rule in rules}, {rule["check"]["prompts"] for rule in rules}))  # fmt: skip
     return [
-        f"The most eager threshold of each rule at which {agreed} of the new tokens are full depth's choice, with probability "
-        f"{sure}; chosen on {chosen} prompts, and measured here on {kept} set apart, which had no part in the choice "
+        "The most eager threshold of each rule at which the promised share of the new tokens is full depth's choice, with "
+        f"probability {sure}; chosen on {chosen} prompts, and measured here on {kept} set apart, which had no part in the choice "
         "(`sigma0 calibrate MODEL --exit all`). These thresholds ship with the models.",
         calibrated_table(runs),
     ]
@@ -125,11 +125,12 @@ def _verdict(results: Results) -> list[str]:
 
 
 def _stability(results: Results) -> list[str]:
-    studies = {name: results.json(f"stability-{name}") for name in MODELS}
+    studies = {name: results.json(f"stability-{name}") for name in SHIPPED}
     asked = _joined({str(study["answers"]) for study in studies.values()})
     return [
         f"The radius along a token's path beside that of the loop map itself, at the least sure token of {asked} answers of "
-        "each model (`python -m sigma0.bench stability`), and the area under the ROC curve of each score for a wrong answer.",
+        "each model (`python -m sigma0.bench stability`), and the area under the ROC curve of each score for a wrong answer. "
+        "`pocket-raven` answers look-ups.",
         stability_table(studies),
     ]
 

@@ -17,6 +17,8 @@ from sigma0.bench.pocket.card import model_card
 
 # The shipped models that have a gate: what was measured of all of them stands in the tables.
 MODELS = ("pocket", "pocket-large")
+# with the one that has no gate
+SHIPPED = (*MODELS, "pocket-raven")
 # of the front page, with `after_exit`: rules at their calibrated thresholds, and baselines by their labels
 FRONT = (
     ("full", "finish"),
@@ -91,7 +93,7 @@ def front_table(rows: Sequence[FidelityRow]) -> str:
 
 def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Each rule at its calibrated threshold, on prompts set apart; of each model the rule that saves most first."""
-    headings = ("model", "rule", "new tokens with full depth's choice", "same text", "passes_saved")
+    headings = ("model", "rule", "promised", "new tokens with full depth's choice", "same text", "passes_saved")
     lines = []
     for name, rules in runs.items():
         for rule in sorted(rules, key=lambda rule: -rule["check"]["passes_saved"]["value"]):
@@ -104,7 +106,8 @@ def calibrated_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             low, high = check["agreement"]["interval"]
             kept = f"{_percent(check['agreement']['value'])} ({100 * low:.1f} to {100 * high:.1f})"
             shares = [_percent(check[key]["value"]) for key in ("same", "passes_saved")]
-            lines.append([name, f"{rule['mode']} ({settings})", kept, *shares])
+            promised = f"{100 * rule['agreement']:g} %"
+            lines.append([name, f"{rule['mode']} ({settings})", promised, kept, *shares])
     return BenchTable(headings, lines, left=headings[:2]).markdown()
 
 

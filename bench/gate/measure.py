@@ -112,8 +112,10 @@ def measure_gate(
         on_step: Told the steps done; there are 2 n and one for each rule.
 
     Raises:
-        ValueError: On fewer than two questions, or the calibration split.
+        ValueError: On fewer than two questions, the calibration split, or a model without a gate.
     """
+    if not model.has_gate:
+        raise ValueError(f"{name!r} has no exit gate to look at: take one that has, or `bench stability` or `fidelity`")
     if not 2 <= rules_n <= n:
         raise ValueError(
             f"n {n!r} and rules_n {rules_n!r}: at least 2 questions, and no more for the rules than in all"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigma0.bench.core.ledger import Conditions, Figure, QuantizationRow
 from sigma0.bench.fidelity.grid import threshold
@@ -162,8 +162,8 @@ def measure(
                         "settings": threshold(config),
                         "runner": timed.runner,
                         "dtype_of_floats": str(floats.dtype).removeprefix("torch."),
-                        "block_bytes": weight_bytes(model.model.layers),
-                        "block_bytes_of_floats": weight_bytes(floats.model.layers),
+                        "block_bytes": _block_bytes(model),
+                        "block_bytes_of_floats": _block_bytes(floats),
                         "model_bytes": weight_bytes(model),
                         "model_bytes_of_floats": weight_bytes(floats),
                         "context": timed.ids.shape[1],
@@ -175,6 +175,13 @@ def measure(
                 )
             )
     return rows
+
+
+def _block_bytes(model: Any) -> int:
+    """Bytes of all layers, and of the adapter where there is one."""
+    parts = [child for child in model.base_model.children() if isinstance(child, nn.ModuleList)]
+    adapter = getattr(model.base_model, "adapter", None)
+    return sum(weight_bytes(part) for part in [*parts, *([] if adapter is None else [adapter])])
 
 
 def _times(ours: Sequence[float], floats: Sequence[float], tokens: int) -> dict[str, Any]:

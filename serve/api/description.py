@@ -85,7 +85,8 @@ def _limit_prompt(prompt: Schema, served: Served) -> None:
 
 
 def _limit_options(properties: Schema, served: Served) -> None:
-    properties["exit"] = {"anyOf": [*_exits(int(served.service.model.num_loops)), _NULL]}
+    model = served.service.model
+    properties["exit"] = {"anyOf": [*_exits(int(model.num_loops), model.has_gate), _NULL]}
     budget = TypeAdapter(Budget).json_schema()
     properties["budget"] = {"anyOf": [budget, _NULL]} if served.has_ladder else _NULL
     if not served.has_ladder:
@@ -93,8 +94,8 @@ def _limit_options(properties: Schema, served: Served) -> None:
         properties["trail"] = {"const": False}
 
 
-def _exits(total_loops: int) -> list[Schema]:
-    """Exit settings of every mode, with the thresholds that the mode reads."""
+def _exits(total_loops: int, has_gate: bool) -> list[Schema]:
+    """Exit settings of every mode that the model has, with the thresholds that the mode reads."""
     schema = TypeAdapter(ExitConfig).json_schema()
     count = {"type": "integer", "minimum": 1, "maximum": MAX_SETTING}
     share: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
@@ -111,6 +112,8 @@ def _exits(total_loops: int) -> list[Schema]:
     default = schema["properties"]["mode"]["default"]
     settings = []
     for mode in schema["properties"]["mode"]["enum"]:
+        if mode == "qexit" and not has_gate:
+            continue
         unread = dict.fromkeys((name for name, modes in THRESHOLDS.items() if mode not in modes), _NULL)
         of_mode = {"mode": {"const": mode}, "depth": depths.get(mode, _NULL)}
         required = [*([] if mode == default else ["mode"]), *(["depth"] if mode in depths else [])]

@@ -11,7 +11,8 @@ from sigma0.decode.batch import PendingTokens
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lanes import STAGE
 from sigma0.decode.model import LoopedModel
-from sigma0.decode.stages import READ, stage_rows, write_coda
+from sigma0.decode.planes import READ
+from sigma0.decode.stages import stage_rows, write_coda
 
 
 @torch.no_grad()
@@ -59,6 +60,7 @@ def catch_up(model: LoopedModel, cache: DepthCache) -> None:
         cache: Planes, lanes and pending tokens; none is in flight or pending afterwards, and every plane is written.
     """
     cache.materialize_exits()
+    cache.fill_final()
     if cache.lanes is not None:
         cache.lanes.resume()
     in_flight, pending = cache.in_flight, cache.pending

@@ -5,7 +5,7 @@ After loop t, with state s_t, logits z_t and p_t = softmax(z_t), a token stops a
     entropy-diff      |H_t - H_{t-1}| < delta, H = - sum p log(p + 1e-10), H_0 = 100
     latent-diff       |s_t - s_{t-1}| / |s_t| < delta, s_0 what loop 1 starts from
     cosine            1 - cos(s_t, s_{t-1}) < delta; never behind a zero state
-    kl                sum p_{t-1} log((p_{t-1} + 1e-10) / (p_t + 1e-10)) < delta, p_0 uniform
+    kl                sum p_{t-1} (log p_{t-1} - log p_t) < delta, p_0 uniform
     minp-kl           the same after probabilities under a tenth of the largest are set to 1 / V, and all renormalised
     argmax-stability  the argmax has stayed the same `stable` times running, so never before loop `stable` + 1
 
@@ -13,6 +13,7 @@ in float32. `Criteria` keeps what the next loop is compared with, a row for each
 rows of a live pass and for those of a run of all loops. Any mixture of criteria is decided at once.
 """
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -37,7 +38,7 @@ class Criteria:
     Attributes:
         numbers: Entropy, and how often running the argmax has stayed the same, float32 `[N + 1, 2]`.
         best: The argmax, int64 `[N + 1]`.
-        probs: Distribution, float32 `[N + 1, V]`.
+        log_probs: Logarithms of the distribution, float32 `[N + 1, V]`.
         cut: The same as `minp-kl` takes it, `[N + 1, V]`.
     """
 
@@ -45,12 +46,12 @@ class Criteria:
         with torch.inference_mode(False), torch.no_grad():
             self.numbers = torch.zeros((rows + 1, 2), dtype=torch.float32, device=device)
             self.best = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
-            self.probs = torch.zeros((rows + 1, vocabulary), dtype=torch.float32, device=device)
+            self.log_probs = torch.zeros((rows + 1, vocabulary), dtype=torch.float32, device=device)
             self.cut = torch.zeros((rows + 1, vocabulary), dtype=torch.float32, device=device)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of it, a row for each token."""
-        return self.numbers, self.best, self.probs, self.cut
+        return self.numbers, self.best, self.log_probs, self.cut
 
     def decide(
         self,
@@ -97,22 +98,25 @@ class Criteria:
         assert logits is not None, "a criterion over logits reads the head at every loop"
         if name == "argmax-stability":
             return self._stayed(slots, first, logits.argmax(-1))
-        probs = logits.float().softmax(-1)  # [R, V]
+        log_probs = logits.float().log_softmax(-1)  # [R, V]
         if name == "entropy-diff":
+            probs = log_probs.exp()
             entropy = -(probs * (probs + _TINY).log()).sum(-1)
             kept = self.numbers[:, 0].index_select(0, slots)
             before = torch.where(first, torch.full_like(kept, _FIRST_ENTROPY), kept)
             self.numbers[:, 0].index_copy_(0, slots, entropy)
             return (entropy - before).abs()
-        table = self.probs
+        table = self.log_probs
         if name == "minp-kl":
-            table, least = self.cut, _SHARE * probs.amax(-1, keepdim=True)
-            probs = torch.where(probs < least, torch.full_like(probs, 1.0 / probs.shape[1]), probs)
-            probs = probs / probs.sum(-1, keepdim=True)
+            table, probs = self.cut, log_probs.exp()
+            probs = torch.where(
+                probs < _SHARE * probs.amax(-1, keepdim=True), torch.full_like(probs, 1.0 / probs.shape[1]), probs
+            )
+            log_probs = (probs / probs.sum(-1, keepdim=True)).log()
         kept = table.index_select(0, slots)
-        before = torch.where(first[:, None], torch.full_like(kept, 1.0 / probs.shape[1]), kept)
-        table.index_copy_(0, slots, probs)
-        return (before * ((before + _TINY).log() - (probs + _TINY).log())).sum(-1)
+        before = torch.where(first[:, None], torch.full_like(kept, -math.log(kept.shape[1])), kept)
+        table.index_copy_(0, slots, log_probs)
+        return (before.exp() * (before - log_probs)).sum(-1)
 
     def _stayed(self, slots: Tensor, first: Tensor, best: Tensor) -> Tensor:
         same = (best == self.best.index_select(0, slots)) & ~first

@@ -165,6 +165,11 @@ class ExitRule:
         return self.fixed_depth is not None and not self.break_after
 
     @property
+    def reads_at_full_depth(self) -> bool:
+        """Whether every token is read at loop T."""
+        return self.is_known_beforehand and self.fixed_depth == self.total_loops
+
+    @property
     def is_about_loops(self) -> bool:
         """Whether statistics of loops decide it: not those of a margin, nor where no gate can reach q."""
         return (

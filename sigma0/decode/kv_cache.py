@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts, PendingTokens
 from sigma0.decode.lanes import LaneRows, Lanes
-from sigma0.decode.planes import LayerPlanes, extra_planes
+from sigma0.decode.planes import CODA_PLANES, FINAL, READ, LayerPlanes, extra_planes
 from sigma0.decode.run_buffers import RunBuffers
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.transfer import to_device, to_host
@@ -32,8 +32,7 @@ class PlaneStore:
     """
 
     def __init__(self, num_layers: int, total_loops: int, capacity: int, stages: tuple[int, int] = (0, 0)) -> None:
-        self.num_layers = num_layers
-        self.total_loops = total_loops
+        self.num_layers, self.total_loops, self.stages = num_layers, total_loops, stages
         self.capacity = capacity
         # None: as many planes as loops
         self.counts: list[int | None] = [*[None] * num_layers, *extra_planes(stages)]
@@ -152,6 +151,9 @@ class DepthCache(Cache):  # type: ignore[misc]
             every plane is written (`sigma0.decode.catch_up`).
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
         lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
+        read_early: Whether the coda of some token of a prompt was read at its exit; `verify` may go on there.
+        final_in_read: Whether codas were read at loop T under another rule than `verify`: what the plane of full depth
+            lacks of them is in the other one.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
@@ -172,7 +174,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.trace: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self.exits: Tensor | None = None
         self.record: RunRecord | None = None
-        self.lacks_final = False
+        self.lacks_final = self.final_in_read = self.read_early = False
         self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None
@@ -233,6 +235,26 @@ class DepthCache(Cache):  # type: ignore[misc]
             if self.batch not in (0, batch):
                 raise ValueError(f"this cache holds {self.batch} sequences and cannot be continued with {batch}")
         self.store.depth = depth
+
+    def note_coda(self, at_full_depth: bool) -> None:
+        """Notes that codas are read under another rule than `verify`, in plane READ alone.
+
+        Args:
+            at_full_depth: All of them at loop T.
+        """
+        self.lacks_final = self.lacks_final or self.read_early or not at_full_depth
+        self.final_in_read = not self.lacks_final
+
+    def fill_final(self) -> None:
+        """Copies the coda's K/V that were read at loop T to the plane of full depth, if it lacks them."""
+        if not self.final_in_read:
+            return
+        self.final_in_read = False
+        with torch.no_grad():
+            for planes, count in zip(self.store.planes, self.store.counts, strict=True):
+                if planes is not None and count == CODA_PLANES:
+                    for held in (planes.keys, planes.values):
+                        held[FINAL, :, :, : self.length] = held[READ, :, :, : self.length]
 
     def reserve(self, capacity: int) -> None:
         """States how many cache positions will be needed, so that the next growth is exact."""

@@ -139,7 +139,7 @@ class Lanes:
     def remember_criteria(self, vocabulary: int) -> None:
         """Makes room for what criteria keep of the token of each sequence that decodes."""
         known = self.criteria
-        if known is None or known.probs.shape[1] < vocabulary:
+        if known is None or known.log_probs.shape[1] < vocabulary:
             self.criteria = Criteria(self.sequences, vocabulary, self.device)
             if known is not None:
                 self.criteria.numbers.copy_(known.numbers)

@@ -43,7 +43,8 @@ def decode_tokens(
         ids = token_ids.cpu().numpy()
         cache.add_pending(PendingTokens(ids[over], over, where[over], positions[over]))
     runner = _runner(model, cache, rule, drop, batch)
-    cache.lacks_final = cache.lacks_final or model.stages[1] > 0
+    if model.stages[1]:
+        cache.note_coda(rule.reads_at_full_depth)
     at = to_device(np.stack([alive, where[alive], positions[alive]]), runner.lanes.device)
     hidden = model.enter(token_ids.to(model.device).index_select(0, at[0].to(model.device)), at[2])
     runner.lanes.enter(runner.lanes.lane_of(at[0], at[1]), hidden, at[1], at[2])

@@ -15,6 +15,7 @@ from sigma0.decode.model import KVShape
 
 # Planes of a coda's layer: what was read at exits, and what was read at loop T.
 CODA_PLANES = 2
+READ, FINAL = 0, 1
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, Placement, RowIndices
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Operations, copy_plane
-from sigma0.decode.planes import LayerPlanes
+from sigma0.decode.planes import FINAL, READ, LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.step_batch import Batch
-
-READ, FINAL = 0, 1
 
 
 def stage_rows(

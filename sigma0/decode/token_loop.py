@@ -118,7 +118,7 @@ class TokenLoop:
         self.model, self.cache, self.rule, self.record = model, cache, rule, record
         self.verifies = config.after_exit == "verify"
         if model.stages[1] and not self.verifies:
-            cache.lacks_final = True
+            cache.note_coda(rule.reads_at_full_depth)
         self.vocabulary = int(model.config.vocab_size)
         self.device = input_ids.device
         self.criteria, self.max_length, self.eos = split_criteria(stopping_criteria)

@@ -223,7 +223,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             cache = self.new_cache(max_cache_length)
             model_kwargs[CACHE_NAME] = cache
         else:
-            check_cache(cache)
+            check_cache(cache, self)
             cache._is_user_defined = True
             cache.reserve(max_cache_length)
 
@@ -430,14 +430,25 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         raise ValueError(CONTINUOUS_BATCHING)
 
 
-def check_cache(cache: Any) -> None:
-    """Checks that a cache has planes for loops.
+def check_cache(cache: Any, model: Any = None) -> None:
+    """Checks that a cache has planes for loops, and those of a model where it is given.
 
     Raises:
-        ValueError: If `cache` is no `DepthCache`.
+        ValueError: If `cache` is no `DepthCache`, or was made for another model.
     """
     if not isinstance(cache, DepthCache):
         raise ValueError(
             f"the cache is a {type(cache).__name__}, which has no planes for loops; pass model.new_cache() or "
             "leave it out"
         )
+    if model is None:
+        return
+    own, needed = (
+        f"{layers} layers, {loops} loops, {stages[0]} layers of prelude and {stages[1]} of coda"
+        for layers, loops, stages in (
+            (cache.store.num_layers, cache.store.total_loops, cache.store.stages),
+            (model.num_block_layers, model.num_loops, model.stages),
+        )
+    )
+    if own != needed:
+        raise ValueError(f"past_key_values was made for {own}, this model has {needed}: pass model.new_cache()")

@@ -1,6 +1,7 @@
 """Loading a looped model and its tokenizer by shipped name, folder or hub id."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -187,7 +188,7 @@ def _load(
     operations(backend, target)
     spread = DistributedConfig(tp_size=init_tensor_parallel(target)) if tensor_parallel else None
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = _read_config(name, source)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if model_class is None:
             raise ValueError(f"{name!r} is a {config.model_type!r} model, which continues no text")
@@ -228,6 +229,22 @@ def _load(
     if looped:
         pack(model)
     return model, tokenizer
+
+
+def _read_config(name: str, source: str) -> Any:
+    """The config of a folder or hub id.
+
+    Raises:
+        ValueError: In place of transformers' own errors of other kinds, or of several lines.
+    """
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except KeyError as error:  # of the checks of rope_parameters
+        raise ValueError(f"{name!r} could not be loaded: {error.args[0]} (in its config.json)") from error
+    except ValueError as error:
+        if "\n" not in str(error):
+            raise
+        raise ValueError(f"{name!r} could not be loaded: {first_line(error)}") from error
 
 
 def pack(model: DepthGenerationMixin) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sigma0.decode.finite import check_weights as check_finite
+from sigma0.decode.parallel import tp_group
 from sigma0.models.cache_name import CACHE_NAMES
 from sigma0.models.quantization import named_library, stored_method
 from sigma0.models.stored import StoredTensor, check_dtypes, check_generation_config, read_headers
@@ -74,6 +76,20 @@ class LoopedPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if check_weights:
             check_finite(model)
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, *args: Any, state_dict: dict[str, Tensor] | None = None, **kwargs: Any) -> None:
+        """As transformers' own; processes that share a model all call it, and the first one writes."""
+        if state_dict is None and tp_group(self) is not None:
+            state_dict = self.whole_state()
+        super().save_pretrained(*args, state_dict=state_dict, **kwargs)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The state dict of a model that is shared among processes, as it is saved; every process calls it.
+
+        Tied weights are left out: once transformers has put them together it takes them for two tensors.
+        """
+        tied = self.all_tied_weights_keys
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in tied}
 
     @classmethod
     def _check_files(cls, folder: Path, config: PreTrainedConfig | None, quantization: str | None) -> None:

@@ -48,7 +48,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self._head = PackedLinear("lm_head")
         self.post_init()
-        if config.vocab_size % tp_size(config) and not config.tie_word_embeddings:
+        if outputs % tp_size(config) and not config.tie_word_embeddings:
             # transformers 5.17 gathers no shards of different sizes: every process then keeps the whole head
             del self._tp_plan["lm_head"]
 
@@ -159,7 +159,7 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
             # embeddings take no narrower integers
             inputs = input_ids = inputs.long()
         if cache is not None:
-            check_cache(cache)
+            check_cache(cache, self)
             if verified and cache.lacks_final:
                 raise ValueError(
                     "after_exit='verify' cannot go on with this cache: tokens in it were read at their exits, and the "

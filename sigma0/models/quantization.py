@@ -26,10 +26,10 @@ QUANTIZATIONS: tuple[QuantizationName, ...] = get_args(QuantizationName)
 # Linear layers outside of the block, as transformers matches names.
 KEPT = ("lm_head", "model.early_exit_gate")
 # Tensors of a checkpoint that a quantiser may have stored as something else than floats: those of linear layers.
-_QUANTIZABLE = re.compile(r"(_proj|lm_head)\.")
+_QUANTIZABLE = re.compile(r"(proj|lm_head|Wqkv|fc|adapter)\.")
 # Weights of int4 that share a scale, from the fewest bytes to the closest fit; of other sizes no kernel knows.
 GROUP_SIZES = (128, 64, 32)
-# Columns of int4 that the CPU's kernel takes at once.
+# Columns that the CPU's kernels take at once.
 _COLUMNS = 16
 # Rows from which on making floats of all weights first is faster than the CPU's kernel, which reads rows one by one.
 _MANY_ROWS = 16
@@ -165,6 +165,8 @@ def _has_row_kernel(weight: Any) -> bool:
     kind = type(weight).__name__
     if kind == "Int8Tensor":
         plain = weight.act_quant_kwargs is None and weight.act_pre_scale is None
+        # torch's kernel reads past the end of shorter rows, and may end the process
+        plain = plain and weight.shape[1] % _COLUMNS == 0
         return bool(plain and tuple(weight.scale.shape) == (weight.shape[0], 1))
     return bool(kind == "Int4OpaqueTensor" and weight.act_mapping_type is None and weight.act_pre_scale is None)
 

@@ -22,7 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 
 from sigma0.decode.kv_cache import DepthCache
-from sigma0.decode.parallel import tp_size
+from sigma0.decode.parallel import check_heads
+from sigma0.decode.planes import FINAL, READ
 from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.looped import LoopedPreTrainedModel, checkpoint_path
 from sigma0.models.ouro_block import OuroRMSNorm
@@ -30,13 +31,11 @@ from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.prompt_rows import prompt_rows
 from sigma0.models.raven_block import RavenBlock
 from sigma0.models.raven_config import Layout, RavenConfig
+from sigma0.models.raven_parallel import keep_share, plan_of, whole_tensors
 from sigma0.models.rotary_table import RotaryTable
 from sigma0.models.row_linear import PackedLinear
 from sigma0.models.start_states import start_states
 from sigma0.models.stored import StoredTensor, read_headers
-
-# Planes of the coda's K/V.
-READ, FINAL = 0, 1
 
 
 def layout_of(tensors: Mapping[str, Any]) -> Layout:
@@ -67,13 +66,20 @@ class RavenPreTrainedModel(LoopedPreTrainedModel):
         tensors = {} if folder is None else read_headers(folder)
         if tensors and isinstance(config, RavenConfig):
             config.block_layout = layout_of(tensors)
-        return super().from_pretrained(*args, config=config, **kwargs)
+        loaded = super().from_pretrained(*args, config=config, **kwargs)
+        keep_share(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """See `LoopedPreTrainedModel.whole_state`."""
+        return whole_tensors(self, super().whole_state())
 
     @classmethod
     def check_shapes(cls, config: RavenConfig, tensors: Mapping[str, StoredTensor]) -> None:
         """See `LoopedPreTrainedModel.check_shapes`."""
         named = {name.partition("transformer.")[2]: tensor.shape for name, tensor in tensors.items()}
-        if "adapter.weight" not in named:
+        # of quantised weights a tensor of integers, and its scales
+        if not any(name.startswith("adapter.") for name in named):
             raise ValueError("the checkpoint has no transformer.adapter.weight: it is no huginn_raven model")
         assert config.head_dim is not None and config.num_key_value_heads is not None
         heads = (config.n_heads + 2 * config.num_key_value_heads) * config.head_dim
@@ -109,11 +115,7 @@ class RavenModel(RavenPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = ["freqs_cis", "lm_head"]  # noqa: RUF012
 
     def __init__(self, config: RavenConfig) -> None:
-        if tp_size(config) > 1:
-            raise ValueError(
-                "huginn_raven models cannot be shared among processes: queries, keys and values lie in one matrix, "
-                "which transformers would cut without regard to them; load it without tensor_parallel"
-            )
+        check_heads(config)
         super().__init__(config)
         prelude, core, coda = (
             config.n_layers_in_prelude,
@@ -132,6 +134,11 @@ class RavenModel(RavenPreTrainedModel):
         self.adapt = PackedLinear("adapter")
         self.gradient_checkpointing = False
         self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        """See `transformers.PreTrainedModel`; not in the config's class, since layouts differ in what there is."""
+        super().init_parallel_plans()
+        self._tp_plan |= plan_of(self.config)
 
     @property
     def num_loops(self) -> int:

@@ -156,6 +156,18 @@ class RavenBlock(GradientCheckpointingLayer):  # type: ignore[misc]
         for index in range(1, 5 if self.layout == "sandwich" else 3):
             self.add_module(f"norm_{index}", OuroRMSNorm(config.n_embd, eps=config.norm_eps))
 
+    def stacked_parts(self) -> dict[str, tuple[int, list[int]]]:
+        """Parameters that hold heads or a width of the MLP in parts: by name, their axis and the sizes of the parts."""
+        config = self.attn.config
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        query, keys = config.n_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        parts = {"attn.Wqkv.weight": (0, [query, keys, keys]), "mlp.fc.weight": (0, 2 * [config.intermediate_size])}
+        if config.qk_bias:
+            parts["attn.qk_bias"] = (2, [config.n_heads])
+        if self.layout == "post":
+            parts |= {"attn.q_norm.weight": (0, [query]), "attn.k_norm.weight": (0, [keys])}
+        return parts
+
     def packed_weights(self) -> list[tuple[PackedLinear, Modules]]:
         """The products of a pass over rows, each with the modules that hold its layers."""
         attention, mlp = self.attn, self.mlp

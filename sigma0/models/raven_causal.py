@@ -148,6 +148,7 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
                 rule, states[:, :, keep], None, self.read_states, watch, broadcaster(self), at_full_depth
             )
             return exits, self.read_states(outputs.last_hidden_state[:, keep])
+        cache.read_early = cache.read_early or not at_full_depth
         which = torch.arange(length)[keep].tolist()
         found = [self._read_position(rule, outputs, index, watch, at_full_depth) for index in which]
         parts = [torch.cat([vars(exits)[name] for exits, _ in found], dim=axis) for name, axis in _AXES.items()]

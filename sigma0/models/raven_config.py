@@ -11,7 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from sigma0.models.cache_name import CACHE_NAMES
-from sigma0.models.config_checks import MAX_LOOPS, check_dtype, check_rope
+from sigma0.models.config_checks import MAX_LOOPS, check_dtype, check_prompts, check_rope
 
 Layout = Literal["sandwich", "pre", "post"]
 LAYOUTS = ("sandwich", "pre", "post")
@@ -107,7 +107,10 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fills defaults; the layout by the file that the published config names, where it names one."""
-        named = str((kwargs.pop("auto_map", None) or {}).get("AutoModelForCausalLM", ""))
+        files = kwargs.pop("auto_map", None) or {}
+        if not isinstance(files, dict):
+            raise ValueError(f"auto_map must be a mapping, got {files!r}")
+        named = str(files.get("AutoModelForCausalLM", ""))
         check_dtype(kwargs.get("torch_dtype") or self.dtype)
         if self.block_layout is None and named.startswith("raven_modeling_minimal"):
             file = named.partition(".")[0]
@@ -219,4 +222,9 @@ class RavenConfig(PreTrainedConfig):  # type: ignore[misc]
             )
         if self.qk_bias and self.block_layout in ("pre", "post"):
             raise ValueError(f"qk_bias=True has no place in blocks of the {self.block_layout!r} layout")
+        for name in ("embed_scale", "std"):
+            value = (self.init_values or {}).get(name, 1.0)
+            if isinstance(value, bool) or not isinstance(value, float | int) or not math.isfinite(value):
+                raise ValueError(f"init_values: {name} must be a finite number, got {value!r}")
+        check_prompts(self)
         check_rope(self.rope_parameters, self.default_theta)

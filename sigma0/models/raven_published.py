@@ -17,6 +17,7 @@ position, stop where they fall below a threshold (Huginn's `generate_with_adapti
     argmax-stability  how often running the argmax has stayed the same; stops where it reaches the threshold
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -181,7 +182,7 @@ class _Meter:
         self._criterion = criterion
         self._state = start
         self._entropy = torch.tensor(100.0)
-        self._probs = torch.full((vocabulary,), 1.0 / vocabulary)
+        self._log_probs = torch.full((vocabulary,), -math.log(vocabulary))
         self._best, self._stayed = -1, 0
 
     def value(self, state: Tensor, logits: Tensor | None) -> float:
@@ -198,13 +199,14 @@ class _Meter:
             self._stayed = self._stayed + 1 if best == self._best else 0
             self._best = best
             return float(self._stayed)
-        probs = logits.float().softmax(-1)
+        log_probs = logits.float().log_softmax(-1)
+        probs = log_probs.exp()
         if self._criterion == "entropy-diff":
             entropy = -(probs * (probs + 1e-10).log()).sum()
             change, self._entropy = (entropy - self._entropy).abs(), entropy
             return float(change)
         if self._criterion == "minp-kl":
             probs = torch.where(probs < 0.1 * probs.max(), 1.0 / len(probs), probs)
-            probs = probs / probs.sum()
-        earlier, self._probs = self._probs, probs
-        return float((earlier * ((earlier + 1e-10).log() - (probs + 1e-10).log())).sum())
+            log_probs = (probs / probs.sum()).log()
+        earlier, self._log_probs = self._log_probs, log_probs
+        return float((earlier.exp() * (earlier - log_probs)).sum())

@@ -99,6 +99,11 @@ def check_shapes(config: Any, tensors: Mapping[str, StoredTensor]) -> None:
             f"config.json has num_hidden_layers = {config.num_hidden_layers}, but the weights are missing from "
             f"layers.{max(layers) + 1} on: use the config.json that belongs to them"
         )
+    if layers and config.num_hidden_layers <= max(layers):
+        raise ValueError(
+            f"config.json has num_hidden_layers = {config.num_hidden_layers}, but the weights have {max(layers) + 1} "
+            "layers: use the config.json that belongs to them"
+        )
 
 
 def check_generation_config(folder: Path) -> None:

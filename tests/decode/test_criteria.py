@@ -218,6 +218,11 @@ def test_mixed_requests_of_an_engine_are_each_alone_also_after_preemption(pocket
         ({"mode": "margin", "delta": 0.5}, "delta has no effect with exit mode 'margin', only with entropy-diff or"),
         ({"mode": "argmax-stability", "delta": 0.5}, "delta has no effect"),
         ({"mode": "argmax-stability", "stable": 0}, "must be at least 1"),
+        ({"mode": "kl", "delta": True}, "^exit_config: delta: must be a number, got True$"),
+        ({"mode": "kl", "delta": "0.1"}, "delta: must be a number, got '0.1'"),
+        ({"mode": "argmax-stability", "stable": "3"}, "^exit_config: stable: must be a whole number, got '3'$"),
+        ({"mode": "argmax-stability", "stable": 1.5}, "^exit_config: stable: must be a whole number, got 1.5$"),
+        ({"mode": "fixed", "depth": True}, "depth: must be a whole number, got True"),
     ],
 )
 def test_bad_settings_are_named(values, message):

@@ -24,11 +24,10 @@ from sigma0.cli import app
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import no_broadcast
 from sigma0.decode.parallel import broadcaster, check_heads, tp_group
-from sigma0.models import OuroConfig, RavenConfig, RavenForCausalLM
+from sigma0.models import OuroConfig
 from sigma0.serve.engine.engine import Engine
 from tests.conftest import Golden
 from tests.marks import slow
-from tests.models.raven_reference import tiny_raven
 from tests.processes import commands, in_processes
 from tests.reference import tiny_model
 
@@ -211,7 +210,7 @@ def test_decisions_that_are_forced_apart_are_the_first_ones(folders, tmp_path):
         assert mine == theirs == expected
 
 
-def refused(rank, folder, odd, raven):
+def refused(rank, folder, odd):
     """Messages of what must be refused, and that work goes on behind them."""
     model, found = load_share(folder), []
     calls = [
@@ -222,7 +221,6 @@ def refused(rank, folder, odd, raven):
         lambda: written(model, IDS, {"mode": "full"}, sampled=False, num_beams=2),
         lambda: Engine(model, None, "golden"),
         lambda: load_share(odd),
-        lambda: load_share(raven),
     ]
     for call in calls:
         with pytest.raises(ValueError) as error:  # noqa: PT011 - the messages are looked at by the caller
@@ -235,17 +233,14 @@ def refused(rank, folder, odd, raven):
 def test_what_cannot_be_done_together_is_refused_everywhere(folders, tmp_path):
     odd = tmp_path / "odd"
     tiny_model(seed=0, num_attention_heads=3, num_key_value_heads=3, hidden_size=24, vocab_size=61).save_pretrained(odd)
-    raven = tmp_path / "raven"
-    tiny_raven("pre", 0).save_pretrained(raven)
     golden = folders["ouro-gqa"]
-    first, second = in_processes(2, refused, tmp_path, str(golden.folder), str(odd), str(raven))
+    first, second = in_processes(2, refused, tmp_path, str(golden.folder), str(odd))
     assert first == second
-    *unlike, beams, engine, heads, stacked, afterwards = first
+    *unlike, beams, engine, heads, afterwards = first
     assert len(unlike) == 4 and all("process 1 was given another prompt or other settings" in each for each in unlike)
     assert "beam search cannot be agreed on" in beams
     assert "tensor_parallel" in engine
     assert "2 processes cannot share the 3 key/value heads" in heads and "start 1 or 3" in heads
-    assert "huginn_raven models cannot be shared among processes" in stacked
     assert afterwards == written(golden.model, IDS, {"q": 0.5}, sampled=False)
 
 
@@ -261,14 +256,6 @@ def test_heads_are_dealt_out_evenly_or_not_at_all(heads, groups, count):
         check_heads(config)
     possible = map(int, re.findall(r"\d+", str(error.value).split("start")[1]))
     assert all(heads % number == 0 for number in possible)
-
-
-def test_matrices_that_stack_queries_keys_and_values_are_not_cut():
-    """transformers cuts packed matrices into equal parts, which these are not."""
-    config = RavenConfig(block_layout="pre", n_embd=16, n_heads=4, num_key_value_heads=2, mean_recurrence=2)
-    config.distributed_config = DistributedConfig(tp_size=2)
-    with pytest.raises(ValueError, match=r"^huginn_raven models cannot be shared .*; load it without tensor_parallel$"):
-        RavenForCausalLM(config)
 
 
 def test_a_whole_model_agrees_with_nobody(tiny):

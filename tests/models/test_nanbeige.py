@@ -156,6 +156,9 @@ def test_what_was_never_released_is_refused_by_name(name, tmp_path):
         ({"loop_share_kv": True}, "loop_share_kv=True would share K/V between loops"),
         ({"skip_loop_final_norm": "no"}, "'skip_loop_final_norm' expected bool"),
         ({"layer_types": ["sliding_attention"]}, "only full attention is supported"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "Missing required keys in `rope_parameters`"),
+        ({"num_hidden_layers": 1}, "config.json has num_hidden_layers = 1, but the weights have "),
+        ({"model_type": "nosuch"}, "model type `nosuch`"),
     ],
 )
 def test_a_wrong_config_is_one_line(wrong, message, tmp_path, tokenizer_file):

@@ -10,6 +10,7 @@ from tests.models.raven_reference import SHAPES, Reference, tiny_raven
 
 NEW = 7
 TIE = 1e-5
+FULL = ExitConfig(mode="full")
 # Rules that stop some tokens early in the tiny models, and not all.
 RULES = (("margin", 0.05), ("margin", 0.2), ("converge", 0.5), ("converge", 0.8))
 
@@ -236,6 +237,51 @@ def test_verify_does_not_go_on_behind_exits():
     once, _ = generate(model, [prompt], rule("margin", 0.1), past_key_values=cache)
     with pytest.raises(ValueError, match="cannot go on with this cache"):
         generate(model, [[*once.sequences[0].tolist(), 5]], rule("margin", 0.1, "verify"), past_key_values=cache)
+
+
+def test_verify_does_not_go_on_where_full_depth_came_behind_an_early_reading():
+    model, prompt = tiny_raven("pre", 19), torch.tensor(drawn(19, 1))
+    cache, early = model.new_cache(), rule("converge", 0.99)
+    read = model(prompt, past_key_values=cache, exit_config=early, logits_to_keep=1)
+    assert read.exit_depths[0, -1] < model.num_loops
+    model(prompt[:, :1], past_key_values=cache, exit_config=FULL)
+    with pytest.raises(ValueError, match="cannot go on with this cache"):
+        model(prompt[:, :3], past_key_values=cache, exit_config=rule("margin", 0.1, "verify"))
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_verify_goes_on_behind_full_depth(layout):
+    """Whole turns, and single tokens of the stock loop; the planes of full depth are those of a fresh prompt."""
+    model = tiny_raven(layout, 21)
+    reference, first, second = Reference(model), drawn(21, 1)[0], drawn(22, 1)[0]
+    cache, checked = model.new_cache(), rule("margin", 0.1, "verify")
+    once, _ = generate(model, [first], FULL, past_key_values=cache)
+    more = torch.tensor([[7]])
+    # the last token that was written is not in the cache as yet
+    model(once.sequences[:, -1:], past_key_values=cache, exit_config=FULL)
+    model(more, past_key_values=cache, exit_config=FULL)
+    text = [*once.sequences[0].tolist(), 7, *second]
+    out, width = generate(model, [text], checked, past_key_values=cache)
+    assert out.sequences[0, width:].tolist() == reference.full_depth(text, NEW).tokens
+    fresh, written = model.new_cache(), out.sequences[:, : cache.length]
+    model(written, past_key_values=fresh, exit_config=FULL)
+    for ours, theirs in zip(cache.planes, fresh.planes, strict=True):
+        for held, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+            assert torch.allclose(held[-1, :, :, : len(text) - 1], expected[-1, :, :, : len(text) - 1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("other", "layers"),
+    [("pre", {"n_layers_in_coda": 1}), ("pre", {"n_layers_in_prelude": 2}), ("sandwich", {"mean_recurrence": 3})],
+)
+def test_a_cache_of_other_stages_is_refused(other, layers):
+    model, prompt = tiny_raven("pre", 3), torch.tensor(drawn(3, 1))
+    message = "past_key_values was made for .*, this model has 2 layers, 4 loops, 1 layers of prelude and 2 of coda: "
+    cache = tiny_raven(other, 3, **layers).new_cache()
+    with pytest.raises(ValueError, match=message):
+        model(prompt, past_key_values=cache)
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompt, past_key_values=cache, max_new_tokens=2)
 
 
 def test_a_verified_turn_can_be_continued():

@@ -1,15 +1,20 @@
 """Raven as a checkpoint like any other: exported, read by a fresh process, by a pipeline and by lm-eval."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+from typer.testing import CliRunner
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.cli import app
 from tests.marks import slow
 from tests.models.raven_reference import save_raven
 from tests.models.test_export import READER
@@ -98,3 +103,40 @@ def test_lm_eval_scores_an_exported_folder(loaded, exported, setting):
     for (logprob, greedy), (known_logprob, known_greedy) in zip(found, known, strict=True):
         assert logprob == pytest.approx(known_logprob, abs=1e-4) and logprob < 0
         assert greedy == known_greedy
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory, pocket):
+    return save_raven(tmp_path_factory.mktemp("plain"), pocket[1], "pre", 73)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_key_value_heads": 3}, "n_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 1}, "(n_heads + 2 num_key_value_heads) head_dim = 48, but transformer.core_block.0"),
+        ({"stride": 3}, "stride must divide the 4 loops of full depth, got 3"),
+        ({"injection_type": "add"}, "injection_type='add' is not implemented"),
+        ({"test_time_noise": 1}, "test_time_noise=1 is not implemented"),
+        ({"n_layers_in_coda": 1}, "n_layers_in_coda = 1, but the weights have 2 such layers"),
+        ({"auto_map": "file"}, "auto_map must be a mapping, got 'file'"),
+        ({"init_values": {"embed_scale": "large"}}, "init_values: embed_scale must be a finite number, got 'large'"),
+        ({"sigma0_prompts": "poems"}, "sigma0_prompts must be instructions or bare, got 'poems'"),
+        (None, "the checkpoint has no transformer.adapter.weight"),
+    ],
+)
+def test_a_wrong_folder_is_one_line_and_an_error_of_load(plain_folder, tmp_path, wrong, message):
+    folder = tmp_path / "wrong"
+    shutil.copytree(plain_folder, folder)
+    if wrong is None:
+        weights = load_file(folder / "model.safetensors")
+        del weights["transformer.adapter.weight"]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    result = CliRunner().invoke(app, ["generate", "Mary went", "--model", str(folder), "--device", "cpu"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and message in result.stderr
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sigma0.load(str(folder), device="cpu")

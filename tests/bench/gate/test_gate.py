@@ -17,6 +17,7 @@ from sigma0.bench.pocket.world import draw
 from sigma0.calibrate.agreement import GRIDS
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import ExitConfig
+from tests.reference import tiny_nanbeige
 
 
 def items_of(count, seed=5):
@@ -140,3 +141,8 @@ def test_bootstrap_against_known_cases():
     ranks = np.arange(30)
     rho = bootstrap(lambda drawn: float(spearmanr(ranks[drawn], ranks[drawn]).statistic), 30, resamples=20)
     assert rho is not None and rho.value == pytest.approx(1.0) and rho.interval == pytest.approx((1.0, 1.0))
+
+
+def test_a_model_without_a_gate_is_refused(pocket):
+    with pytest.raises(ValueError, match="'flat' has no exit gate to look at: take one that has, or `bench stability`"):
+        measure_gate(tiny_nanbeige(0), pocket[1], "flat", n=4, rules_n=2)

@@ -1,0 +1,125 @@
+"""What every family does alike, from a folder: saved, quantised, exported, sized, calibrated, served."""
+
+import json
+
+import openai
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import sigma0
+from sigma0.cli import app
+from tests.models.raven_reference import SHAPES, save_raven
+from tests.reference import tiny_model, tiny_nanbeige
+from tests.serve.conftest import served
+
+STORY = "Mary went to the park. The hat is with Mary. Where is the hat?"
+RULES = ({"mode": "full"}, {"mode": "margin", "theta": 0.1}, {"mode": "margin", "theta": 0.1, "after_exit": "verify"})
+# of weights that int4 takes
+WIDTHS = {"intermediate_size": 64, "head_dim": 16}
+FAMILIES = ("ouro", "nanbeige", *SHAPES)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory, pocket):
+    """A small random model with the tokenizer of `pocket`."""
+    target, tokenizer = tmp_path_factory.mktemp(request.param), pocket[1]
+    if request.param in SHAPES:
+        return save_raven(target, tokenizer, request.param, 5, n_embd=64, block_size=512, **WIDTHS)
+    build = {"ouro": tiny_model, "nanbeige": tiny_nanbeige}[request.param]
+    model = build(5, vocab_size=len(tokenizer), hidden_size=64, max_position_embeddings=512, **WIDTHS)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def loaded(folder, **settings):
+    return sigma0.load(str(folder), device="cpu", **settings)
+
+
+def texts(model, tokenizer):
+    return [sigma0.generate(model, tokenizer, STORY, max_new_tokens=8, exit_config=rule).text for rule in RULES]
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_it_saves_what_it_loaded_and_exports_it(folder, tmp_path):
+    model, tokenizer = loaded(folder)
+    full, _, checked = expected = texts(model, tokenizer)
+    assert full == checked
+    model.save_pretrained(tmp_path / "saved")
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "saved"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    invoke("export", folder, tmp_path / "exported")
+    assert texts(*loaded(tmp_path / "exported")) == expected
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    assert type(again) is type(model)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_it_is_quantised(folder, tmp_path, quantization):
+    pytest.importorskip("torchao")
+    model, tokenizer = loaded(folder, quantization=quantization)
+    full, _, checked = texts(model, tokenizer)
+    assert full == checked
+    rounded = {name for name, weight in model.named_parameters() if type(weight.detach()).__name__.startswith("Int")}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert rounded == linear - {"lm_head.weight", "model.early_exit_gate.weight"}
+    if quantization == "int8":
+        model.save_pretrained(tmp_path / "rounded")
+        tokenizer.save_pretrained(tmp_path / "rounded")
+        assert texts(*loaded(tmp_path / "rounded"))[0] == full
+
+
+@pytest.mark.parametrize("width", [40, 56])
+def test_rows_that_the_kernel_cannot_read_are_left_to_torchao(tmp_path, pocket, width):
+    """torch 2.13 ends the process where a row of int8 is no multiple of 16."""
+    pytest.importorskip("torchao")
+    folder = save_raven(tmp_path / "odd", pocket[1], "pre", 5, intermediate_size=width)
+    full, _, checked = texts(*loaded(folder, quantization="int8"))
+    assert full == checked
+
+
+def test_it_is_sized_as_it_is_made(folder):
+    told = json.loads(invoke("size", folder, "--dtype", "float32", "--json"))
+    assert told["weights"] == sum(each.nbytes for each in loaded(folder, dtype="float32")[0].parameters())
+
+
+def test_it_is_served(folder):
+    model, tokenizer = loaded(folder)
+    with served((model, tokenizer)) as server:
+        rule = RULES[1]
+        answer = server.client.completions.create(
+            model="pocket", prompt=STORY, max_tokens=8, temperature=0, extra_body={"sigma0": {"exit": rule}}
+        )
+        assert (
+            answer.choices[0].text == sigma0.generate(model, tokenizer, STORY, max_new_tokens=8, exit_config=rule).text
+        )
+        described = server.app.openapi()["components"]["schemas"]["Sigma0Options"]["properties"]["exit"]["anyOf"]
+        modes = {each["properties"]["mode"]["const"] for each in described if each["type"] == "object"}
+        assert "margin" in modes and ("qexit" in modes) == model.has_gate
+        if not model.has_gate:
+            assert all("mode" in each["required"] for each in described if each["type"] == "object")
+            with pytest.raises(openai.BadRequestError, match="reads a gate"):
+                server.client.completions.create(
+                    model="pocket", prompt=STORY, max_tokens=2, extra_body={"sigma0": {"exit": {"mode": "qexit"}}}
+                )
+
+
+def test_it_is_calibrated(folder, tmp_path):
+    exported = tmp_path / "own"
+    invoke("export", folder, exported)
+    lines = [json.dumps({"prompt": f"Where is {name} {number}?"}) for name in ("Mary", "John") for number in range(60)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    arguments = ["--exit", "margin", "--agreement", "0.3", "--confidence", "0.6", "--max-new-tokens", "2"]
+    invoke("calibrate", exported, "--prompts", tmp_path / "prompts.jsonl", "--device", "cpu", *arguments)
+    model, _ = loaded(exported)
+    assert model.exit_thresholds.margin is not None
+    assert model.resolve_exit_config(None).mode == "margin"
