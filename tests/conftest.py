@@ -20,10 +20,27 @@ from transformers import AutoModelForCausalLM
 import sigma0
 from tests.reference import tiny_model
 
-GOLDEN = Path(__file__).parent / "golden"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+# The files that take longest come first: where whole files are dealt out, the last one is else waited for alone.
+LONGEST = (
+    "serve/cluster/test_ray.py",
+    "decode/test_compiled.py",
+    "kernels/test_in_interpreter.py",
+    "bench/gpu/test_gpu.py",
+    "bench/harness/test_commands.py",
+    "decode/test_parallel.py",
+    "test_start.py",
+)
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    order = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 class Golden:

@@ -1,10 +1,13 @@
 """The command line as a user runs it."""
 
+import io
 import json
 import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 import sigma0
@@ -39,6 +42,12 @@ def test_generate_writes_a_picture(tmp_path):
     assert "passes_saved" in source
     assert "kitchen" in source
     assert run("generate", "x", "--svg", str(picture), "--json").exit_code == 2
+    # in the colours of the depths, and a terminal of the same process still has its own
+    shallow = depth_style(1, 6)
+    assert f"fill: {shallow}" in source
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=True, color_system="truecolor").print(Text("hat", style=shallow))
+    assert "\x1b[38;2;69;117;180mhat" in shown.getvalue()
 
 
 def test_generate_json(pocket):

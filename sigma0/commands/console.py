@@ -119,7 +119,8 @@ def print_stream(
     for line in report:
         console.print(line)
     if svg is not None:
-        picture = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
+        # no escape codes: rich keeps those of a style for every console of the process, whatever its colours
+        picture = Console(record=True, width=100, file=io.StringIO(), color_system=None, highlight=False)
         picture.print(Text(prompt, style="dim"), text, "", *report, sep="\n")
         picture.save_svg(svg, title="sigma0 generate")
 

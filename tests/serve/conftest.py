@@ -42,7 +42,7 @@ def serving(app):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 
@@ -113,7 +113,7 @@ def page(browser, server):
     """The page, not yet opened; what its console complains of fails the test unless it is taken from `complaints`."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     opened = context.new_page()
-    opened.set_default_timeout(10_000)
+    opened.set_default_timeout(60_000)
     opened.complaints = []
     opened.on("console", lambda said: said.type in ("error", "warning") and opened.complaints.append(said.text))
     opened.on("pageerror", lambda error: opened.complaints.append(str(error)))

@@ -123,10 +123,19 @@ def test_workers_share_the_items_and_a_killed_ones_are_done_again_once(tmp_path,
     lines = [json.loads(line)["result"]["twice"] for line in path.read_text().splitlines()]
     assert sorted(lines) == [2 * number for number in range(12)], "counted once"
     assert calls(tmp_path)[5] == 2
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, "Ray's processes end with the pool"
 
 
-@pytest.mark.slow
-def test_one_call_has_workers_of_its_own(tmp_path, quiet):
-    assert [each["twice"] for each in spread(logged, items_of(tmp_path, 3), 1)] == [0, 2, 4]
+def test_one_call_has_workers_of_its_own(tmp_path, monkeypatch):
+    asked = []
+
+    @contextlib.contextmanager
+    def pool_of(workers):
+        asked.append(workers)
+        yield Here(workers)
+        asked.append("ended")
+
+    monkeypatch.setattr("sigma0.bench.core.workers.worker_pool", pool_of)
+    assert [each["twice"] for each in spread(logged, items_of(tmp_path, 3), 2)] == [0, 2, 4]
+    assert asked == [2, "ended"]

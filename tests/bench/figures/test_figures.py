@@ -1,13 +1,16 @@
 """Every figure of every text comes from its row, and altering any one of them is found."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from sigma0.bench.figures.check import Sources, computed, faults, figures, rewritten
+from sigma0.bench.figures.printed import printed, run_apart
 from sigma0.bench.figures.texts import check_text, read_literals, read_text, sources, write_literals
+from sigma0.cli import app
 
 ROOT = Path(__file__).parents[3]
 # of every so many figures one is altered in the fast tests, all in the slow one
@@ -33,9 +36,24 @@ SOURCES = Sources(
 )
 
 
+def run_here(arguments: Sequence[str]) -> str:
+    """What `sigma0` prints in this process, which has imported torch."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
 @pytest.fixture(scope="module")
-def all_sources() -> dict[str, Sources | str]:
-    return sources(ROOT)
+def all_sources() -> Iterator[dict[str, Sources | str]]:
+    printed.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sigma0.bench.figures.printed.run_apart", run_here)
+        yield sources(ROOT)
+    printed.cache_clear()
+
+
+def test_a_command_prints_the_same_in_a_process_of_its_own():
+    assert printed("sigma0 --version") == run_apart(["--version"]) == run_here(["--version"])
 
 
 def altered(text: str, step: int = 1) -> Iterator[tuple[int, str]]:

@@ -103,7 +103,14 @@ def test_one_question_is_too_few(pocket):
 
 
 @pytest.mark.slow
-def test_the_command_prints_tables_and_json():
+def test_the_command_prints_tables_and_json(monkeypatch):
+    reports = []
+
+    def once(*arguments):
+        reports.append(reports[0] if reports else measure_gate(*arguments))
+        return reports[-1]
+
+    monkeypatch.setattr("sigma0.bench.gate.measure.measure_gate", once)
     arguments = ["gate", "pocket", "--n", "4", "--rules-n", "2", "--exit-config", '{"mode": "margin", "theta": 0.7}']
     found = CliRunner().invoke(app, [*arguments, "--json"])
     assert found.exit_code == 0, found.output
@@ -111,6 +118,7 @@ def test_the_command_prints_tables_and_json():
     assert report["rule"]["theta"] == 0.7 and report["items"] == 4
     table = CliRunner().invoke(app, arguments)
     assert table.exit_code == 0 and "AUGRC" in table.output and "settled oracle" in table.output
+    assert len(reports) == 2
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
 
 

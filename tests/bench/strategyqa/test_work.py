@@ -1,16 +1,13 @@
-"""Levels spread over workers or not: the same rows, but for seconds. Ray is started for the slow ones."""
+"""Levels spread over workers or not: the same rows, but for seconds."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -22,6 +19,7 @@ from sigma0.bench.strategyqa.opening import Opening
 from sigma0.bench.strategyqa.registry import EXPERIMENTS, ONCE
 from sigma0.bench.strategyqa.work import SpreadLevels, do_level
 from sigma0.reason.messages import ChatFailed
+from tests import processes  # noqa: F401 - what the server that forks has imported
 
 # What depends on the clock, and on nothing else.
 EXEMPT = {"time", "seconds"}
@@ -161,28 +159,30 @@ def told(path):
     return [row.model_dump(exclude=EXEMPT) for row in read_rows(path)]
 
 
+class Processes(Pool):
+    """Workers that are plain processes, forked by a server that has run none of the tests."""
+
+    def _each(self, function, items):
+        with ProcessPoolExecutor(self.workers, get_context("forkserver")) as workers:
+            asked = {workers.submit(function, item): key for key, item in items.items()}
+            for done in as_completed(asked):
+                yield asked[done], json.loads(json.dumps(done.result()))
+        self.redone += 1
+
+
 @pytest.mark.slow
 def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
-    """Also where one of them is killed."""
-    pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    """With Ray's workers, and where one is killed: `tests/bench/fidelity/test_work.py`, `core/test_workers.py`."""
     out, alone = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
-    line = [sys.executable, "-m", "sigma0.bench", *command(out, 2)]
-    process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
-        kept = list(tmp_path.glob(".two-*.work.jsonl"))
-        if kept and kept[0].read_bytes().count(b"\n") >= 2:
-            break
-        time.sleep(0.02)
-    assert process.poll() is None, process.stderr.read()
-    family = psutil.Process(process.pid).children(recursive=True)
-    busy = [child for child in family if child.is_running() and child.name().startswith("ray::do_")]
-    busy[0].send_signal(signal.SIGKILL)
-    errors = process.communicate(timeout=240)[1]
-    assert process.returncode == 0, errors
-    assert "1 parts were done again" in errors
+    with monkeypatch.context() as patch:
+        pools = []
+        patch.setattr(
+            "sigma0.bench.strategyqa.command.worker_pool",
+            lambda workers, *_: nullcontext(pools.append(Processes(workers)) or pools[0]),
+        )
+        spread = CliRunner().invoke(app, command(out, 2))
+    assert spread.exit_code == 0, spread.output
+    assert [pool.workers for pool in pools] == [2] and "1 parts were done again" in spread.stderr
     assert not list(tmp_path.glob(".two-*.work.jsonl")), "what was kept for the run goes with its end"
     result = CliRunner().invoke(app, command(alone, 1))
     assert result.exit_code == 0, result.output

@@ -128,8 +128,6 @@ def test_a_cache_that_dropped_is_decoded_on_under_another_rule():
         (ExitConfig(mode="margin", theta=0.3, after_exit="verify"), False),
         slow(ExitConfig(mode="converge", eps=0.6), True),
         slow(ExitConfig(mode="converge", eps=0.6, after_exit="drop"), False),
-        slow(ExitConfig(mode="accel", eps=0.8, patience=1), False),
-        slow(ExitConfig(mode="full"), True),
     ],
 )
 def test_models_without_a_gate_tell_the_same(config, skip):

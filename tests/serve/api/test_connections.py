@@ -54,7 +54,7 @@ def timed(pocket, **settings):
         yield listener.getsockname()[1], app, server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         service.close()
         assert not thread.is_alive()
 

@@ -85,7 +85,7 @@ def test_large_ones_are_read_one_by_one_and_others_beside_them(pocket, monkeypat
     def slow(planner, body):
         if len(str(body.messages)) > LARGE:
             entered.append(body)
-            go_on.wait(20)
+            go_on.wait(60)
         return plan(planner, body)
 
     monkeypatch.setattr(RequestParser, "parse", slow)
@@ -110,7 +110,7 @@ def test_too_many_that_are_tokenized_are_asked_to_come_back(pocket, monkeypatch)
 
     def slow(planner, body):
         entered.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return plan(planner, body)
 
     monkeypatch.setattr(RequestParser, "parse", slow)
@@ -118,7 +118,7 @@ def test_too_many_that_are_tokenized_are_asked_to_come_back(pocket, monkeypatch)
         answers = []
         thread = threading.Thread(target=lambda: answers.append(post(server)))
         thread.start()
-        entered.wait(10)
+        assert entered.wait(60)
         try:
             refused = post(server)
         finally:

@@ -167,12 +167,12 @@ def test_jobs_that_are_just_being_taken_in_count_as_waiting(pocket, monkeypatch)
 
     def slow(asked):
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return submit(asked)
 
     async def run():
         taken = [service.submit(job(pocket)), service.submit(job(pocket))]
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         try:
             with pytest.raises(Busy):
                 service.submit(job(pocket))

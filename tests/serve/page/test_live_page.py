@@ -27,7 +27,7 @@ def opened(browser, live):
 
     def opens(scheme):
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.emulate_media(color_scheme=scheme)
