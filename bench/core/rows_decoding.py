@@ -149,9 +149,10 @@ class SpeedRow(Conditions):
         benchmark: "speed".
         time: When the run began, ISO 8601, UTC; the same for all its rows.
         way: `full`, `judged` (the same with every token's statistics, as a verdict needs them), `never`, `finish`,
-            `drop`, `verify`, or `huggingface` for transformers' own decoding.
+            `drop`, `verify`, `huggingface` for transformers' own decoding, or `published` for a model's published code
+            (which `versions` names the libraries of).
         by: "library", or "engine" for the server's engine with all sequences as requests under way at once.
-        runner: What called the step, as it turned out; "eager" for `huggingface`.
+        runner: What called the step, as it turned out; "eager" for the last two.
         mode: The exit rule; "replay" where the course of the tokens is given.
         after_exit: What became of the deeper loops.
         settings: Parameters of the mode; for `verify` also `redraft`, 0 or 1.
@@ -183,7 +184,7 @@ class SpeedRow(Conditions):
 
     benchmark: Literal["speed"] = "speed"
     time: str
-    way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface"]
+    way: Literal["full", "judged", "never", "finish", "drop", "verify", "huggingface", "published"]
     by: Literal["library", "engine"] = "library"
     runner: Literal["eager", "compile", "cudagraph"] = "eager"
     mode: str

@@ -1,6 +1,8 @@
 """`python -m sigma0.bench speed`: time every way of decoding in turn, print and append."""
 
 import json
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +15,10 @@ from sigma0.bench.core.options import AsJsonLines, ExitJson, LedgerFile, Rounds
 from sigma0.bench.core.output import tell_rows
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.speed.courses import STATED, described, recorded, stated
+from sigma0.bench.speed.decoders import OTHERS, PUBLISHED
 from sigma0.bench.speed.measure import WAYS, Plan, measure
 from sigma0.bench.speed.opened import conditions_of, open_model, prompt_ids
+from sigma0.bench.speed.published import published
 from sigma0.bench.speed.shapes import SHAPES
 from sigma0.bench.speed.table import print_speed
 from sigma0.commands.console import compiling, one_line_errors, progress_bar, quiet_transformers
@@ -48,6 +52,16 @@ def speed(
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each.")] = 48,
     rounds: Rounds = 7,
     prompt_rounds: Annotated[int, typer.Option(min=1, help="How often the prompt is read, for its own time.")] = 3,
+    published_code: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with a model's published code and a config.json that has its auto_map: one more way, "
+            f"{PUBLISHED}, runs it with the same weights at full depth."
+        ),
+    ] = None,
+    published_python: Annotated[
+        str, typer.Option(help="Python that has the torch and the transformers which that code needs.")
+    ] = sys.executable,
     out: LedgerFile = LEDGER,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -69,12 +83,20 @@ def speed(
             told = described(trace, told)
         rule = looped.resolve_exit_config(config or (None if model else ExitConfig().filled()))
         config = replace(rule, after_exit="finish")
-        plan = Plan(tuple(ways.split(",")), config, trace, told, new_tokens, rounds, prompt_rounds, by)
+        names = (*ways.split(","), *([] if published_code is None else [PUBLISHED]))
+        plan = Plan(names, config, trace, told, new_tokens, rounds, prompt_rounds, by)
         rows_of_ids = [tuple(row) for row in ids.tolist()]
         conditions = conditions_of(looped, model, shape, source, rows_of_ids, new_tokens, batch)
-        with progress_bar("runs", plan.steps, hidden=as_json) as advance:
-            rows = measure(looped, ids, plan, conditions, advance)
-        ran = {row.runner for row in rows if row.way != "huggingface"}
+        peer_code = (
+            nullcontext()
+            if published_code is None
+            else published(looped, ids, new_tokens, published_python, published_code)
+        )
+        with peer_code as peer, progress_bar("runs", plan.steps, hidden=as_json) as advance:
+            if peer is not None:
+                conditions = conditions.model_copy(update={"versions": {**conditions.versions, **peer.versions}})
+            rows = measure(looped, ids, plan, conditions, advance, peer)
+        ran = {row.runner for row in rows if row.way not in OTHERS}
         if runner != "auto" and ran - {runner}:
             typer.echo(f"{runner} was asked for, but some ran {', '.join(sorted(ran))}: {chosen.reason}", err=True)
         for row in rows:

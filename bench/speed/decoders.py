@@ -18,6 +18,10 @@ from sigma0.models.cache_name import named_cache
 FULL = ExitConfig(mode="full")
 # Ways whose tokens stop early.
 ADAPTIVE = ("finish", "drop", "verify")
+# A way of its own, which takes the code and a Python that runs it.
+PUBLISHED = "published"
+# Ways that are not sigma0's, and read the prompt themselves.
+OTHERS = ("huggingface", PUBLISHED)
 
 
 @dataclass(frozen=True)

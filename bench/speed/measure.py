@@ -1,7 +1,7 @@
 """The rows of a speed run: every way in turn, round after round."""
 
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from statistics import median
@@ -15,8 +15,9 @@ from sigma0.bench.core.bandwidth import copy_bandwidth
 from sigma0.bench.core.ledger import Conditions, Course, Figure, SpeedRow
 from sigma0.bench.core.replay import Trace
 from sigma0.bench.fidelity.grid import threshold
-from sigma0.bench.speed.decoders import ADAPTIVE, FULL, Decoded, Decoder, Ours, PromptedCache, Stock
+from sigma0.bench.speed.decoders import ADAPTIVE, FULL, OTHERS, PUBLISHED, Decoded, Decoder, Ours, PromptedCache, Stock
 from sigma0.bench.speed.engine import Engined, open_engine
+from sigma0.bench.speed.published import Published
 from sigma0.bench.speed.roofline import Counts, block_bytes, bytes_per_token
 from sigma0.calibrate.bootstrap import bootstrap
 from sigma0.config import AfterExit, ExitConfig
@@ -31,7 +32,7 @@ class Plan:
     """What is timed.
 
     Attributes:
-        ways: Some of `WAYS`.
+        ways: Some of `WAYS`, and perhaps `PUBLISHED`.
         config: The exit rule of `finish`, `drop` and `verify`.
         trace: A course to replay in place of that rule, or None.
         source: Where the course comes from.
@@ -52,13 +53,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         for way in self.ways:
-            if way not in WAYS:
+            if way not in (*WAYS, PUBLISHED):
                 raise ValueError(f"no such way: {way!r}; there are {', '.join(WAYS)}")
         if len(set(self.ways)) < len(self.ways):
             raise ValueError(f"each way once, got {', '.join(self.ways)}")
         if self.by not in DECODED_BY:
             raise ValueError(f"no such decoder: {self.by!r}; there are {', '.join(DECODED_BY)}")
-        if self.by == "engine" and (other := sorted({"judged", "huggingface"} & set(self.ways))):
+        if self.by == "engine" and (other := sorted({"judged", *OTHERS} & set(self.ways))):
             raise ValueError(f"{', '.join(other)}: of the library alone, leave out with the engine")
         if self.new_tokens < 2 or self.rounds < 1:
             raise ValueError(
@@ -73,7 +74,7 @@ class Plan:
 
     def config_of(self, way: str) -> ExitConfig:
         """The setting of a way."""
-        if way in ("full", "judged", "huggingface"):
+        if way in ("full", "judged", *OTHERS):
             return FULL
         if way == "never":
             return _NEVER
@@ -81,7 +82,12 @@ class Plan:
 
 
 def measure(
-    model: Any, ids: Tensor, plan: Plan, conditions: Conditions, on_step: Callable[[int], None] = lambda done: None
+    model: Any,
+    ids: Tensor,
+    plan: Plan,
+    conditions: Conditions,
+    on_step: Callable[[int], None] = lambda done: None,
+    peer: Published | None = None,
 ) -> list[SpeedRow]:
     """Times every way.
 
@@ -91,9 +97,10 @@ def measure(
         plan: What is timed.
         conditions: What the rows say of the run.
         on_step: Told how many of `plan.steps` are done.
+        peer: The published code, where its way is among the plan's.
     """
     started = datetime.now(timezone.utc).isoformat()
-    decoders = _decoders(model, ids, plan)
+    decoders = _decoders(model, ids, plan, {} if peer is None else {PUBLISHED: peer})
     progress = _Progress(on_step)
     prompt_seconds = _read_prompts(decoders, plan, progress)
     runs, peaks = _decode(decoders, plan, ids, progress)
@@ -130,14 +137,16 @@ def measure(
     return rows
 
 
-def _decoders(model: Any, ids: Tensor, plan: Plan) -> dict[str, Decoder]:
+def _decoders(model: Any, ids: Tensor, plan: Plan, given: Mapping[str, Decoder]) -> dict[str, Decoder]:
     traces = {way: plan.trace if way in ADAPTIVE else None for way in plan.ways}
     if plan.by == "engine":
         engine = open_engine(model, ids, plan.new_tokens)
         return {way: Engined(engine, ids, plan.new_tokens, plan.config_of(way), traces[way]) for way in plan.ways}
     prompted = PromptedCache(model, ids, plan.new_tokens)
     return {
-        way: Stock(model, ids, plan.new_tokens)
+        way: given[way]
+        if way in given
+        else Stock(model, ids, plan.new_tokens)
         if way == "huggingface"
         else Ours(prompted, plan.config_of(way), traces[way], way == "judged")
         for way in plan.ways
@@ -156,7 +165,7 @@ class _Progress:
 
 def _reader(way: str) -> str:
     """Who reads the prompt: all of ours share one reading."""
-    return "huggingface" if way == "huggingface" else "sigma0"
+    return way if way in OTHERS else "sigma0"
 
 
 def _readers(ways: Sequence[str]) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sigma0.bench.core.ledger import SpeedRow
 from sigma0.bench.core.tables import BenchTable
+from sigma0.bench.speed.decoders import OTHERS
 from sigma0.decode.planes import BlockShape
 from sigma0.models.quantization import weight_bytes
 
@@ -192,7 +193,7 @@ def launch_table(rows: Sequence[SpeedRow]) -> BenchTable | None:
     by_case: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
         roof = Roofline.of(row)
-        if roof is None or row.way == "huggingface":
+        if roof is None or row.way in OTHERS:
             continue
         rule = row.mode if row.course is None else "course"
         sizes = (row.batch_size, row.context, row.max_new_tokens)

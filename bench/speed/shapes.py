@@ -28,6 +28,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 7,
         "num_attention_heads": 16,
     },
+    "1024x8": {
+        "vocab_size": 49152,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+    },
     "ouro-1.4b": {**_OURO, "num_hidden_layers": 24},
     "ouro-2.6b": {**_OURO, "num_hidden_layers": 48},
 }

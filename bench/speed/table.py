@@ -7,7 +7,7 @@ from rich.console import Console
 
 from sigma0.bench.core.ledger import AnyRow, Conditions, SpeedRow
 from sigma0.bench.core.tables import BenchTable
-from sigma0.bench.speed.decoders import ADAPTIVE
+from sigma0.bench.speed.decoders import ADAPTIVE, OTHERS
 from sigma0.bench.speed.roofline import EXPLANATION, LAUNCHES, bandwidth_text, launch_table, roofline_table
 
 COLUMNS = ("way", "ms/token", "passes", "rows", "faster", "95 %", "ideal", "of ideal", "GB/s", "text")
@@ -76,7 +76,7 @@ def speed_parts(rows: Sequence[AnyRow]) -> list[str]:
 
 def _told(rows: Sequence[SpeedRow]) -> SpeedRow:
     """The row that says the most of its run's conditions: one of ours, with a course where one is replayed."""
-    ours = [row for row in rows if row.way != "huggingface"] or rows
+    ours = [row for row in rows if row.way not in OTHERS] or rows
     return next((row for row in ours if row.course is not None), ours[0])
 
 
@@ -93,7 +93,7 @@ def print_speed(rows: Sequence[SpeedRow]) -> None:
 
 def rest_text(rows: Sequence[SpeedRow]) -> str:
     """What all ways share: reading the prompt, and memory."""
-    readers = {"huggingface" if row.way == "huggingface" else "sigma0": row.prompt_tokens_per_second for row in rows}
+    readers = {row.way if row.way in OTHERS else "sigma0": row.prompt_tokens_per_second for row in rows}
     prompts = ", ".join(f"{reader} {speed:.4g}" for reader, speed in readers.items())
     used, kept = rows[0].kv_bytes_in_use / 1e6, rows[0].kv_bytes_allocated / 1e6
     peak = max(row.peak_bytes for row in rows) / 1e9
