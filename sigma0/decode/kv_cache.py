@@ -152,6 +152,7 @@ class DepthCache(Cache):  # type: ignore[misc]
             every plane is written (`sigma0.decode.catch_up`).
         record: Statistics of a prompt, or of tokens that transformers' own loop feeds; None for none.
         lacks_final: Whether the coda of some token was read at its exit alone, so that `verify` cannot go on here.
+        start_masks: While a prompt runs, which ids may follow it, int32 `[B, ceil(V / 32)]`; None for all.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
@@ -173,6 +174,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.exits: Tensor | None = None
         self.record: RunRecord | None = None
         self.lacks_final = False
+        self.start_masks: Tensor | None = None
         self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None
