@@ -194,6 +194,7 @@ class ResponseBuilder:
             "cached_tokens": self._cached([done]),
             "preemptions": done.preemptions,
             "collapsed": done.collapsed,
+            "tokens_forced": done.tokens_forced,
         }
         if done.costs:
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}
