@@ -43,6 +43,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, eos: Iterable[int]) -> None:
         self.size, self.eos = size, frozenset(eos)
+        self._known = min(size, len(tokenizer))
         ends = sorted(self.eos)
         if not ends or not 0 <= ends[0] <= ends[-1] < size:
             raise ValueError(
@@ -66,7 +67,7 @@ class Vocabulary:
     def missing(self, characters: Iterable[str]) -> list[str]:
         """Characters that occur in no token, in their order."""
         if self._bytes is None:
-            plain = [token for token in range(self.size) if token not in self.eos]
+            plain = [token for token in range(self._known) if token not in self.eos]
             plain = [token for token in plain if not self.engine.is_special_token(token)]
             self._bytes = frozenset(b"".join(self.engine.decode_bytes([token]) for token in plain))
         known = self._bytes
