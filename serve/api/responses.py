@@ -208,7 +208,11 @@ class ResponseBuilder:
         prompt_tokens = sum(done.prompt_tokens for done in first.values())
         new_tokens = sum(self._new_tokens(done) for done in ends)
         cached = self._cached(first.values())
+        forced: dict[str, Any] = {}
+        if self.parsed.choices[0].request.grammar is not None:
+            forced["completion_tokens_details"] = {"tokens_forced": sum(done.tokens_forced for done in ends)}
         return {
+            **forced,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": new_tokens,
             "total_tokens": prompt_tokens + new_tokens,

@@ -192,7 +192,7 @@ class RequestOutput:
     Attributes:
         text: The whole new text.
         tokens: All tokens, with what their loops after their exits have added.
-        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`.
+        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`; under a grammar a collapse is that.
         prompt_tokens: Ids of the prompt.
         cached_tokens: Of those, how many were found in the prefix cache.
         total_loops: T.

@@ -215,7 +215,9 @@ class OutputProcessor:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or state.collapsed
+        # what a grammar has not let end is cut, and clients must not take it for whole
+        ends = state.collapsed and state.grammar is None
+        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or ends
         passes, rows = work
         return RequestOutput(
             text=state.detokenizer.text,

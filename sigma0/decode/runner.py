@@ -317,7 +317,7 @@ class EagerRunner:
     def _forced(self, looped: Looped, which: Sequence[int]) -> int:
         """How many of some rows the head is not read of, since their grammars leave one id."""
         only = self.lanes.only
-        if not self.program.masked or only is None or only.device.type != "cpu" or self.model.stages[1]:
+        if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
             return 0
         return int((to_host(only)[to_host(looped.lanes)[which]] >= 0).sum())
 

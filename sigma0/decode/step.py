@@ -61,6 +61,7 @@ class Looped:
         logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
         statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
         fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
+        seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
     lanes: Tensor
@@ -72,6 +73,7 @@ class Looped:
     logits: Tensor | None
     statistics: Tensor | None
     fates: Tensor | None
+    seen: bool = False
 
 
 def run_loop(
@@ -148,7 +150,8 @@ def run_loop(
         codes = codes.masked_fill(stage[:decoding] >= depth, 0)
     _advance_stages(batch, rows, table, loops, own, codes)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates)
+    seen = not padded and not bounded and lanes.device.type == "cpu"
+    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates, seen)
 
 
 def run_prefill(batch: Batch, beside: Prefill) -> None:
@@ -321,7 +324,7 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
         return looped.logits.index_select(0, which)
     hidden, lanes = looped.hidden.index_select(0, which), looped.lanes.index_select(0, which)
     if not batch.model.stages[1]:
-        if batch.program.masked and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+        if batch.program.masked and looped.seen:
             return _read_unforced(batch, hidden, lanes)
         return _masked(batch, batch.model.read(hidden), lanes)
     table = looped.table.index_select(0, which)
