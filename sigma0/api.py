@@ -14,6 +14,8 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from sigma0.config import ExitConfig, Messages, OnCollapse, parse_on_collapse, switches
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule, exit_reason
+from sigma0.decode.grammar.spec import parse_spec
+from sigma0.decode.grammar.vocabulary import Constraint
 from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.token_loop import Exits, TokenLoop
 from sigma0.decode.transfer import to_host
@@ -105,7 +107,7 @@ class TextStream(Iterator[Token]):
             next(self._emissions, None)
         else:
             text = self._detokenizer.add(emission.token_id)
-        reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged)
+        reason = exit_reason(self._exit_config.mode, emission.met, emission.diverged, emission.forced)
         token = Token(emission.token_id, text, emission.depth, reason)
         self._tokens.append(token)
         return token
@@ -172,6 +174,7 @@ class TextStream(Iterator[Token]):
             verdict=verdict,
             grounding=grounding,
             policy=policy,
+            tokens_forced=sum(token.reason == "forced" for token in tokens),
         )
 
     def _with_statistics(self, tokens: Sequence[Token], start: int, max_loops: int | None = None) -> tuple[Token, ...]:
@@ -209,6 +212,10 @@ def stream(
     policy: DoorPolicy | Mapping[str, Any] | None = None,
     special_tokens: bool = False,
     on_collapse: OnCollapse = "stop",
+    schema: Any = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they are decoded.
@@ -230,6 +237,11 @@ def stream(
         on_collapse: What happens when the text repeats itself (`decode.repetition.CollapseStop`): `stop` ends it, with
             the same text up to there as `ignore`; `tighten` raises repetition penalty and temperature meanwhile
             (`signals.canary.Tighten`), which changes the text; `ignore` lets it run.
+        schema: The answer is JSON that this JSON Schema allows: an object, JSON text, or a pydantic model. This and the
+            next three need the extra `structured`, and exclude each other.
+        regex: The answer matches this regular expression.
+        choice: The answer is one of these texts.
+        grammar: The answer follows this grammar, in Lark's notation or in EBNF.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...; and
             `runner`, as in `sigma0.load`.
 
@@ -253,6 +265,9 @@ def stream(
         raise ValueError("a stop string must not be empty")
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
+    spec = parse_spec(schema, regex, choice, grammar)
+    if spec is not None:
+        generate_kwargs["grammar"] = Constraint(spec, tokenizer)
     config = model.resolve_exit_config(exit_config)
     on_collapse = parse_on_collapse(on_collapse)
     ids = encode(tokenizer, prompt, special_tokens)
@@ -315,6 +330,9 @@ def generate(
     Raises:
         ValueError: As `stream` does.
     """
+    constrained = [name for name in ("schema", "regex", "choice", "grammar") if kwargs.get(name) is not None]
+    if ladder is not None and constrained:
+        raise ValueError(f"a ladder's rungs follow no {constrained[0]}: leave it out, or the ladder")
     if ladder is not None and kwargs.get("special_tokens"):
         raise ValueError("a ladder reads special tokens as text: leave special_tokens out, or the ladder")
     tokens = stream(model, tokenizer, prompt, **kwargs)

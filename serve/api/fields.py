@@ -40,7 +40,6 @@ UNSUPPORTED = {
     "prediction": "this server takes no predicted output: leave it out",
     "prompt_cache_options": 'this server caches prompts as room allows: leave it out, or send {"mode": "implicit"}',
     "prompt_cache_retention": 'this server caches prompts as room allows: leave it out, or send "in_memory"',
-    "response_format": 'this server does not constrain its answers: leave it out, or send {"type": "text"}',
     "service_tier": 'this server has one tier: leave it out, or send "auto" or "default"',
     "store": "this server stores no answers: leave it out",
     "suffix": "this server continues texts, and fills no gaps: leave it out",
@@ -129,16 +128,6 @@ class StreamOptions(Closed):
     include_obfuscation: Literal[False] | None = None
 
 
-class TextFormat(Closed):
-    """The format that every answer has.
-
-    Attributes:
-        type: Text.
-    """
-
-    type: Literal["text"]
-
-
 class CacheOptions(Closed):
     """Options of the prompt cache.
 
@@ -170,7 +159,6 @@ class ChatFields(Closed):
     prediction: None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
-    response_format: TextFormat | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
     tool_choice: Literal["none", "auto"] | None = None

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_
 from sigma0.config import Effort, ExitConfig, OnCollapse
 from sigma0.ladder import Budget
 from sigma0.serve.api.fields import FILLED, FIRST_ERROR, ChatFields, ChatMessage, Closed, Settings, StreamOptions, Text
+from sigma0.serve.api.structured import FilledText, StructuredFields
 
 MAX_STOPS = 4
 # OpenAI's default for completions; a chat may fill the context
@@ -36,7 +37,6 @@ def _all_whole(values: Any) -> Any:
 
 _WHOLE = BeforeValidator(_whole)
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FILLED, BeforeValidator(_all_whole)]
-FilledText = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[FilledText, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=1, lt=2**31), _WHOLE]
 
@@ -91,8 +91,9 @@ class Sigma0Options(Closed):
         return None if self.budget is None else Budget(**self.budget)
 
 
-class RequestFields(Closed, ABC):
-    """Fields of both kinds of requests; unsupported fields of OpenAI's are in `sigma0.serve.api.fields`.
+class RequestFields(StructuredFields, ABC):
+    """Fields of both kinds of requests; unsupported fields of OpenAI's are in `sigma0.serve.api.fields`, and those
+    that say what the answer has to be in `sigma0.serve.api.structured`.
 
     Attributes:
         model: Name of the served model.

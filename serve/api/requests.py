@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
+from sigma0.decode.detokenizer import eos_ids
+from sigma0.decode.grammar.spec import Spec
+from sigma0.decode.grammar.vocabulary import Vocabulary, vocabulary_of
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
@@ -131,7 +134,10 @@ class RequestParser:
         if unit is not None and not routed and options.special_tokens:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
-        sampling = self._sampling(body)
+        sampling, grammar = self._sampling(body), self._grammar(body)
+        if grammar is not None and unit is not None and not routed:
+            name = "sigma0.ladder"
+            raise ApiError(400, f"{name}: its rungs follow no schema or grammar: leave one of both out", name)
         # each rung fills in the thresholds that it leaves open from its own checkpoint
         setting = None if options.exit is None else ExitConfig.parse(options.exit)
         choices = []
@@ -153,15 +159,38 @@ class RequestParser:
                     whole=not body.stream,
                     cache_salt=body.cache_salt,
                     on_collapse=options.on_collapse or self._settings.on_collapse,
+                    grammar=grammar,
                 )
                 task = None
-                # a ladder gives no logprobs: a request for both is refused, and one for logprobs alone is not routed
-                if unit is not None and text is not None and not (routed and request.logprobs is not None):
+                # a ladder gives no logprobs and follows no grammar: a request for both is refused, and one for these
+                # alone is not routed
+                alone = request.logprobs is not None or grammar is not None
+                if unit is not None and text is not None and not (routed and alone):
                     sources = tuple(options.sources)
                     task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
                 choices.append(Choice(number, request, task, routed))
             self._check_ladder(unit, routed, choices[-1])
         return choices
+
+    def _grammar(self, body: ChatRequest | CompletionRequest) -> Spec | None:
+        """What the answer has to be; the engine, which may be another process, compiles it once more."""
+        name = None
+        try:
+            structure = body.structure()
+            if structure is None:
+                return None
+            name, spec = structure
+            self._vocabulary().compile(spec)
+        except ValueError as error:
+            message = str(error) if name is None else f"{name}: {error}"
+            raise ApiError(400, message, name, "invalid_grammar") from error
+        return spec
+
+    def _vocabulary(self) -> Vocabulary:
+        model = self._service.model
+        eos = eos_ids(model.generation_config.eos_token_id)
+        size = int(model.config.vocab_size)
+        return vocabulary_of(self._service.tokenizer, size, eos)
 
     def _unit(self, options: Sigma0Options) -> tuple[Any, bool]:
         """The unit that is handed up, and whether the engine answers first."""

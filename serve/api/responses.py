@@ -194,6 +194,7 @@ class ResponseBuilder:
             "cached_tokens": self._cached([done]),
             "preemptions": done.preemptions,
             "collapsed": done.collapsed,
+            "tokens_forced": done.tokens_forced,
         }
         if done.costs:
             summary |= {"trail_id": secrets.token_hex(8), "costs": list(done.costs)}
@@ -207,7 +208,11 @@ class ResponseBuilder:
         prompt_tokens = sum(done.prompt_tokens for done in first.values())
         new_tokens = sum(self._new_tokens(done) for done in ends)
         cached = self._cached(first.values())
+        forced: dict[str, Any] = {}
+        if self.parsed.choices[0].request.grammar is not None:
+            forced["completion_tokens_details"] = {"tokens_forced": sum(done.tokens_forced for done in ends)}
         return {
+            **forced,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": new_tokens,
             "total_tokens": prompt_tokens + new_tokens,

@@ -72,6 +72,7 @@ class RequestTelemetry:
         ending: dict[str, Any] = {}
         if done is not None:
             spent = {**vars(done.savings), "passes": done.passes, "rows": done.rows, "preemptions": done.preemptions}
+            spent["tokens_forced"] = done.tokens_forced
             ending = {
                 "finish_reason": done.finish_reason,
                 "cached_tokens": done.cached_tokens,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Bools, Ints, PassCounts
+from sigma0.decode.finite import BROKEN
+from sigma0.decode.grammar.rows import GrammarRows
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.paged_planes import PagedPlanes
@@ -15,6 +17,7 @@ from sigma0.decode.prefill import Prefill
 from sigma0.decode.runner import RunnerChoice, silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
+from sigma0.decode.step import SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import ServedModel
@@ -75,6 +78,8 @@ class RunningBatch:
         self.counts = PassCounts()
         self._settings = SequenceSettings(slots, model.num_loops, model.device)
         self._sampler = EngineSampler(slots, longest, model.device)
+        self._grammars = GrammarRows(self.lanes, int(model.config.vocab_size))
+        self._errors: dict[int, Exception] = {}
         waits = "the scheduler sees every step before the next"
         chosen = choose_runner(getattr(model, "runner", "auto"), model, waits=waits)
         self.notes = LoopNotes(model, self.lanes, whole=chosen.captured) if watch else None
@@ -118,8 +123,8 @@ class RunningBatch:
         return state
 
     def error_of(self, slot: int) -> Exception | None:
-        """What broke in a processor of a slot's request."""
-        return self._sampler.errors.get(slot)
+        """What broke in a processor or the grammar of a slot's request."""
+        return self._sampler.errors.get(slot) or self._errors.get(slot)
 
     @torch.no_grad()
     def apply(self, step: ScheduledStep, states: Mapping[int, RequestState]) -> None:
@@ -154,12 +159,15 @@ class RunningBatch:
         self._settings.set_ends([slot], sorted(state.eos), state.last_position)
         hosted = Tighten(state.prompt_length) if request.on_collapse == "tighten" else None
         self._sampler.set(slot, state.sampling, state.entry.token_ids, hosted)
+        if state.grammar is not None:
+            self._grammars.set(slot, state.grammar, state.prompt_length, state.forces)
         self._use_program()
 
     def _use_program(self) -> None:
         kernel = self.notes is not None and self.notes.from_kernel
         paths = self.notes is not None and not kernel
-        program = self._settings.program(watch=kernel, paths=paths, draws=self._sampler.program.draws)
+        draws, masked = self._sampler.program.draws, bool(self._grammars)
+        program = self._settings.program(watch=kernel, paths=paths, draws=draws, masked=masked)
         if program != self._runner.program:
             self._runner.use(program)
 
@@ -189,6 +197,8 @@ class RunningBatch:
         self._planes.release(slot)
         self._settings.clear(slot)
         self._sampler.clear(slot)
+        self._grammars.clear(slot)
+        self._errors.pop(slot, None)
         self._use_program()
 
     def work_of(self, slot: int) -> tuple[int, int]:
@@ -205,6 +215,7 @@ class RunningBatch:
             if not state.entry.remaining and not self.prefill.has(slot):
                 assert state.saved is not None
                 state.saved.restore(self.lanes, slot)
+                self._grammars.restore(slot, state.entry.token_ids[state.prompt_length :], state.saved.loops)
                 self._known = None
                 if self.notes is not None:
                     self.notes.restore(slot, state.saved_notes)
@@ -241,6 +252,8 @@ class RunningBatch:
         slots, at = to_device(np.array(tokens).T.copy(), self._model.device)
         self._known = None
         self.lanes.enter(self.lanes.lane_of(slots, at), hidden, at, at)
+        for slot, _ in tokens:
+            self._grammars.start(slot)
 
     @torch.no_grad()
     def run(self) -> PassOutput:
@@ -250,9 +263,18 @@ class RunningBatch:
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
         self._known = step.table
+        if self._grammars:
+            self._advance(step.lines)
         if self.notes is not None and step.looped is not None:
             self.notes.note(step.looped)
         return PassOutput(step.lines, step.logits, left, self._complete(left))
+
+    def _advance(self, lines: Ints) -> None:
+        """Masks what a step has fed; the lines of a request that cannot go on in its grammar are marked as broken."""
+        errors = self._grammars.advance(lines.tolist())
+        self._errors.update(errors)
+        for slot in errors:
+            lines[lines[:, SEQUENCE] == slot, TOKEN] = BROKEN
 
     def _count(self) -> Ints:
         """Counts the rows of new tokens in the coming pass.

@@ -23,6 +23,8 @@ from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
 from sigma0.decode.finite import BROKEN, NOT_FINITE
+from sigma0.decode.grammar.compiled import CompiledGrammar
+from sigma0.decode.grammar.vocabulary import vocabulary_of
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
@@ -161,6 +163,7 @@ class Engine:
             Busy: If the queue is full.
         """
         self.check(request)
+        grammar = self._compile(request)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         length = len(request.prompt_ids)
@@ -176,9 +179,16 @@ class Engine:
         )
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.stop)
         watch, text = self._outputs.watch, self._outputs.texts.text()
-        self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, watch, text)
+        self._states[entry.key] = RequestState(entry, request, detokenizer, self._eos, self.model, watch, text, grammar)
         self.scheduler.add(entry)
         return entry.key
+
+    def _compile(self, request: EngineRequest) -> CompiledGrammar | None:
+        """What the answer of a request follows; the last few grammars are kept."""
+        if request.grammar is None:
+            return None
+        vocabulary = vocabulary_of(self.tokenizer, int(self.model.config.vocab_size), self._eos)
+        return vocabulary.compile(request.grammar)
 
     def _exact(self, length: int, config: ExitConfig) -> int | None:
         """Leading positions of a sequence with such a prompt whose planes are a run of all loops; None for all."""

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from sigma0.config import ExitConfig, OnCollapse
 from sigma0.decode.exits import ExitRule, Reason
+from sigma0.decode.grammar.spec import Spec
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Fate
 from sigma0.decode.sampling_params import Alternative, SamplingParams
@@ -95,6 +96,7 @@ class EngineRequest:
             lost.
         cache_salt: Only requests with the same one share K/V of a common prefix; None shares with all without one.
         on_collapse: What is done with a text that repeats itself.
+        grammar: What the answer has to be; None for anything.
     """
 
     prompt_ids: tuple[int, ...]
@@ -107,6 +109,7 @@ class EngineRequest:
     whole: bool = False
     cache_salt: str | None = None
     on_collapse: OnCollapse = "stop"
+    grammar: Spec | None = None
 
 
 def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
@@ -189,7 +192,7 @@ class RequestOutput:
     Attributes:
         text: The whole new text.
         tokens: All tokens, with what their loops after their exits have added.
-        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`.
+        finish_reason: `stop` (an end id, a stop string or a collapse) or `length`; under a grammar a collapse is that.
         prompt_tokens: Ids of the prompt.
         cached_tokens: Of those, how many were found in the prefix cache.
         total_loops: T.
@@ -221,6 +224,11 @@ class RequestOutput:
     trail: tuple[dict[str, Any], ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
     collapsed: bool = False
+
+    @property
+    def tokens_forced(self) -> int:
+        """Tokens that were fed without a reading, since the grammar allowed no other."""
+        return sum(token.reason == "forced" for token in self.tokens)
 
 
 @dataclass(frozen=True)

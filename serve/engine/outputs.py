@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.exits import exit_reason
-from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, MET_FLAG, STAGE, Lanes
+from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.sampling_params import Alternative, logprobs_of
 from sigma0.decode.step import FED_AT, READ_AT, SEQUENCE, TOKEN, WHY
@@ -132,7 +132,8 @@ class OutputProcessor:
         if wanted is not None:
             assert logits is not None
             logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
-        reason = exit_reason(state.rule.config.mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG))
+        flags = (bool(why & flag) for flag in (MET_FLAG, DIVERGED_FLAG, FORCED_FLAG))
+        reason = exit_reason(state.rule.config.mode, *flags)
         return TokenOutput(
             token_id,
             text,
@@ -214,7 +215,9 @@ class OutputProcessor:
                 verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or state.collapsed
+        # what a grammar has not let end is cut, and clients must not take it for whole
+        ends = state.collapsed and state.grammar is None
+        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or ends
         passes, rows = work
         return RequestOutput(
             text=state.detokenizer.text,

@@ -7,6 +7,8 @@ from torch import Tensor
 from sigma0.decode.batch import Ints
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
+from sigma0.decode.grammar.compiled import CompiledGrammar
+from sigma0.decode.grammar.rows import may_force
 from sigma0.decode.prefill import ALL_FINAL
 from sigma0.decode.random_numbers import request_seed
 from sigma0.decode.repetition import CollapseStop
@@ -31,6 +33,7 @@ class RequestState:
         model: The looped model.
         watch: Whether statistics of its tokens are wanted.
         text: What is kept of its ids for statistics, before the first one.
+        grammar: What its answer follows; None for nothing.
 
     Attributes:
         rule: Its exit rule.
@@ -51,6 +54,8 @@ class RequestState:
         text: What is kept of its new ids for statistics.
         stops: Whether it is ended where it repeats itself.
         collapsed: Whether it was ended because it repeats itself.
+        grammar: As given.
+        forces: Whether ids that are the only ones allowed are fed without a reading.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class RequestState:
         model: ServedModel,
         watch: bool,
         text: Text,
+        grammar: CompiledGrammar | None = None,
     ) -> None:
         self.entry = entry
         self.request = request
@@ -85,6 +91,8 @@ class RequestState:
         self.text = text
         self.stops = request.on_collapse == "stop"
         self.collapsed = False
+        self.grammar = grammar
+        self.forces = grammar is not None and may_force(model, self.rule, request.exit_config)
         # newest ids after each of which the text was near to collapse
         self._high = 0
 

@@ -22,6 +22,7 @@ const REASONS = {
   collapse: "the text ran in circles",
   divergence: "its loop diverged",
   ungrounded: "it is not backed by the prompt",
+  forced: "its grammar allowed no other",
 };
 
 const FATES = {

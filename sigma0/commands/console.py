@@ -147,6 +147,9 @@ def summary(generation: "Generation") -> list[str]:
     if generation.mean_depth is None:
         lines.append("savings         none to tell: they count the tokens after the first, and there is one token")
         return lines
+    if generation.tokens_forced:
+        fewer = f"{generation.forced_passes_saved} passes fewer than at full depth"
+        lines.append(f"tokens_forced   {generation.tokens_forced}  left as the only choice, not read: {fewer}")
     lines.append(f"mean depth      {generation.mean_depth:.2f}, over the tokens after the first")
     lines.append(f"depth_saved     {generation.depth_saved:.1%}  notional, from the exit depths alone")
     lines.append(f"passes_saved    {generation.passes_saved:.1%}  {generation.loop_passes} passes run: latency")

@@ -12,6 +12,7 @@ import typer
 from sigma0.commands.console import compiling, one_line_errors, print_stream, quiet_transformers
 from sigma0.commands.options import (
     After,
+    AnswerChoice,
     AsJson,
     BackendName,
     BudgetLimits,
@@ -23,6 +24,7 @@ from sigma0.commands.options import (
     Dtype,
     Eps,
     ExitRuleName,
+    GrammarText,
     MaxNewTokens,
     MinLoops,
     Model,
@@ -30,7 +32,9 @@ from sigma0.commands.options import (
     Q,
     Quantization,
     Recurrence,
+    Regex,
     Runner,
+    Schema,
     Seed,
     Stable,
     Stop,
@@ -82,6 +86,10 @@ def generate(
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 0.0,
     stop: Stop = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    choice: AnswerChoice = None,
+    grammar: GrammarText = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
@@ -118,6 +126,7 @@ def generate(
     from sigma0.checkpoints.about import unseen_note
     from sigma0.commands.examples import NO_PROMPT, about_model, show_examples
     from sigma0.commands.exit_options import exit_settings
+    from sigma0.commands.grammar_options import grammar_settings
     from sigma0.config import parse_on_collapse
 
     options: dict[str, Any] = {
@@ -150,6 +159,7 @@ def generate(
             )
         exit_settings(options)
         parse_on_collapse(on_collapse)
+        follows = grammar_settings(schema, regex, choice, grammar)
         # the newline that echo and editors add is no part of the text
         text = sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r") if prompt == "-" else prompt
         if not text:
@@ -171,6 +181,8 @@ def generate(
             if any(given.values()):
                 raise ValueError(f"{', '.join(f'--{name}' for name, value in given.items() if value)} need --ladder")
         else:
+            if follows:
+                raise ValueError(f"--{next(iter(follows))} does not reach the rungs of a --ladder: leave it out")
             if special_tokens:
                 raise ValueError("--special-tokens has no meaning with --ladder: its rungs read them as text")
             if model != "pocket":
@@ -223,6 +235,7 @@ def generate(
                 verdict=True if verdict else None,
                 special_tokens=special_tokens,
                 on_collapse=parse_on_collapse(on_collapse),
+                **follows,
                 **settings,
             )
             note = unseen_note(*about_model(model), text)

@@ -50,6 +50,17 @@ Depth = Annotated[int | None, typer.Option(help="Loop that fixed stops at.")]
 MinLoops = Annotated[int | None, typer.Option(help="No token stops before this loop.")]
 After = Annotated[str | None, typer.Option(help="Deeper loops after the exit: finish, verify or drop.")]
 
+Schema = Annotated[
+    str | None, typer.Option(help="The answer is JSON of this JSON Schema: a file, or the schema itself.")
+]
+Regex = Annotated[str | None, typer.Option(help="The answer matches this regular expression.")]
+AnswerChoice = Annotated[
+    list[str] | None, typer.Option("--choice", help="The answer is this text, or another --choice; may be repeated.")
+]
+GrammarText = Annotated[
+    str | None, typer.Option("--grammar", help="The answer follows this grammar, Lark or EBNF: a file, or its text.")
+]
+
 MaxNewTokens = Annotated[int, typer.Option(help="New tokens at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above, sampling.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")]

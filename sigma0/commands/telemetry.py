@@ -67,6 +67,7 @@ class Costs(_Part):
         depth_saved: See `sigma0.signals.savings.Savings`.
         passes_saved: Passes saved.
         rows_saved: Rows saved.
+        tokens_forced: Tokens that were fed without a reading, since a grammar allowed no other.
         preemptions: How often it was preempted, its K/V freed and recomputed.
         large_model_tokens: Tokens that rungs above the lowest wrote.
         rungs: What each rung of a ladder did (`sigma0.ladder.RungCost`).
@@ -81,6 +82,7 @@ class Costs(_Part):
     depth_saved: float | None = None
     passes_saved: float | None = None
     rows_saved: float | None = None
+    tokens_forced: int = 0
     preemptions: int = 0
     large_model_tokens: int = 0
     rungs: tuple[dict[str, Any], ...] = ()
@@ -171,6 +173,7 @@ def of_generation(done: Generation, model: str, exit_config: ExitConfig, seconds
             depth_saved=done.depth_saved,
             passes_saved=done.passes_saved,
             rows_saved=done.rows_saved,
+            tokens_forced=done.tokens_forced,
         ),
     )
 

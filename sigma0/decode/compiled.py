@@ -130,7 +130,8 @@ class CompiledRunner(EagerRunner):
         # rows behind those that decode have no decision, as in the eager step
         parts[5] = parts[5][:waiting]
         self._lines = lines.numpy()
-        looped = Looped(*parts, *[None] * (9 - len(parts)))
+        rows, table, sequences, loops, hidden, codes, *read = parts
+        looped = Looped(rows, table, sequences, loops, hidden, codes, read[0] if read else None, None, None)
         self._count_loop(looped, live, waiting)
         return batch, looped
 

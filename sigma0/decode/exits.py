@@ -49,6 +49,7 @@ Reason = Literal[
     "collapse",
     "divergence",
     "ungrounded",
+    "forced",
 ]
 REASON_WHEN_MET: dict[ExitMode, Reason] = {
     "qexit": "threshold_met",
@@ -66,8 +67,13 @@ REASON_WHEN_MET: dict[ExitMode, Reason] = {
 CHANGE, BEND, GAIN, HAZARD = (STATISTICS.index(name) for name in ("change", "bend", "gain", "hazard"))
 
 
-def exit_reason(mode: ExitMode, met: bool, diverged: bool = False) -> Reason:
-    """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`."""
+def exit_reason(mode: ExitMode, met: bool, diverged: bool = False, forced: bool = False) -> Reason:
+    """Why a token stopped: its rule was met, its loop diverged, it reached T without (`max_depth`), or was `fixed`.
+
+    Or nothing had to be read, since a grammar left one id (`forced`).
+    """
+    if forced:
+        return "forced"
     if diverged:
         return "divergence"
     if mode in ("full", "fixed"):

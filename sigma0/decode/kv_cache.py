@@ -154,6 +154,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         read_early: Whether the coda of some token of a prompt was read at its exit; `verify` may go on there.
         final_in_read: Whether codas were read at loop T under another rule than `verify`: what the plane of full depth
             lacks of them is in the other one.
+        start_masks: While a prompt runs, which ids may follow it, int32 `[B, ceil(V / 32)]`; None for all.
         prefilling: True while `generate` prefills, so that a prompt of one token is not taken for decoding.
     """
 
@@ -175,6 +176,7 @@ class DepthCache(Cache):  # type: ignore[misc]
         self.exits: Tensor | None = None
         self.record: RunRecord | None = None
         self.lacks_final = self.final_in_read = self.read_early = False
+        self.start_masks: Tensor | None = None
         self.prefilling = False
         self._seen: Tensor | None = None
         self._starts: Tensor | None = None

@@ -25,8 +25,8 @@ from sigma0.decode.transfer import to_device, to_host
 STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS = range(6)
 _WIDTH = 6
 NO_DRAFT = -1
-# Bits of FLAGS: why the token was read at its depth.
-MET_FLAG, DIVERGED_FLAG = 1, 2
+# Bits of FLAGS: why the token was read at its depth; or that it was not, since a grammar left one id.
+MET_FLAG, DIVERGED_FLAG, FORCED_FLAG = 1, 2, 4
 # Columns of a lane's gate.
 SURVIVAL, CUMULATIVE = range(2)
 # A suspended lane keeps its stage, this many T higher.
@@ -84,6 +84,8 @@ class Lanes:
         probs: Distribution that a draft was drawn from, float32 `[S T + 1, V]`; None until `remember_probs`.
         paths: States after every loop of the tokens at the last `window` cache positions, position c at c mod window,
             `[S window + 1, T, D]`; None until `remember_paths`.
+        masks: Ids that may follow the token, a bit each, int32 `[S T + 1, ceil(V / 32)]`; None until `remember_masks`.
+        only: The one of them that is fed without a reading, or -1, int64 `[S T + 1]`; as `masks`.
         window: Cache positions whose paths are kept.
         watched: Whether the last program kept differences.
     """
@@ -113,6 +115,8 @@ class Lanes:
         self.exit_state: ExitState | None = None
         self.criteria: Criteria | None = None
         self.probs: Tensor | None = None
+        self.masks: Tensor | None = None
+        self.only: Tensor | None = None
         self.watched = False
         self.paths: Tensor | None = None
         self.window = 0
@@ -151,6 +155,14 @@ class Lanes:
             with torch.inference_mode(False):
                 self.probs = torch.zeros((self.count + 1, vocabulary), dtype=torch.float32, device=self.device)
         return self.probs
+
+    def remember_masks(self, vocabulary: int) -> None:
+        """Makes room for masks, which allow everything."""
+        if self.masks is None or self.only is None:
+            with torch.inference_mode(False):
+                shape = (self.count + 1, -(-vocabulary // 32))
+                self.masks = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+                self.only = torch.full(shape[:1], NO_DRAFT, dtype=torch.int64, device=self.device)
 
     def remember_paths(self, window: int) -> None:
         """Keeps the states after every loop of the tokens at the last `window` cache positions, at least 2 T."""

@@ -149,6 +149,7 @@ def replaceable(batch: Batch) -> tuple[object, ...]:
         None if lanes.criteria is None else lanes.criteria.best,
         lanes.probs,
         lanes.paths,
+        lanes.masks,
         place.exits,
     )
 
@@ -208,6 +209,8 @@ class EagerRunner:
         if program.criteria:
             kept = program.criteria & {"kl", "minp-kl"}
             lanes.remember_criteria(int(self.model.config.vocab_size) if kept else 0)
+        if program.masked:
+            lanes.remember_masks(int(self.model.config.vocab_size))
         if program.drops and not self.ops.copies_exits:
             # so that there is something to note exits in
             none = torch.zeros(0, dtype=torch.int64, device=lanes.device)
@@ -308,8 +311,15 @@ class EagerRunner:
             at_this_loop = (own[:, REDRAFT] > 0) | (to_host(looped.loops[len(codes) :]) == self.lanes.depth)
             which += (len(codes) + np.flatnonzero((own[:, VERIFY] > 0) & at_this_loop)).tolist()
         if not self.program.reads_logits or self.program.verify:
-            self.counts.head_rows += len(which)
+            self.counts.head_rows += len(which) - self._forced(looped, which)
         return to_device(np.array(which, dtype=np.int64), looped.loops.device)
+
+    def _forced(self, looped: Looped, which: Sequence[int]) -> int:
+        """How many of some rows the head is not read of, since their grammars leave one id."""
+        only = self.lanes.only
+        if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
+            return 0
+        return int((to_host(only)[to_host(looped.lanes)[which]] >= 0).sum())
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """Reads rows, samples, judges and feeds back.

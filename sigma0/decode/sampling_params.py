@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sigma0.decode.masks import forbidden
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -50,11 +52,13 @@ def logprobs_of(logits: Tensor, token_id: int, count: int) -> tuple[float, tuple
     Args:
         logits: `[V]`, unprocessed.
         token_id: The sampled token.
-        count: Number of alternatives.
+        count: Number of alternatives; there are fewer where a grammar allows fewer.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     best = logprobs.topk(min(count, len(logprobs)))
     alternatives = (
-        Alternative(index, value) for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        Alternative(index, value)
+        for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        if logits[index] > forbidden(logits.dtype)
     )
     return float(logprobs[token_id]), tuple(alternatives)

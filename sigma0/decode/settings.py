@@ -41,6 +41,7 @@ class Program:
         paths: The states after every loop are kept, for statistics.
         draws: Some sequence draws its tokens.
         criteria: Those of `sigma0.decode.criteria` in use.
+        masked: Some sequence follows a grammar.
     """
 
     gate: bool = False
@@ -60,6 +61,7 @@ class Program:
     paths: bool = False
     draws: bool = False
     criteria: frozenset[str] = frozenset()
+    masked: bool = False
 
     @property
     def known(self) -> bool:
@@ -184,13 +186,14 @@ class SequenceSettings:
         if not any(self._exits):
             self.exits = self.settled = None
 
-    def program(self, watch: bool = False, paths: bool = False, draws: bool = False) -> Program:
+    def program(self, watch: bool = False, paths: bool = False, draws: bool = False, masked: bool = False) -> Program:
         """What a pass over the sequences that are set has to compute.
 
         Args:
             watch: Whether differences are kept for statistics.
             paths: Whether the states after every loop are kept for them.
             draws: Whether some sequence draws its tokens.
+            masked: Whether some sequence follows a grammar.
         """
         wanted = [each for each in self._exits if each is not None]
         params = [each.rule.params(watch=False) for each in wanted]
@@ -214,6 +217,7 @@ class SequenceSettings:
             forced=self.exits is not None,
             paths=paths,
             draws=draws,
+            masked=masked,
         )
 
     def rows(self, program: Program, sequences: Tensor) -> RuleRows:

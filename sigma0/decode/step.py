@@ -27,11 +27,13 @@ from sigma0.decode.lanes import (
     DIVERGED_FLAG,
     DRAFT,
     FLAGS,
+    FORCED_FLAG,
     MET_FLAG,
     POSITION,
     STAGE,
     SURVIVAL,
 )
+from sigma0.decode.masks import forbidden, mask_logits
 from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
@@ -39,6 +41,8 @@ from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_p
 from sigma0.decode.step_batch import Batch
 
 # Columns of what a step emits.
+# A decision beside those of `sigma0.decode.ops`: a grammar leaves one id, so nothing has to be read.
+FORCED = 4
 EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
 
 
@@ -52,10 +56,12 @@ class Looped:
         sequences: `[R]`.
         loops: Loops that each has finished, `[R]`.
         hidden: `[R, D]`.
-        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`), `[L]`.
+        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`, `FORCED`),
+            `[L]`.
         logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
         statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
         fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
+        seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
     lanes: Tensor
@@ -67,6 +73,7 @@ class Looped:
     logits: Tensor | None
     statistics: Tensor | None
     fates: Tensor | None
+    seen: bool = False
 
 
 def run_loop(
@@ -134,13 +141,17 @@ def run_loop(
         end,
         program.redrafts and not padded and not bounded,
     )
+    if program.masked:
+        assert lanes.only is not None
+        codes = codes.masked_fill(lanes.only.index_select(0, rows[:decoding]) >= 0, FORCED)
     if program.verify and program.prompts:
         codes = _hold_prompts(batch, table, rows, loops, own, codes)
     if padded or bounded:
         codes = codes.masked_fill(stage[:decoding] >= depth, 0)
     _advance_stages(batch, rows, table, loops, own, codes)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates)
+    seen = not padded and not bounded and lanes.device.type == "cpu"
+    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates, seen)
 
 
 def run_prefill(batch: Batch, beside: Prefill) -> None:
@@ -198,7 +209,7 @@ def _decide(
     if program.reads_logits:
         # where drafts are read in this pass too, all rows at once
         count = len(hidden) if whole else decoding
-        logits = _read_first(batch, hidden, table, sequences, loops, count)  # [L, V] or [R, V]
+        logits = _read_first(batch, hidden, rows, table, sequences, loops, count)  # [L, V] or [R, V]
     if program.margin:
         assert logits is not None
         theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
@@ -214,10 +225,12 @@ def _decide(
     return batch.ops.broadcast(codes), logits
 
 
-def _read_first(batch: Batch, hidden: Tensor, table: Tensor, sequences: Tensor, loops: Tensor, count: int) -> Tensor:
+def _read_first(
+    batch: Batch, hidden: Tensor, lanes: Tensor, table: Tensor, sequences: Tensor, loops: Tensor, count: int
+) -> Tensor:
     """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
     if not batch.model.stages[1]:
-        return batch.model.read(hidden[:count])
+        return _masked(batch, batch.model.read(hidden[:count]), lanes[:count])
     stage, depth = table[:count, STAGE], batch.lanes.depth
     reads = stage < depth
     if batch.program.verify:
@@ -225,7 +238,15 @@ def _read_first(batch: Batch, hidden: Tensor, table: Tensor, sequences: Tensor, 
         at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops[:count] == depth)
         reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
     rows = RowIndices(sequences[:count], table[:count, CACHE_POSITION], table[:count, POSITION], loops[:count])
-    return read_rows(batch, hidden[:count], rows, reads)
+    return _masked(batch, read_rows(batch, hidden[:count], rows, reads), lanes[:count])
+
+
+def _masked(batch: Batch, logits: Tensor, lanes: Tensor) -> Tensor:
+    """Logits `[K, V]` of rows in lanes `[K]`: of ids that their grammars allow."""
+    if not batch.program.masked:
+        return logits
+    assert batch.lanes.masks is not None
+    return mask_logits(logits, batch.lanes.masks.index_select(0, lanes))
 
 
 def _criteria_met(
@@ -301,14 +322,32 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or len(looped.logits) == len(looped.loops)):
         return looped.logits.index_select(0, which)
-    hidden = looped.hidden.index_select(0, which)
+    hidden, lanes = looped.hidden.index_select(0, which), looped.lanes.index_select(0, which)
     if not batch.model.stages[1]:
-        return batch.model.read(hidden)
+        if batch.program.masked and looped.seen:
+            return _read_unforced(batch, hidden, lanes)
+        return _masked(batch, batch.model.read(hidden), lanes)
     table = looped.table.index_select(0, which)
     sequences, loops = looped.sequences.index_select(0, which), looped.loops.index_select(0, which)
     rows = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
     # what is only computed to fill up stands in nobody's lane
-    return read_rows(batch, hidden, rows, looped.lanes.index_select(0, which) < batch.lanes.count)
+    return _masked(batch, read_rows(batch, hidden, rows, lanes < batch.lanes.count), lanes)
+
+
+def _read_unforced(batch: Batch, hidden: Tensor, lanes: Tensor) -> Tensor:
+    """As `_masked`, where the host may look: of rows whose grammar leaves one id the head is not read."""
+    assert batch.lanes.only is not None
+    only = batch.lanes.only.index_select(0, lanes)
+    free = (only < 0).nonzero()[:, 0]
+    if len(free) == len(only):
+        return _masked(batch, batch.model.read(hidden), lanes)
+    size = (len(only), int(batch.model.config.vocab_size))
+    logits = torch.full(size, forbidden(hidden.dtype), dtype=hidden.dtype)
+    logits.scatter_(1, only.clamp_min(0)[:, None], 0.0)
+    if len(free):
+        read = _masked(batch, batch.model.read(hidden.index_select(0, free)), lanes.index_select(0, free))
+        logits = logits.to(read.dtype).index_copy_(0, free, read)
+    return logits
 
 
 def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
@@ -341,7 +380,7 @@ def settle(
     table, sequences = looped.table.index_select(0, which), looped.sequences.index_select(0, which)
     if ends is None:
         ends = _ends(batch, sequences, table[:, CACHE_POSITION], token_ids)
-    flags = _flags_of(looped, which)
+    flags = _flags_of(batch, looped, which)
     rows = looped.lanes.index_select(0, which)
     ones = torch.ones_like(flags)
     emitted = ones if live is None else live.long()
@@ -393,7 +432,7 @@ def settle_verified(
         ends = _ends(batch, sequences, cache_positions, token_ids)
     fed = falls
     if some_are_new:
-        flags = torch.where(decodes, _flags_of(looped, which), flags)
+        flags = torch.where(decodes, _flags_of(batch, looped, which), flags)
         depths = torch.where(decodes | falls, loops, depths)
         fed = (decodes | falls) & survives
         rows = torch.where(fed, looped.lanes.index_select(0, which), lanes.count)
@@ -420,13 +459,14 @@ def _survives(batch: Batch, sequences: Tensor, cache_positions: Tensor, falls: T
     return cache_positions <= oldest.index_select(0, sequences)
 
 
-def _flags_of(looped: Looped, which: Tensor) -> Tensor:
+def _flags_of(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Why rows were read where they were, for those that stop in this pass, `[K]`."""
     codes = looped.codes
     if codes.shape[0] < looped.loops.shape[0]:
         codes = torch.nn.functional.pad(codes, (0, looped.loops.shape[0] - codes.shape[0]))
     codes = codes.index_select(0, which)
-    return (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
+    flags = (codes == MET) * MET_FLAG + (codes == DIVERGED) * DIVERGED_FLAG
+    return flags + (codes == FORCED) * FORCED_FLAG if batch.program.masked else flags
 
 
 def _ends(batch: Batch, sequences: Tensor, cache_positions: Tensor, token_ids: Tensor) -> Tensor:

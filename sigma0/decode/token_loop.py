@@ -25,6 +25,8 @@ from sigma0.config import ExitConfig
 from sigma0.decode.batch import Bools, Ints, PendingTokens
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN, NOT_FINITE
+from sigma0.decode.grammar.compiled import Grammars
+from sigma0.decode.grammar.rows import GrammarRows, may_force
 from sigma0.decode.graph_runner import GraphRunner
 from sigma0.decode.host_stepped import split_criteria
 from sigma0.decode.kv_cache import DepthCache
@@ -35,6 +37,7 @@ from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.sampling import Choice, First, Host, choice_for
 from sigma0.decode.settings import NO_LIMIT, SequenceExit
 from sigma0.decode.stats import RunRecord
+from sigma0.decode.step import SEQUENCE
 from sigma0.decode.transfer import to_device, to_host
 
 
@@ -66,6 +69,7 @@ class Emission:
         met: Whether its exit rule was met.
         last: Whether the sequence ends with it.
         diverged: Whether it was read where it was because its loop diverged.
+        forced: Whether it was fed without a reading, as the only id that its grammar allowed.
     """
 
     sequence: int
@@ -74,6 +78,7 @@ class Emission:
     met: bool
     last: bool
     diverged: bool = False
+    forced: bool = False
 
 
 class TokenLoop:
@@ -90,6 +95,7 @@ class TokenLoop:
         stopping_criteria: As transformers prepared them.
         generation_config: `do_sample`, `max_length`, pad token, and which scores to keep.
         record: Statistics of the new tokens; None for none.
+        grammars: What each sequence follows; None where none follows any.
 
     Attributes:
         lengths: Ids of each sequence, `[B]`.
@@ -113,6 +119,7 @@ class TokenLoop:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         record: RunRecord | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         batch, prompt = input_ids.shape
         self.model, self.cache, self.rule, self.record = model, cache, rule, record
@@ -146,6 +153,7 @@ class TokenLoop:
         self._buffers = cache.reserve_buffers()
         self.choice: Choice = choice_for(self, logits_processor, generation_config, self._buffers.sampling)
         wanted = getattr(generation_config, "runner", "auto")
+        self._grammars = self._grammar_rows(grammars, config)
         self.runner = self._runner(config, wanted, getattr(model, "announce", silently))
 
     def _runner(self, config: ExitConfig, wanted: str, announce: Announce) -> EagerRunner:
@@ -161,6 +169,7 @@ class TokenLoop:
             settings.set_ends(range(batch), sorted(self.eos), limit)
             python = None if self.choice.on_device else "ids are chosen by what only Python knows"
             waits = None if self.record is None else "statistics are kept of every token"
+            waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"
             chosen = choose_runner(wanted, self.model, python, waits)
             buffers = self._buffers
             runner = open_runner(chosen, self.model, lanes, settings, cache, cache.counts, announce, buffers.graphs)
@@ -169,10 +178,23 @@ class TokenLoop:
             # what a step in one launch computes is seen in the lanes alone
             paths = self.record is not None and (runner.ops.backend != "triton" or chosen.captured)
             watch = self.record is not None and not paths
-            runner.use(settings.program(watch=watch, paths=paths))
+            runner.use(settings.program(watch=watch, paths=paths, masked=self._grammars is not None))
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)
         return runner
+
+    def _grammar_rows(self, grammars: Grammars | None, config: ExitConfig) -> GrammarRows | None:
+        if grammars is None:
+            return None
+        lanes = self.cache.lanes
+        assert lanes is not None
+        rows = GrammarRows(lanes, self.vocabulary)
+        for sequence, grammar in enumerate(grammars.each):
+            if grammar is not None:
+                rows.set(
+                    sequence, grammar, self.first_position, grammars.forces and may_force(self.model, self.rule, config)
+                )
+        return rows
 
     @property
     def sequences(self) -> Tensor:
@@ -287,9 +309,13 @@ class TokenLoop:
             self.repetition[sequence].append(token_id)
             final.append(row)
             last = bool(ends) or self._collapses(sequence, fed_at)
-            emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2)))
+            emissions.append(Emission(sequence, token_id, depth, bool(why & 1), last, bool(why & 2), bool(why & 4)))
             if last:
                 over.append(sequence)
+        if self._grammars is not None:
+            errors = self._grammars.advance(line for line in lines if line[SEQUENCE] not in self._over)
+            for error in errors.values():
+                raise error
         if over:
             self._over.update(over)
             self.runner.lanes.suspend(over)

@@ -17,7 +17,9 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints, PassCounts
 from sigma0.decode.finite import check_logits
-from sigma0.decode.host_stepped import rows_are_independent
+from sigma0.decode.grammar.rows import start_masks
+from sigma0.decode.grammar.vocabulary import grammars_of
+from sigma0.decode.host_stepped import rows_are_independent, split_criteria
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.lockstep import decode_tokens
 from sigma0.decode.ops import Backend, Operations, operations
@@ -152,7 +154,10 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Takes `exit_config`, `output_statistics` and `runner` out of the keywords: transformers would drop them."""
+        """Takes `exit_config`, `output_statistics`, `runner` and `grammar` out of the keywords.
+
+        transformers would drop them.
+        """
         if kwargs.get("assistant_early_exit") is not None:
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
@@ -177,10 +182,12 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         runner = kwargs.pop("runner", None) or self.runner
         if runner not in RUNNERS:
             raise ValueError(f"no such runner: {runner!r}; there are {', '.join(RUNNERS)}")
+        grammar = kwargs.pop("grammar", None)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         model_kwargs["exit_config"] = resolved
         prepared.output_statistics = bool(wants_statistics)
         prepared.runner = runner
+        prepared.grammar = grammar
         return prepared, model_kwargs
 
     def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
@@ -281,6 +288,11 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         own_pace = input_ids.shape[0] == 1 or verified
         independent = rows_are_independent(logits_processor, stopping_criteria)
         if synced_gpus or generation_config.is_assistant or not (own_pace or (independent and streamer is None)):
+            if getattr(generation_config, "grammar", None) is not None:
+                raise ValueError(
+                    "a grammar cannot be used with synced_gpus, as an assistant, or on a batch with a streamer or a "
+                    "logits processor or stopping criterion of your own: generate the sequences one by one"
+                )
             stepped: DepthGenerateOutput | Tensor = self._sample_in_lockstep(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
@@ -324,8 +336,17 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """
         cache, exit_config = model_kwargs[CACHE_NAME], model_kwargs["exit_config"]
         cache.counts = PassCounts()
-        with self._recording(input_ids, generation_config, cache) as record:
-            outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        grammars, wanted = None, getattr(generation_config, "grammar", None)
+        if wanted is not None:
+            _, _, eos = split_criteria(stopping_criteria)
+            size = int(self.config.vocab_size)
+            grammars = grammars_of(wanted, input_ids.shape[0], size, eos)
+            cache.start_masks = start_masks(grammars.each, size, self.device)
+        try:
+            with self._recording(input_ids, generation_config, cache) as record:
+                outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        finally:
+            cache.start_masks = None
         batch = input_ids.shape[0]
         first = Exits(
             outputs.exit_depths[:, -1].cpu().numpy(),
@@ -345,6 +366,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             stopping_criteria,
             generation_config,
             record,
+            grammars,
         )
         return loop, first
 
@@ -410,6 +432,8 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         """Settings of a mode that crops fed tokens from the cache, which is exact at full depth only."""
         if any(getattr(source, "output_statistics", False) for source in (*settings, *model_kwargs.values())):
             raise ValueError(f"{what} tells no statistics of its tokens: leave output_statistics out")
+        if any(getattr(source, "grammar", None) is not None for source in (*settings, *model_kwargs.values())):
+            raise ValueError(f"{what} follows no grammar: leave grammar out")
         if tp_group(self) is not None:
             raise ValueError(f"{what} cannot be agreed on by several processes: load the model without tensor_parallel")
         config: ExitConfig = model_kwargs["exit_config"]

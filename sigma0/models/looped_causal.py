@@ -1,7 +1,7 @@
 """The head's side of every looped family: a forward that reads each position at the loop that its exit rule picks."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from sigma0.config import ExitConfig
 from sigma0.decode.catch_up import catch_up, enter_pending
 from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
+from sigma0.decode.masks import mask_logits
 from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
@@ -29,6 +30,26 @@ from sigma0.models.row_linear import Modules, PackedLinear, PackedWeightsMixin, 
 PROMPT_CHUNK = 1024
 # Arguments that transformers and its tools pass to any model, beside the named ones.
 FORWARD_KEYS = frozenset(TransformersKwargs.__optional_keys__) | {"return_dict", "token_type_ids", "use_kernels"}
+
+
+def masked_reader(read: Callable[[Tensor], Tensor], cache: DepthCache | None) -> Callable[[Tensor], Tensor]:
+    """A head whose logits are of ids that grammars allow behind a prompt, where the cache says which.
+
+    Args:
+        read: Logits `[B S, V]` of states `[B S, D]`, or `[B, S, V]` of `[B, S, D]`.
+        cache: Of the prompt.
+    """
+    if cache is None or cache.start_masks is None:
+        return read
+    masks = cache.start_masks  # [B, W]
+
+    def read_masked(states: Tensor) -> Tensor:
+        logits = read(states)
+        if logits.dim() == 3:
+            return mask_logits(logits, masks[:, None])
+        return mask_logits(logits, masks.repeat_interleave(len(logits) // len(masks), 0))
+
+    return read_masked
 
 
 class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrainedModel):
@@ -286,8 +307,9 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         states = outputs.loop_states[:, :, keep]
         gates = None if outputs.gate_logits is None else outputs.gate_logits[:, :, keep]
         start = None if outputs.start_states is None else outputs.start_states[:, keep]
-        exits = select_exits(rule, states, gates, self.read_states, watch, broadcaster(self), at_full_depth, start)
-        return exits, self.read_states(exits.hidden)
+        read = masked_reader(self.read_states, outputs.past_key_values)
+        exits = select_exits(rule, states, gates, read, watch, broadcaster(self), at_full_depth, start)
+        return exits, read(exits.hidden)
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:
         """Logits of every loop, `[T, B, S', V]`, as a model of so many loops has them."""

@@ -12,7 +12,7 @@ from sigma0.decode.model import BatchRows
 from sigma0.decode.ops import LoopEndWeights
 from sigma0.decode.parallel import broadcaster
 from sigma0.decode.stages import stage_rows
-from sigma0.models.looped_causal import LoopedForCausalLM
+from sigma0.models.looped_causal import LoopedForCausalLM, masked_reader
 from sigma0.models.ouro_block import rms_norm
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.raven import RavenModel, RavenPreTrainedModel, packed_blocks
@@ -144,10 +144,9 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
         assert states is not None
         length = states.shape[2]
         if rule.is_known_beforehand or cache is None:
-            exits = select_exits(
-                rule, states[:, :, keep], None, self.read_states, watch, broadcaster(self), at_full_depth
-            )
-            return exits, self.read_states(outputs.last_hidden_state[:, keep])
+            head = masked_reader(self.read_states, cache)
+            exits = select_exits(rule, states[:, :, keep], None, head, watch, broadcaster(self), at_full_depth)
+            return exits, head(outputs.last_hidden_state[:, keep])
         cache.read_early = cache.read_early or not at_full_depth
         which = torch.arange(length)[keep].tolist()
         found = [self._read_position(rule, outputs, index, watch, at_full_depth) for index in which]
@@ -190,8 +189,9 @@ class RavenForCausalLM(RavenPreTrainedModel, LoopedForCausalLM):
             return self.read(hidden.reshape(batch, -1), rows)
 
         states, start = states[:, :, index : index + 1], start[:, index : index + 1]
-        exits = select_exits(rule, states, None, read, watch, broadcaster(self), at_full_depth, start)
-        return exits, read(exits.hidden)[:, None]
+        head = masked_reader(read, cache)
+        exits = select_exits(rule, states, None, head, watch, broadcaster(self), at_full_depth, start)
+        return exits, head(exits.hidden)[:, None]
 
     def loop_logits(self, outputs: LoopedModelOutput, keep: slice | Tensor) -> Tensor:
         """Logits of every loop, `[T, B, S', V]`, as a model of so many loops has them.

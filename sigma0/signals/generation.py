@@ -34,6 +34,7 @@ class Generation:
         verdict: On the whole text; None without `verdict=True`.
         grounding: The claims of the text, looked up in prompt and sources; None without a verdict.
         policy: Thresholds of its door; None without a verdict.
+        tokens_forced: New tokens that were fed without a reading, since schema or grammar allowed no other.
         above: The result of a ladder (a `LadderGeneration`); None where no ladder ran.
     """
 
@@ -53,7 +54,13 @@ class Generation:
     verdict: ReasonVerdict | None = None
     grounding: Grounding | None = None
     policy: DoorPolicy | None = None
+    tokens_forced: int = 0
     above: Any = None
+
+    @property
+    def forced_passes_saved(self) -> int:
+        """Passes that forced tokens took less than at full depth: T - 1 each, since each still takes one."""
+        return self.tokens_forced * (self.total_loops - 1)
 
     @property
     def answer(self) -> str:

@@ -216,7 +216,10 @@ def _stable(verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy) -
 def _reason(
     verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy, proximity: float, grounded: float | None
 ) -> Reason | None:
-    reasons = [verdict.reason for verdict in verdicts]
+    # what was fed without a reading says nothing of the model
+    reasons: list[Reason | None] = [verdict.reason for verdict in verdicts if verdict.reason != "forced"]
+    if not reasons:
+        return "forced"
     if "divergence" in reasons:
         return "divergence"
     if proximity >= policy.tau_c or "collapse" in reasons:

@@ -1,0 +1,185 @@
+"""A tokenizer's ids as bytes, which grammars are matched with."""
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.decode.grammar.compiled import CompiledGrammar, Grammars, compile_grammar
+from sigma0.decode.grammar.spec import Spec
+
+MISSING = (
+    "structured output needs llguidance, which is not installed: pip install 'sigma0-lm[structured]', or leave the "
+    "schema, regex, choice or grammar out"
+)
+# Grammars that a vocabulary keeps.
+_KEPT = 64
+# Ids of which two in a row are decoded together, to see whether that gives their texts and nothing else.
+_PROBED = 512
+
+
+class Vocabulary:
+    """The ids of a model as bytes, and the grammars that were compiled for them.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        size: V of the head; ids past the tokenizer's are never allowed.
+        eos: Ids that end an answer, at least one.
+
+    Attributes:
+        size: V.
+        eos: As given.
+        engine: llguidance's table of the ids.
+
+    Raises:
+        ValueError: Without llguidance, without an end id, or for a tokenizer that joins its tokens by something that is
+            in none of them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, eos: Iterable[int]) -> None:
+        self.size, self.eos = size, frozenset(eos)
+        self._known = min(size, len(tokenizer))
+        ends = sorted(self.eos)
+        if not ends or not 0 <= ends[0] <= ends[-1] < size:
+            raise ValueError(
+                f"structured output needs an id that ends an answer, under {size}; this model has {ends or 'none'}: "
+                "set eos_token_id"
+            )
+        try:
+            llguidance = importlib.import_module("llguidance")
+            hf = importlib.import_module("llguidance.hf")
+        except ImportError as error:
+            raise ValueError(MISSING) from error
+        self.engine: Any
+        try:
+            self.engine = hf.from_tokenizer(tokenizer, size, ends)
+        except ValueError:
+            # another decoder than those of byte-level and SentencePiece vocabularies
+            self.engine = llguidance.LLTokenizer(_Table(tokenizer, size, ends), n_vocab=size, eos_token=ends)
+        self._grammars: OrderedDict[Spec, CompiledGrammar] = OrderedDict()
+        self._bytes: frozenset[int] | None = None
+
+    def missing(self, characters: Iterable[str]) -> list[str]:
+        """Characters that occur in no token, in their order."""
+        if self._bytes is None:
+            plain = [token for token in range(self._known) if token not in self.eos]
+            plain = [token for token in plain if not self.engine.is_special_token(token)]
+            self._bytes = frozenset(b"".join(self.engine.decode_bytes([token]) for token in plain))
+        known = self._bytes
+        return sorted(each for each in set(characters) if not known.issuperset(each.encode()))
+
+    def compile(self, spec: Spec) -> CompiledGrammar:
+        """The grammar of a spec; the last few are kept.
+
+        Raises:
+            ValueError: In one line, for a spec that is wrong or cannot be enforced, or that the ids cannot spell.
+        """
+        known = self._grammars.get(spec)
+        if known is None:
+            lacks = self.missing(spec.needs())
+            if lacks:
+                raise ValueError(
+                    f"this model's vocabulary cannot write what is asked for: none of its tokens holds "
+                    f"{', '.join(repr(each) for each in lacks)}"
+                )
+            known = self._grammars[spec] = compile_grammar(spec, self.engine, self.size, self.eos)
+        self._grammars.move_to_end(spec)
+        while len(self._grammars) > _KEPT:
+            self._grammars.popitem(last=False)
+        return known
+
+
+class _Table:
+    """The ids of any tokenizer as llguidance takes them: the bytes that each is decoded to."""
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, eos: Sequence[int]) -> None:
+        known = min(size, len(tokenizer))
+        special = set(tokenizer.all_special_ids) | set(eos)
+        texts = ["" if each in special else _decoded(tokenizer, [each]) for each in range(known)]
+        plain = [each for each in range(known) if each not in special][:_PROBED]
+        for first, second in pairwise(plain):
+            if _decoded(tokenizer, [first, second]) != texts[first] + texts[second]:
+                raise ValueError(
+                    "structured output needs a tokenizer whose tokens follow each other as they are; this one writes "
+                    f"{_decoded(tokenizer, [first, second])!r} for {texts[first]!r} and {texts[second]!r}"
+                )
+        self.eos_token_id = eos[0]
+        self.special_token_ids = sorted(each for each in special if each < size)
+        names = {each: f"<|{each}|>".encode() for each in self.special_token_ids}
+        self.tokens = [names.get(each, text.encode()) for each, text in enumerate(texts)]
+        self.tokens += [names.get(each, b"") for each in range(known, size)]
+        # longest first, so that a text is cut into few tokens
+        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in special)
+        self._spelled.sort(key=lambda entry: -len(entry[0]))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a text; what no token spells is left out."""
+        rest, ids = text.encode() if isinstance(text, str) else text, []
+        while rest:
+            for token, each in self._spelled:
+                if rest.startswith(token):
+                    ids.append(each)
+                    rest = rest[len(token) :]
+                    break
+            else:
+                rest = rest[1:]
+        return ids
+
+
+def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+_VOCABULARIES: "WeakKeyDictionary[Any, dict[tuple[int, frozenset[int]], Vocabulary]]" = WeakKeyDictionary()
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerFast, size: int, eos: Iterable[int]) -> Vocabulary:
+    """The vocabulary of a tokenizer and a head, made once; arguments as `Vocabulary` takes them."""
+    made, key = _VOCABULARIES.setdefault(tokenizer, {}), (size, frozenset(eos))
+    if key not in made:
+        made[key] = Vocabulary(tokenizer, size, eos)
+    return made[key]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer has to be, and the tokenizer that spells it: `model.generate(..., grammar=Constraint(...))`.
+
+    Attributes:
+        spec: What an answer has to be.
+        tokenizer: The model's.
+        forces: Whether ids that are the only ones allowed are fed without a reading, where that changes no answer.
+    """
+
+    spec: Spec
+    tokenizer: PreTrainedTokenizerFast
+    forces: bool = True
+
+
+def grammars_of(
+    wanted: Constraint | Sequence[Constraint | None], batch: int, size: int, eos: Iterable[int]
+) -> Grammars:
+    """The grammars of a batch.
+
+    Args:
+        wanted: One for all sequences, or one for each.
+        batch: B.
+        size: V of the head.
+        eos: Ids that end an answer.
+
+    Raises:
+        ValueError: For another number of them, and as `Vocabulary.compile` does.
+    """
+    each = [wanted] * batch if isinstance(wanted, Constraint) else list(wanted)
+    if len(each) != batch or not all(one is None or isinstance(one, Constraint) for one in each):
+        raise ValueError(f"grammar takes a Constraint, or {batch} of them or None, one for each sequence")
+    ends = frozenset(eos)
+    made = tuple(None if one is None else vocabulary_of(one.tokenizer, size, ends).compile(one.spec) for one in each)
+    return Grammars(made, all(one is None or one.forces for one in each))

@@ -1,0 +1,306 @@
+"""Answers that follow a schema, expression, choice or grammar: by every rule, sampled or not, alone and in company."""
+
+import copy
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher
+from tokenizers import Regex as Pattern
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import sigma0
+from sigma0.decode.grammar.rows import only_id
+from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, parse_spec
+from sigma0.decode.grammar.vocabulary import Constraint, vocabulary_of
+from tests.byte_model import END, byte_model
+from tests.reference import decide, gap, setting
+from tests.schemas import OBJECTS, REFERENCES, SCHEMAS
+
+RULES = {
+    "margin": {"mode": "margin", "theta": 0.5},
+    "qexit": {"mode": "qexit", "q": 0.6},
+    "converge": {"mode": "converge", "eps": 0.6},
+    "kl": {"mode": "kl", "delta": 0.05},
+    "entropy-diff": {"mode": "entropy-diff", "delta": 0.1},
+    "argmax-stability": {"mode": "argmax-stability", "stable": 1},
+    "full": {"mode": "full"},
+    "fixed": {"mode": "fixed", "depth": 2},
+}
+NEW = 150
+
+
+@pytest.fixture(scope="module")
+def byte():
+    return byte_model()
+
+
+def prompts(count):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(0, 256, (count, 5), generator=generator)
+
+
+def written(byte, schemas, rule, after="finish", forces=True, seed=None, prompt=None, **more):
+    """The answers of a batch, each under its own schema: ids without pads, and the whole output."""
+    model, tokenizer = byte
+    ids = prompts(len(schemas)) if prompt is None else prompt
+    grammar = [None if each is None else Constraint(JsonSchema.of(each), tokenizer, forces) for each in schemas]
+    if seed is not None:
+        torch.manual_seed(seed)
+        more["do_sample"] = True
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        exit_config={**RULES[rule], "after_exit": after},
+        grammar=grammar,
+        return_dict_in_generate=True,
+        **more,
+    )
+    rows = out.sequences[:, ids.shape[1] :].tolist()
+    return [row[: row.index(END) + 1] if END in row else row for row in rows], out
+
+
+def finished(byte, rows, schemas):
+    """How many answers came to their end; each of these is checked."""
+    count = 0
+    for row, schema in zip(rows, schemas, strict=True):
+        if row[-1] == END:
+            text = byte[1].decode(row[:-1])
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+def test_every_finished_answer_to_a_hundred_schemas_is_valid(byte, after, seed):
+    rows, out = written(byte, SCHEMAS, "margin", after, seed=seed)
+    assert finished(byte, rows, SCHEMAS) >= 95
+    assert (sum(reason == "forced" for reasons in out.exit_reasons for reason in reasons) > 0) == (after != "drop")
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if name not in ("full", "fixed")])
+def test_verify_under_a_schema_is_full_depth_under_it(byte, rule):
+    full, _ = written(byte, SCHEMAS, "full")
+    verified, out = written(byte, SCHEMAS, rule, "verify")
+    assert verified == full and out.loop_passes > 0
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_what_is_forced_changes_no_answer(byte, rule, after):
+    schemas = [*OBJECTS, *REFERENCES]
+    read, plain = written(byte, schemas, rule, after, forces=False)
+    forced, out = written(byte, schemas, rule, after)
+    assert forced == read
+    assert "forced" not in {reason for reasons in plain.exit_reasons for reason in reasons}
+    has_forced = "forced" in {reason for reasons in out.exit_reasons for reason in reasons}
+    # under `fixed` no loop runs behind the depth, so nothing may stop before it
+    assert has_forced == (rule != "fixed" or after == "verify")
+    if rule in ("qexit", "converge", "full"):
+        assert out.head_rows < plain.head_rows and out.loop_passes <= plain.loop_passes
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+def test_sampled_answers_are_the_same_where_forced_ids_are_read(byte, after):
+    read, _ = written(byte, OBJECTS, "qexit", after, forces=False, seed=3)
+    forced, _ = written(byte, OBJECTS, "qexit", after, seed=3)
+    assert after == "verify" or forced == read
+    assert finished(byte, forced, OBJECTS) >= 30
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+@pytest.mark.parametrize("rule", ["margin", "qexit", "kl"])
+def test_an_answer_is_the_same_alone(byte, rule, after):
+    schemas = [schema if place % 3 else None for place, schema in enumerate(SCHEMAS[40:52])]
+    together, _ = written(byte, schemas, rule, after)
+    ids = prompts(len(schemas))
+    for place, schema in enumerate(schemas):
+        (alone,), _ = written(byte, [schema], rule, after, prompt=ids[place : place + 1])
+        assert alone == together[place]
+
+
+@pytest.mark.parametrize("rule", ["margin", "qexit", "converge"])
+def test_finish_is_a_run_of_all_loops_under_the_mask(byte, rule):
+    """Exits are picked afterwards, from logits of which nothing but what may follow is left."""
+    model, tokenizer = byte
+    schemas = [OBJECTS[2], OBJECTS[7], OBJECTS[12], REFERENCES[2]]
+    model64, config = copy.deepcopy(model).double(), setting(**RULES[rule])
+    engine = vocabulary_of(tokenizer, 260, {END}).engine
+    rows, out = written(byte, schemas, rule)
+    compared = 0
+    for place, (prompt, schema) in enumerate(zip(prompts(len(schemas)).tolist(), schemas, strict=True)):
+        layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        matcher = LLMatcher(engine, LLMatcher.grammar_from_json_schema(schema, defaults=layout))
+        depths = out.exit_depths[place].tolist()
+        for index, token in enumerate(rows[place]):
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = torch.from_numpy(np.unpackbits(mask, bitorder="little")[:260]).bool()
+            with torch.no_grad():
+                outputs = model64.model(input_ids=torch.tensor([prompt]), use_cache=False)
+                states = outputs.loop_states[:, 0, -1]
+                logits = model64.lm_head(states).masked_fill(~allowed, -torch.inf)
+            choice = decide(config, states, outputs.gate_logits[:, 0, -1], logits, 4)
+            read = logits[choice.depth - 1]
+            if index and int(allowed.sum()) == 1:
+                assert (token, depths[index], out.exit_reasons[place][index]) == (int(read.argmax()), 1, "forced")
+            elif min(choice.margin, gap(read)) > 1e-5:
+                assert (token, depths[index]) == (int(read.argmax()), choice.depth)
+                compared += 1
+            prompt = [*prompt, token]
+            assert token == END or matcher.consume_token(token)
+    assert compared > 20
+
+
+def test_forced_tokens_save_passes(byte):
+    model, tokenizer = byte
+    schema = OBJECTS[-1]
+    done = sigma0.generate(model, tokenizer, "hi", schema=schema, exit_config={"mode": "full"}, max_new_tokens=NEW)
+    read = [token for token in done.tokens[1:] if token.reason != "forced"]
+    assert done.stop_reason == "eos" and done.tokens_forced == len(done.tokens) - 1 - len(read) > 40
+    assert done.loop_passes == done.tokens_forced + 4 * len(read)
+    assert done.forced_passes_saved == 4 * (len(done.tokens) - 1) - done.loop_passes
+    assert done.head_rows == len(read)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule, after", [("margin", "finish"), ("margin", "verify"), ("qexit", "finish")])
+def test_a_compiled_step_writes_the_same(byte, rule, after):
+    expected, _ = written(byte, OBJECTS[:6], rule, after)
+    assert written(byte, OBJECTS[:6], rule, after, runner="compile")[0] == expected
+
+
+def test_matchers_go_back(byte):
+    vocabulary = vocabulary_of(byte[1], 260, {END})
+    matcher = vocabulary.compile(JsonSchema.of(OBJECTS[2])).matcher()
+    ids = byte[1]('{"name": "ab", "age": 7}')["input_ids"]
+    masks = []
+    for token in ids:
+        masks.append(matcher.mask())
+        matcher.take(token)
+    ends = matcher.mask()
+    assert only_id(ends) == END
+    for count in (len(ids) - 1, 11, 3, 0):
+        matcher.back_to(count)
+        assert (matcher.mask() == masks[count]).all()
+        for place in range(count, len(ids)):
+            matcher.take(ids[place])
+        assert (matcher.mask() == ends).all()
+
+
+@pytest.mark.parametrize("token", [0, 31, 32, 63, 259])
+def test_the_only_id_of_a_mask(token):
+    bits = np.zeros(9, dtype=np.uint32)
+    bits[token // 32] |= np.uint32(1 << (token % 32))
+    assert only_id(bits.view(np.int32)) == token
+    bits[0] |= np.uint32(2)
+    assert only_id(bits.view(np.int32)) == -1
+    assert only_id(np.full(9, -1, dtype=np.int32)) == only_id(np.zeros(9, dtype=np.int32)) == -1
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({"regex": "(ab){2}c?"}, ("abab", "ababc")),
+        ({"choice": ["park", "barn"]}, ("park", "barn")),
+        ({"grammar": 'root ::= "a" | "bb"'}, ("a", "bb")),
+        ({"grammar": 'start: "x" "y"'}, ("xy",)),
+        ({"schema": True, "max_new_tokens": 3}, None),
+    ],
+)
+def test_other_kinds_are_followed(byte, given, text):
+    done = sigma0.generate(*byte, "hello", **given)
+    assert text is None or (done.text in text and done.stop_reason == "eos")
+
+
+def test_a_cut_answer_is_unfinished(byte):
+    done = sigma0.generate(*byte, "hi", schema=OBJECTS[-1], max_new_tokens=5)
+    assert (done.text, done.stop_reason) == ('{"lon', "length")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"schema": {"type": "strin"}}, "schema cannot be followed: Invalid type: strin"),
+        ({"schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"schema": "{"}, "schema is no JSON"),
+        ({"schema": "[1]"}, "JSON object"),
+        ({"schema": 3}, "got 3"),
+        ({"schema": False}, "no answer"),
+        ({"regex": "(a"}, "regex cannot be followed: .*unclosed group"),
+        ({"regex": ""}, "not empty"),
+        ({"choice": []}, "at least one"),
+        ({"choice": "ab"}, "list of texts"),
+        ({"grammar": "start: nothing"}, "grammar cannot be followed: .*nothing"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice exclude each other"),
+    ],
+)
+def test_what_is_wrong_is_named_in_a_line(byte, given, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        sigma0.generate(*byte, "hi", **given)
+    assert "\n" not in str(refused.value)
+
+
+def characters(known):
+    """A tokenizer of single characters, without the byte-level alphabet."""
+    ids = {symbol: each for each, symbol in enumerate(["<end>", "<unk>", *known])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Pattern("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>")
+
+
+def test_a_vocabulary_that_cannot_spell_an_answer_is_named():
+    vocabulary = vocabulary_of(characters('abcdeflnrstu0123456789:," ['), 40, {0})
+    with pytest.raises(ValueError, match=r"none of its tokens holds '\{', '\}'"):
+        vocabulary.compile(JsonSchema.of(OBJECTS[0]))
+    with pytest.raises(ValueError, match=r"holds '\]'"):
+        vocabulary.compile(JsonSchema.of({"type": "array"}))
+    with pytest.raises(ValueError, match="holds 'k'"):
+        vocabulary.compile(Choice(("bank",)))
+    matcher = vocabulary.compile(JsonSchema.of({"enum": ["ab", 12]})).matcher()
+    for symbol in '"ab"':
+        matcher.take(vocabulary.engine.tokenize_str(symbol)[0])
+    assert only_id(matcher.mask()) == 0
+
+
+def test_tokens_that_are_joined_by_something_else_are_refused():
+    tokenizer = characters("abc")
+    tokenizer.backend_tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="this one writes"):
+        vocabulary_of(tokenizer, 5, {0})
+
+
+def test_where_no_token_fits_any_more_the_answer_ends_with_an_error():
+    vocabulary = vocabulary_of(characters("abc"), 5, {0})
+    matcher = vocabulary.compile(Regex("ab[x-z]")).matcher()
+    matcher.take(2)
+    matcher.take(3)
+    with pytest.raises(ValueError, match="cannot go on"):
+        matcher.mask()
+
+
+def test_an_answer_needs_an_end(byte):
+    with pytest.raises(ValueError, match="set eos_token_id"):
+        vocabulary_of(byte[1], 260, ())
+
+
+def test_settings_that_leave_no_id_are_named(byte):
+    with pytest.raises(ValueError, match="leave no id"):
+        sigma0.generate(*byte, "hi", choice=["a"], min_new_tokens=5)
+
+
+def test_beams_follow_no_grammar(byte):
+    model, tokenizer = byte
+    with pytest.raises(ValueError, match="beam search follows no grammar"):
+        model.generate(prompts(1), num_beams=2, grammar=Constraint(Choice(("a",)), tokenizer), max_new_tokens=3)
+
+
+def test_specs_are_plain_data():
+    specs = [JsonSchema.of({"type": "null"}), JsonObject(), Regex("a"), Choice(("a", "b")), Grammar("start: A")]
+    assert len(set(specs)) == len(specs) and copy.deepcopy(specs) == specs
+    assert parse_spec() is None and parse_spec(choice=["a", "b"]) == specs[3]

@@ -1,0 +1,192 @@
+"""`response_format` and vLLM's guided fields, as clients send them."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import jsonschema
+import pydantic
+import pytest
+
+from sigma0.commands.telemetry import TelemetryLog, read_telemetry
+from sigma0.ladder import Always, FidelityLadder, Rung
+from tests.byte_model import byte_model
+from tests.decode.test_grammar import characters
+from tests.schemas import record
+from tests.serve.api.test_chat import ASKED
+from tests.serve.conftest import served
+
+SCHEMA = record({"where": {"enum": ["park", "barn", "garden"]}, "sure": {"type": "boolean"}})
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}}
+
+
+class Place(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    where: pydantic.constr(pattern="^[a-z]{3,6}$")
+    floors: pydantic.conint(ge=1, le=9)
+
+
+def ask(server, **body):
+    body = {"model": "pocket", "messages": ASKED, "max_tokens": 50, **body}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def text_of(answer):
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"]
+
+
+@pytest.mark.parametrize("after", ["finish", "verify", "drop"])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_schema_is_followed(plain, after, temperature):
+    answer = ask(
+        plain,
+        response_format=FORMAT,
+        temperature=temperature,
+        seed=2,
+        sigma0={"exit": {"mode": "qexit", "q": 0.5, "after_exit": after}},
+    )
+    jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+    details = answer.json()["sigma0"]["choices"][0]
+    assert answer.json()["usage"]["completion_tokens_details"] == {"tokens_forced": details["tokens_forced"]}
+    assert details["tokens_forced"] == details["reasons"].count("forced")
+    assert (details["tokens_forced"] > 10) == (after != "drop")
+
+
+def test_verify_is_full_depth_under_the_schema(plain):
+    full = ask(plain, response_format=FORMAT, sigma0={"exit": {"mode": "full"}})
+    eager = {"mode": "margin", "theta": 0.1, "after_exit": "verify"}
+    assert text_of(ask(plain, response_format=FORMAT, sigma0={"exit": eager})) == text_of(full)
+
+
+def test_openais_client_parses_its_models(plain):
+    done = plain.client.chat.completions.parse(model="pocket", messages=ASKED, response_format=Place, max_tokens=50)
+    assert isinstance(done.choices[0].message.parsed, Place)
+
+
+def test_streams_follow_it(plain):
+    chunks = plain.client.chat.completions.create(
+        model="pocket", messages=ASKED, response_format=FORMAT, stream=True, max_tokens=50
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "fields, allowed",
+    [
+        ({"guided_choice": ["park", "barn"]}, ("park", "barn")),
+        ({"guided_regex": "no|yes"}, ("no", "yes")),
+        ({"guided_grammar": 'root ::= "a" | "b"'}, ("a", "b")),
+        ({"grammar": 'start: "a" | "b"'}, ("a", "b")),
+        ({"guided_json": {"const": 7}}, ("7",)),
+        ({"guided_json": '{"const": 7}'}, ("7",)),
+        ({"structured_outputs": {"json": {"const": 7}}}, ("7",)),
+        ({"structured_outputs": {"regex": "ab"}}, ("ab",)),
+        ({"structured_outputs": {"choice": ["x"]}}, ("x",)),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, ("a",)),
+        ({"response_format": {"type": "text"}, "guided_choice": ["x"]}, ("x",)),
+    ],
+)
+def test_vllms_fields_are_followed(plain, fields, allowed):
+    assert text_of(ask(plain, **fields)) in allowed
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_any_object_is_one(plain, fields):
+    whole = 0
+    for seed in range(6):
+        choice = ask(plain, **fields, temperature=1.5, seed=seed).json()["choices"][0]
+        text = choice["message"]["content"]
+        assert text.startswith("{")
+        if choice["finish_reason"] == "stop":
+            whole += isinstance(json.loads(text), dict)
+    assert whole
+
+
+def test_what_runs_in_circles_is_cut(plain):
+    answer = ask(plain, guided_regex="(ab ){90}", max_tokens=200).json()
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["sigma0"]["choices"][0]["collapsed"]
+
+
+def test_completions_and_logprobs(plain):
+    body = {"model": "pocket", "prompt": "Where is Mary?", "guided_choice": ["park", "barn"], "logprobs": 5}
+    choice = httpx.post(f"{plain.url}/v1/completions", json=body, timeout=30).json()["choices"][0]
+    assert choice["text"] in ("park", "barn")
+    # of what may not follow there is no probability
+    assert all(value > -1e4 for each in choice["logprobs"]["top_logprobs"] for value in each.values())
+
+
+@pytest.mark.parametrize(
+    "fields, param, message",
+    [
+        ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin"),
+        ({"guided_json": "{"}, None, "schema is no JSON"),
+        ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+        ({"guided_grammar": "start: b"}, "guided_grammar", "unknown name"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, None, "guided_regex and guided_choice exclude each other"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, None, "exclude each other"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+            "response_format",
+            "not",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_400(plain, fields, param, message):
+    answer = ask(plain, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_grammar", param)
+    assert message in error["message"] and "\n" not in error["message"]
+
+
+def test_a_keyword_that_cannot_be_enforced_is_ignored_where_strict_is_false(plain):
+    schema = {"type": "array", "items": {"const": 1}, "maxItems": 1, "uniqueItems": True}
+    named = {"name": "a", "schema": schema, "strict": False}
+    answer = ask(plain, response_format={"type": "json_schema", "json_schema": named})
+    assert text_of(answer) in ("[]", "[1]")
+
+
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "xml"}}, {"guided_choice": []}, {"guided_json": [1]}])
+def test_what_is_no_value_of_a_field_is_400(plain, fields):
+    answer = ask(plain, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == next(iter(fields))
+
+
+def test_a_vocabulary_that_cannot_spell_it_is_400():
+    model, _ = byte_model(vocab_size=40, eos_token_id=0)
+    model.generation_config.eos_token_id = 0
+    with served((model, characters('abc0123456789:," '))) as server:
+        body = {"model": server.service.name, "prompt": [3, 4], "max_tokens": 9, "response_format": FORMAT}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+        assert answer.status_code == 400 and "none of its tokens holds" in answer.json()["error"]["message"]
+        assert "'{'" in answer.json()["error"]["message"]
+
+
+def test_a_ladder_follows_none(pocket):
+    rungs = [Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")]
+    with served(pocket, ladder=FidelityLadder(rungs, policy=Always())) as server:
+        answer = ask(server, response_format=FORMAT, sigma0={"ladder": True})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "sigma0.ladder"
+
+
+def test_requests_with_and_without_share_passes(plain):
+    """Answers of a crowd are those of each alone."""
+    bodies = [{}, {"response_format": FORMAT}, {"guided_choice": ["park", "barn"]}, {"temperature": 1.0, "seed": 5}] * 2
+    expected = [ask(plain, **body).json()["choices"][0]["message"]["content"] for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda body: ask(plain, **body).json()["choices"][0]["message"]["content"], bodies))
+    assert found == expected
+
+
+def test_telemetry_counts_what_was_forced(pocket, tmp_path):
+    with served(pocket) as server:
+        server.app.state.handler.telemetry = log = TelemetryLog(tmp_path / "log.jsonl")
+        ask(server, response_format=FORMAT)
+        log.close()
+    (line,) = read_telemetry(tmp_path / "log.jsonl")
+    assert line.costs.tokens_forced == line.reasons.count("forced") > 10

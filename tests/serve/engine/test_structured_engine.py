@@ -1,0 +1,162 @@
+"""Requests with a grammar share passes with all others, and each is what it would be alone."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import sigma0
+from sigma0 import ExitConfig
+from sigma0.decode.grammar.compiled import GrammarError, Matcher
+from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
+from sigma0.decode.sampling_params import SamplingParams
+from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from tests.byte_model import END, byte_model
+from tests.schemas import OBJECTS, REFERENCES
+from tests.serve.engine.spied_worker import KV
+from tests.serve.engine.test_captured_engine import captures  # noqa: F401
+from tests.serve.engine.test_engine import CONFIGS, POSITION_BYTES, alone, drain, outcome
+
+SPECS = (
+    None,
+    *(JsonSchema.of(schema) for schema in (OBJECTS[2], OBJECTS[7], OBJECTS[16], OBJECTS[-1], REFERENCES[1])),
+    Regex("[a-c]{5,9}(x|y)"),
+    Choice(("first", "second")),
+)
+SAMPLINGS = (SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams(repetition_penalty=1.3))
+
+
+@pytest.fixture(scope="module")
+def byte():
+    return byte_model(3)
+
+
+@pytest.fixture(scope="module")
+def model(byte):
+    return byte[0]
+
+
+def jobs(seed, count):
+    rng = np.random.default_rng(seed)
+    return [
+        EngineRequest(
+            prompt_ids=tuple(rng.integers(0, 256, rng.integers(1, 30)).tolist()),
+            max_new_tokens=40,
+            exit_config=CONFIGS[rng.integers(len(CONFIGS))],
+            sampling=SAMPLINGS[rng.integers(len(SAMPLINGS))],
+            logprobs=[None, 2][rng.integers(2)],
+            on_collapse="ignore",
+            grammar=SPECS[place % len(SPECS)],
+        )
+        for place in range(count)
+    ]
+
+
+def together(byte, wanted, blocks=KV, runner="eager", watch=True):
+    """What became of requests that share an engine, half of which come later; and the engine."""
+    byte[0].runner = runner
+    try:
+        engine = Engine(*byte, "tiny", EngineLimits(max_running=4, kv_bytes=blocks, page_size=8), watch=watch)
+    finally:
+        byte[0].runner = "auto"
+    half = len(wanted) // 2
+    keys = [engine.submit(job) for job in wanted[:half]]
+    events = {}
+    for _ in range(7):
+        for key, event in engine.step():
+            events.setdefault(key, []).append(event)
+    keys += [engine.submit(job) for job in wanted[half:]]
+    for key, later in drain(engine).items():
+        events.setdefault(key, []).extend(later)
+    return [events[key] for key in keys], engine
+
+
+def written(events):
+    """The answer of a request, without figures that other shapes round otherwise."""
+    return [(token.id, token.depth, token.reason, token.text, token.fate) for token in events[-1].tokens]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_company_changes_nothing(byte, seed):
+    wanted = jobs(seed, 16)
+    found, engine = together(byte, wanted)
+    assert engine.status().preemptions == 0
+    for job, events in zip(wanted, found, strict=True):
+        assert outcome(events) == outcome(alone(*byte, job))
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_preemption_changes_nothing(byte, seed):
+    wanted = jobs(seed, 12)
+    found, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
+    assert engine.status().preemptions > 0
+    for job, events in zip(wanted, found, strict=True):
+        expected, preempted = outcome(alone(*byte, job)), outcome(events)
+        # the first four: what is recomputed is counted in the passes
+        assert preempted[:4] == expected[:4]
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_captured_steps_write_the_same(byte, captures, watch):  # noqa: F811
+    wanted = [job for job in jobs(5, 16) if job.exit_config.after_exit != "drop"]
+    found, engine = together(byte, wanted, runner="cudagraph", watch=watch)
+    assert engine.runner.name == "cudagraph" and captures
+    expected, _ = together(byte, wanted, watch=watch)
+    assert [written(events) for events in found] == [written(events) for events in expected]
+
+
+def test_an_engine_writes_what_generate_writes(byte):
+    for rule in (ExitConfig(mode="margin", theta=0.3), ExitConfig(q=0.5, after_exit="verify")):
+        for schema in (OBJECTS[2], OBJECTS[16], OBJECTS[-1]):
+            ids = tuple(byte[1]("hello")["input_ids"])
+            job = EngineRequest(ids, 100, rule, grammar=JsonSchema.of(schema), on_collapse="ignore")
+            done = alone(*byte, job)[-1]
+            expected = sigma0.generate(
+                *byte, "hello", schema=schema, exit_config=rule, max_new_tokens=100, on_collapse="ignore"
+            )
+            assert done.text == expected.text and done.tokens_forced == expected.tokens_forced > 0
+            assert [token.depth for token in done.tokens] == [token.depth for token in expected.tokens]
+            assert done.tokens[-1].id == END and done.passes == expected.loop_passes
+
+
+def test_requests_without_a_grammar_cost_nothing_more(byte):
+    engine = Engine(*byte, "tiny", EngineLimits(max_running=4, kv_bytes=KV))
+    lanes, runner = engine._batch.lanes, engine._batch._runner
+    plain = replace(jobs(0, 1)[0], grammar=None)
+    engine.submit(plain)
+    drain(engine)
+    assert lanes.masks is None and not runner.program.masked
+    engine.submit(replace(plain, grammar=SPECS[1]))
+    engine.step()
+    assert runner.program.masked
+    drain(engine)
+    engine.submit(plain)
+    engine.step()
+    assert not runner.program.masked and bool((lanes.masks == -1).all() and (lanes.only == -1).all())
+
+
+def test_a_request_that_cannot_go_on_fails_alone(byte, monkeypatch):
+    wanted = [replace(job, sampling=SamplingParams(), grammar=SPECS[2 * place]) for place, job in enumerate(jobs(6, 3))]
+    expected = [outcome(alone(*byte, job)) for job in wanted]
+    take = Matcher.take
+
+    def breaks(self, token_id):
+        if self.count == 4 and self._matcher.is_accepting():
+            raise GrammarError("no further")
+        take(self, token_id)
+
+    failing = EngineRequest((1, 2, 3), 20, ExitConfig(q=0.5), grammar=Regex("[ab]*"), on_collapse="ignore")
+    ends = [failing, *wanted]
+    monkeypatch.setattr(Matcher, "take", breaks)
+    (first, *others), _ = together(byte, ends)
+    assert isinstance(first[-1], RequestFailed | RequestOutput)
+    if isinstance(first[-1], RequestFailed):
+        assert first[-1].cause == "GrammarError" and len(first) <= 5
+    assert [outcome(events) for events in others] == expected
+
+
+def test_a_request_is_plain_data():
+    for job in jobs(7, 8):
+        assert pickle.loads(pickle.dumps(job)) == job
