@@ -31,13 +31,16 @@ def can_compile(build: Callable[[], object], failed: str) -> bool:
     return True
 
 
-def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:
+def load(
+    source: str, name: str, arguments: Sequence[Any], returns: type[Any] | None = None, **definitions: str | int
+) -> Callable[..., Any]:
     """A function of a source file in this folder, compiled for this CPU and kept by inductor.
 
     Args:
         source: Name of the file.
-        name: Of the function, which returns nothing.
+        name: Of the function.
         arguments: ctypes types of its arguments.
+        returns: That of its result; None where it returns nothing.
         **definitions: What is defined in front of the source.
     """
     from torch._inductor.codecache import CppCodeCache
@@ -45,5 +48,5 @@ def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | 
     lines = [f"#define {key} {value}" for key, value in definitions.items()]
     text = Path(__file__).with_name(source).read_text()
     function: Any = getattr(CppCodeCache.load("\n".join([*lines, text])), name)
-    function.argtypes, function.restype = list(arguments), None
+    function.argtypes, function.restype = list(arguments), returns
     return function  # type: ignore[no-any-return]

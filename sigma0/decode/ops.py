@@ -47,6 +47,7 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
+from sigma0.kernels.lane_rows import LaneRows, LiveRows, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
@@ -93,12 +94,15 @@ __all__ = [
     "Fate",
     "Fit",
     "HeadOutput",
+    "LaneRows",
+    "LiveRows",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
     "RowDraws",
     "RowPlaces",
     "RuleRows",
+    "Settled",
     "Span",
     "Steps",
     "TextMemory",
@@ -152,6 +156,7 @@ class Operations:
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
+        host_rows: Whether a step keeps its books there by `sigma0.kernels.lane_rows`.
         norm_rows: RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None.
         path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
@@ -172,6 +177,7 @@ class Operations:
     leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
+    host_rows: bool = False
     norm_rows: Callable[..., Tensor] | None = None
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
@@ -217,6 +223,7 @@ TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_refere
 CPU = replace(
     TORCH,
     attend_rows=attend_rows,
+    host_rows=True,
     norm_rows=norm_rows,
     path_fates=path_fates,
     certainty_rows=certainty_rows,
