@@ -34,10 +34,10 @@ def can_compile(build: Callable[[], object], failed: str) -> bool:
 def load(
     source: str, name: str, arguments: Sequence[Any], returns: type[Any] | None = None, **definitions: str | int
 ) -> Callable[..., Any]:
-    """A function of a source file in this folder, compiled for this CPU and kept by inductor.
+    """A function of source files in this folder, compiled for this CPU and kept by inductor.
 
     Args:
-        source: Name of the file.
+        source: Names of the files, each of which may use what stands in those before it.
         name: Of the function.
         arguments: ctypes types of its arguments.
         returns: That of its result; None where it returns nothing.
@@ -46,7 +46,7 @@ def load(
     from torch._inductor.codecache import CppCodeCache
 
     lines = [f"#define {key} {value}" for key, value in definitions.items()]
-    text = Path(__file__).with_name(source).read_text()
-    function: Any = getattr(CppCodeCache.load("\n".join([*lines, text])), name)
+    texts = [Path(__file__).with_name(each).read_text() for each in source.split()]
+    function: Any = getattr(CppCodeCache.load("\n".join([*lines, *texts])), name)
     function.argtypes, function.restype = list(arguments), returns
     return function  # type: ignore[no-any-return]

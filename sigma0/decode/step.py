@@ -346,6 +346,8 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
 
 def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
     """The argmax `[K]` of logits, `BROKEN` where they are not finite."""
+    if batch.ops.best_rows is not None and logits.dtype is torch.float32 and not torch.compiler.is_compiling():
+        return batch.ops.broadcast(batch.ops.best_rows(logits, BROKEN))
     best = logits.max(dim=-1)
     return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
