@@ -2,6 +2,7 @@
 // Columns, codes and flags are defined in front of this text.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 // Live lanes by stage, those of one stage in their order: `count` lines of the table, and the columns of `Rows`.
@@ -33,6 +34,17 @@ extern "C" void live_rows(
     for (int64_t column = 0; column < COLUMNS; ++column) {
       columns[column * count + row] = values[column];
     }
+  }
+}
+
+// Keeps states after a loop, `bytes` each and `stride` apart, by sequence, cache position in a ring, and plane.
+extern "C" void keep_rows(
+    const int64_t* columns, int64_t count, int64_t depth, const char* states, int64_t stride, int64_t bytes,
+    char* paths, int64_t window) {
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t sequence = columns[count + row], position = columns[2 * count + row], plane = columns[4 * count + row];
+    const int64_t at = (sequence * window + position % window) * depth + plane;
+    std::memcpy(paths + at * bytes, states + row * stride, bytes);
   }
 }
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of a step on a CPU in three calls: which lanes run, which of them stop, and what is fed back.
+"""The bookkeeping of a step on a CPU in few calls: which lanes run, which of them stop, and what is fed back.
 
 These are parts 1, 6, 7 and 8 of a step and the end of part 3. The reference is `sigma0.decode.step`, which every other
 device runs and every compiled program: a hundred operations over a few numbers each, of which a call costs more than
@@ -55,7 +55,7 @@ class Settled:
 
 
 class LaneRows:
-    """The three calls.
+    """The calls.
 
     Args:
         names: Columns and widths of the tables, and values in them, as the source in C++ names them.
@@ -70,6 +70,7 @@ class LaneRows:
             return load("lane_rows.cpp", name, [kinds[kind] for kind in arguments], returns, **definitions)
 
         self._live = function("live_rows", "pnnnpp")
+        self._keep = function("keep_rows", "pnnpnnpn")
         self._stop = function("stop_rows", "ppnnnppppffppp", ctypes.c_int64)
         self._settle = function("settle_rows", "ppnpnnppppnppnfnppppp")
 
@@ -84,6 +85,22 @@ class LaneRows:
         lines, columns = table.new_empty((count, table.shape[1])), table.new_empty((_COLUMNS, count))
         self._live(table.data_ptr(), len(table) - 1, depth, count, lines.data_ptr(), columns.data_ptr())
         return LiveRows(lines, columns)
+
+    def keep(self, rows: LiveRows, states: Tensor, paths: Tensor, window: int) -> None:
+        """Keeps what a loop has left of tokens.
+
+        Args:
+            rows: The live lanes, from before the loop.
+            states: `[R, D]`.
+            paths: By sequence and cache position, position c at c mod window, `[S window + 1, T, D]`; changed.
+            window: Cache positions that are kept.
+        """
+        size, count = states.element_size(), len(rows.lines)
+        assert states.stride(1) == 1 and states.dtype == paths.dtype
+        self._keep(
+            rows.columns.data_ptr(), count, paths.shape[1], states.data_ptr(), states.stride(0) * size,
+            states.shape[1] * size, paths.data_ptr(), window,
+        )  # fmt: skip
 
     def stop(
         self,

@@ -152,19 +152,21 @@ inline void attend(
   }
 }
 
-// Rows whose queries lie `query_stride` numbers apart, and new keys and values `new_stride`; the output is contiguous.
-inline void attend_all(
+// Queries of rows lie `query_stride` numbers apart, and new keys and values `new_stride`; the output is contiguous.
+extern "C" void attend_rows(
     ELEMENT* keys, ELEMENT* values, const ELEMENT* query, const ELEMENT* new_keys, const ELEMENT* new_values,
-    ELEMENT* output, const Places& places, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
-    int64_t rows, int64_t heads, int64_t kv_heads, int64_t query_stride, int64_t new_stride, double scaling,
-    int64_t threads) {
+    ELEMENT* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,
+    const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t heads, int64_t kv_heads,
+    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, int64_t query_stride,
+    int64_t new_stride, double scaling, int64_t threads) {
+  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
   const int64_t stride = kv_heads * HEAD_DIM, group = heads / kv_heads;
   int64_t work = 0;
   for (int64_t row = 0; row < rows; ++row) {
     if (positions[row] < 0) {
       continue;
     }
-    const int64_t at = (planes[row] * places.total + places.flat(sequences[row], positions[row])) * stride;
+    const int64_t at = (planes[row] * total + places.flat(sequences[row], positions[row])) * stride;
     std::memcpy(keys + at, new_keys + row * new_stride, stride * sizeof(ELEMENT));
     std::memcpy(values + at, new_values + row * new_stride, stride * sizeof(ELEMENT));
     work += (positions[row] + 1) * heads * HEAD_DIM;
@@ -195,16 +197,4 @@ inline void attend_all(
       }
     }
   }
-}
-
-extern "C" void attend_rows(
-    ELEMENT* keys, ELEMENT* values, const ELEMENT* query, const ELEMENT* new_keys, const ELEMENT* new_values,
-    ELEMENT* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,
-    const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t heads, int64_t kv_heads,
-    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, double scaling,
-    int64_t threads) {
-  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
-  attend_all(
-      keys, values, query, new_keys, new_values, output, places, sequences, positions, planes, rows, heads, kv_heads,
-      heads * HEAD_DIM, kv_heads * HEAD_DIM, scaling, threads);
 }

@@ -1,5 +1,12 @@
 // The layers of a block over few rows of a pass, in float32; see row_block.py. This text stands behind those of
-// row_matmul.cpp, row_norm.cpp and row_attention.cpp, with HEAD_DIM defined and ELEMENT as float.
+// row_matmul.cpp and row_norm.cpp; attention is called by its address, since it is compiled for a head width.
+#include <vector>
+
+// As row_attention.cpp has it.
+using Attend = void (*)(
+    float*, float*, const float*, const float*, const float*, float*, const int64_t*, const int64_t*, const int64_t*,
+    const int64_t*, const int64_t*, const bool*, const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+    int64_t, int64_t, int64_t, int64_t, double, int64_t);
 
 // What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
 struct Layer {
@@ -8,14 +15,14 @@ struct Layer {
 };
 
 // Rotary embedding of heads that lie one behind the other; the first half of the sines has its sign turned.
-static void rotate(float* heads, int64_t count, const float* cos, const float* sin) {
-  constexpr int64_t HALF = HEAD_DIM / 2;
+static void rotate(float* heads, int64_t count, int64_t head_dim, const float* cos, const float* sin) {
+  const int64_t half = head_dim / 2;
   for (int64_t head = 0; head < count; ++head) {
-    float* own = heads + head * HEAD_DIM;
-    for (int64_t i = 0; i < HALF; ++i) {
-      const float low = own[i], high = own[i + HALF];
+    float* own = heads + head * head_dim;
+    for (int64_t i = 0; i < half; ++i) {
+      const float low = own[i], high = own[i + half];
       own[i] = low * cos[i] + high * sin[i];
-      own[i + HALF] = high * cos[i + HALF] + low * sin[i + HALF];
+      own[i + half] = high * cos[i + half] + low * sin[i + half];
     }
   }
 }
@@ -48,13 +55,12 @@ static void add(float* hidden, const float* given, const float* norm, int64_t ro
 }
 
 extern "C" void run_block(
-    const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
+    Attend attend, const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
     const int64_t* rotary_positions, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
     const int64_t* blocks, const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t width,
-    int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
+    int64_t head_dim, int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
     int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads) {
-  const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
-  const int64_t turned = heads + kv_heads, attended = heads * HEAD_DIM, packed = (turned + kv_heads) * HEAD_DIM;
+  const int64_t turned = heads + kv_heads, attended = heads * head_dim, packed = (turned + kv_heads) * head_dim;
   thread_local std::vector<float> scratch;
   scratch.resize(rows * (std::max(width, attended) + std::max(packed + attended, 2 * inner)));
   float *normed = scratch.data(), *wide = normed + rows * std::max(width, attended), *heads_out = wide + rows * packed;
@@ -62,12 +68,13 @@ extern "C" void run_block(
     norm_rows(hidden, layer->norm, nullptr, normed, rows, width, epsilon);
     few::multiply(layer->qkv, normed, wide, rows, width, packed, width, threads);
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t at = rotary_positions[row] * HEAD_DIM;
-      rotate(wide + row * packed, turned, cos + at, sin + at);
+      const int64_t at = rotary_positions[row] * head_dim;
+      rotate(wide + row * packed, turned, head_dim, cos + at, sin + at);
     }
-    attend_all(
-        layer->keys, layer->values, wide, wide + attended, wide + turned * HEAD_DIM, heads_out, places, sequences,
-        positions, planes, rows, heads, kv_heads, packed, packed, scaling, threads);
+    attend(
+        layer->keys, layer->values, wide, wide + attended, wide + turned * head_dim, heads_out, sequences, positions,
+        planes, blocks, starts, seen, exits, rows, heads, kv_heads, size, total, table_width, seen_width, exits_width,
+        packed, packed, scaling, threads);
     few::multiply(layer->out, heads_out, normed, rows, attended, width, attended, threads);
     add(hidden, normed, layer->norm_behind, rows, width, epsilon);
     norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, epsilon);

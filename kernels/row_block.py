@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.cpp_library import load
-from sigma0.kernels.row_attention import RowPlaces
+from sigma0.kernels.row_attention import RowPlaces, compiled_attention
 
-_SOURCES = "row_matmul.cpp row_norm.cpp row_attention.cpp row_block.cpp"
+_SOURCES = "row_matmul.cpp row_norm.cpp row_block.cpp"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def run_block(
     keys, first = planes[0][0], layers[0]
     places = (*own, rows.blocks, rows.starts, rows.seen, rows.exits)
     widths = [0 if part is None else part.shape[1] for part in (rows.blocks, rows.seen, rows.exits)]
-    _compiled(shape.head_dim)(
+    attention = compiled_attention(torch.float32, shape.head_dim)
+    _compiled()(
+        ctypes.cast(attention, ctypes.c_void_p),  # type: ignore[arg-type]
         pointers.buffer_info()[0],
         len(layers),
         hidden.data_ptr(),
@@ -111,6 +113,7 @@ def run_block(
         positions.data_ptr(),
         *(None if part is None else part.data_ptr() for part in places),
         *hidden.shape,
+        shape.head_dim,
         first.out.shape[1] // shape.head_dim,
         shape.kv_heads,
         first.down.shape[1],
@@ -125,8 +128,7 @@ def run_block(
 
 
 @lru_cache
-def _compiled(width: int) -> Callable[..., None]:
-    """The function for a head width."""
+def _compiled() -> Callable[..., None]:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    arguments = [pointer, number, *[pointer] * 11, *[number] * 10, ctypes.c_double, ctypes.c_double, number]
-    return load(_SOURCES, "run_block", arguments, ELEMENT="float", HEAD_DIM=width)
+    arguments = [pointer, pointer, number, *[pointer] * 11, *[number] * 11, ctypes.c_double, ctypes.c_double, number]
+    return load(_SOURCES, "run_block", arguments)

@@ -21,10 +21,10 @@ MAX_ROWS = 32
 
 
 def multiply_rows(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The product `[R, N]` of rows `[R, D]` with a matrix `[N, D]`; torch's own where this one is not for them."""
-    rows, width = hidden.shape
+    """The product `[R, N]` of rows `[R, D]` with a matrix `[N, D]`; or torch's."""
     if (
-        rows > MAX_ROWS
+        hidden.dim() != 2
+        or len(hidden) > MAX_ROWS
         or hidden.dtype is not torch.float32
         or torch.compiler.is_compiling()
         or torch.is_grad_enabled()
@@ -32,6 +32,7 @@ def multiply_rows(hidden: Tensor, weight: Tensor) -> Tensor:
     ):
         return F.linear(hidden, weight)
     hidden = hidden.contiguous()
+    rows, width = hidden.shape
     output = hidden.new_empty((rows, len(weight)))
     _compiled()(
         weight.data_ptr(),

@@ -155,10 +155,7 @@ def run_loop(
     hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
     if program.paths:
-        assert lanes.paths is not None
-        path = lanes.path_index(sequences, cache_positions)
-        states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
-        lanes.paths[path if owned is None else torch.where(owned, path, len(lanes.paths) - 1), planes] = states
+        _keep_paths(batch, hidden, indices, live, owned)
     ran, ruled, reads = Rows(rows, table, sequences, loops, hidden), Ruled(), None
     if decoding and not program.known:
         ruled = _ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
@@ -175,6 +172,20 @@ def run_loop(
         _advance_stages(batch, rows, table, loops, own, codes)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
     return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, live, reads)
+
+
+def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, live: LiveRows | None, owned: Tensor | None) -> None:
+    """Keeps the states after a loop, `[R, W]`, for statistics."""
+    lanes, calls = batch.lanes, host_calls(batch.ops)
+    assert lanes.paths is not None
+    states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
+    if calls is not None and live is not None:
+        calls.keep(live, states, lanes.paths, lanes.window)
+        return
+    path = lanes.path_index(indices.sequences, indices.cache_positions)
+    if owned is not None:
+        path = torch.where(owned, path, len(lanes.paths) - 1)
+    lanes.paths[path, indices.loops] = states
 
 
 def run_prefill(batch: Batch, beside: Prefill) -> None:
