@@ -109,4 +109,4 @@ def _certainty() -> Callable[..., None]:
 def _function(name: str, arguments: list[type]) -> Callable[..., None]:
     whole = {"WINDOW": WINDOW, "LAGS": LAGS, "SHORTEST": SHORTEST, "NGRAM": NGRAM, "WARM_UP": WARM_UP}
     real = {"FULL_ECHO": FULL_ECHO, "ALPHA": ALPHA, "FLOOR": FLOOR, "MOST_CERTAINTY": MOST_CERTAINTY}
-    return load(_SOURCE, name, arguments, **whole, **{key: repr(value) for key, value in real.items()})
+    return load(_SOURCE, name, arguments, {**whole, **{key: repr(value) for key, value in real.items()}})

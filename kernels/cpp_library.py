@@ -1,7 +1,7 @@
 """Functions in C++ for the rows of a pass on a CPU."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,26 @@ def can_compile(build: Callable[[], object], failed: str) -> bool:
     return True
 
 
-def load(source: str, name: str, arguments: Sequence[Any], **definitions: str | int) -> Callable[..., None]:
-    """A function of a source file in this folder, compiled for this CPU and kept by inductor.
+def load(
+    source: str,
+    name: str,
+    arguments: Sequence[Any],
+    definitions: Mapping[str, str | int] | None = None,
+    returns: type[Any] | None = None,
+) -> Callable[..., Any]:
+    """A function of source files in this folder, compiled for this CPU and kept by inductor.
 
     Args:
-        source: Name of the file.
-        name: Of the function, which returns nothing.
+        source: Names of the files, each of which may use what stands in those before it.
+        name: Of the function.
         arguments: ctypes types of its arguments.
-        **definitions: What is defined in front of the source.
+        definitions: What is defined in front of the source.
+        returns: Type of its result; None where it returns nothing.
     """
     from torch._inductor.codecache import CppCodeCache
 
-    lines = [f"#define {key} {value}" for key, value in definitions.items()]
-    text = Path(__file__).with_name(source).read_text()
-    function: Any = getattr(CppCodeCache.load("\n".join([*lines, text])), name)
-    function.argtypes, function.restype = list(arguments), None
+    lines = [f"#define {key} {value}" for key, value in (definitions or {}).items()]
+    texts = [Path(__file__).with_name(each).read_text() for each in source.split()]
+    function: Any = getattr(CppCodeCache.load("\n".join([*lines, *texts])), name)
+    function.argtypes, function.restype = list(arguments), returns
     return function  # type: ignore[no-any-return]

@@ -54,4 +54,4 @@ def _compiled(dtype: torch.dtype) -> Callable[..., None]:
     constants = {"KEPT": KEPT, "NO_FATE": NO_FATE, "CONTRACT": CONTRACT, "SPIRAL": SPIRAL, "DIVERGE": DIVERGE}
     limits = {"PARALLEL": repr(PARALLEL), "MAX_RESIDUAL": repr(MAX_RESIDUAL), "TINY": repr(TINY)}
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4 + [ctypes.c_double] * 3
-    return load("path_fates.cpp", "path_fates", arguments, ELEMENT=ELEMENTS[dtype], **constants, **limits)
+    return load("path_fates.cpp", "path_fates", arguments, {"ELEMENT": ELEMENTS[dtype], **constants, **limits})

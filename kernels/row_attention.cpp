@@ -152,12 +152,13 @@ inline void attend(
   }
 }
 
+// Queries of rows lie `query_stride` numbers apart, and new keys and values `new_stride`; the output is contiguous.
 extern "C" void attend_rows(
     ELEMENT* keys, ELEMENT* values, const ELEMENT* query, const ELEMENT* new_keys, const ELEMENT* new_values,
     ELEMENT* output, const int64_t* sequences, const int64_t* positions, const int64_t* planes, const int64_t* blocks,
     const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t heads, int64_t kv_heads,
-    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, double scaling,
-    int64_t threads) {
+    int64_t size, int64_t total, int64_t table_width, int64_t seen_width, int64_t exits_width, int64_t query_stride,
+    int64_t new_stride, double scaling, int64_t threads) {
   const Places places{blocks, starts, seen, exits, size, total, table_width, seen_width, exits_width};
   const int64_t stride = kv_heads * HEAD_DIM, group = heads / kv_heads;
   int64_t work = 0;
@@ -166,8 +167,8 @@ extern "C" void attend_rows(
       continue;
     }
     const int64_t at = (planes[row] * total + places.flat(sequences[row], positions[row])) * stride;
-    std::memcpy(keys + at, new_keys + row * stride, stride * sizeof(ELEMENT));
-    std::memcpy(values + at, new_values + row * stride, stride * sizeof(ELEMENT));
+    std::memcpy(keys + at, new_keys + row * new_stride, stride * sizeof(ELEMENT));
+    std::memcpy(values + at, new_values + row * new_stride, stride * sizeof(ELEMENT));
     work += (positions[row] + 1) * heads * HEAD_DIM;
   }
   threads = std::max<int64_t>(1, std::min(threads, work / THREAD_WORK));
@@ -191,7 +192,7 @@ extern "C" void attend_rows(
       }
       for (int64_t head = 0; head < group; ++head) {
         attend(
-            query + (row * heads + kv_head * group + head) * HEAD_DIM, keys + kv_head * HEAD_DIM,
+            query + row * query_stride + (kv_head * group + head) * HEAD_DIM, keys + kv_head * HEAD_DIM,
             values + kv_head * HEAD_DIM, at, stride, static_cast<Real>(scaling), scores.data(), own + head * HEAD_DIM);
       }
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load
 
-_POINTERS, _SIZES = 13, 8
+_POINTERS, _SIZES = 13, 10
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class RowPlaces:
 @lru_cache
 def is_available() -> bool:
     """Whether there is a compiler, and the source can be compiled with it; a warning says where it cannot."""
-    return can_compile(lambda: _compiled(torch.float32, 32), "attention in C++ could not be compiled, torch's is taken")
+    return can_compile(
+        lambda: compiled_attention(torch.float32, 32), "attention in C++ could not be compiled, torch's is taken"
+    )
 
 
 def attend_rows(
@@ -111,7 +113,7 @@ def _attend_rows(
     output = torch.empty_like(query)
     rows, heads, width = query.shape
     positions = keys.shape[1]
-    _compiled(query.dtype, width)(
+    compiled_attention(query.dtype, width)(
         keys.data_ptr(),
         values.data_ptr(),
         query.data_ptr(),
@@ -133,6 +135,8 @@ def _attend_rows(
         0 if blocks is None else blocks.shape[1],
         0 if seen is None else seen.shape[1],
         0 if exits is None else exits.shape[1],
+        query.stride(0),
+        new_keys.stride(0),
         scaling,
         torch.get_num_threads(),
     )
@@ -140,10 +144,10 @@ def _attend_rows(
 
 
 @lru_cache
-def _compiled(dtype: torch.dtype, width: int) -> Callable[..., None]:
+def compiled_attention(dtype: torch.dtype, width: int) -> Callable[..., None]:
     """The function of a dtype and a head width."""
     arguments = [ctypes.c_void_p] * _POINTERS + [ctypes.c_int64] * _SIZES + [ctypes.c_double, ctypes.c_int64]
-    return load("row_attention.cpp", "attend_rows", arguments, ELEMENT=ELEMENTS[dtype], HEAD_DIM=width)
+    return load("row_attention.cpp", "attend_rows", arguments, {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": width})
 
 
 def _attended_shape(keys: Tensor, values: Tensor, query: Tensor, *rest: object) -> Tensor:

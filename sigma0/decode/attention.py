@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.ops import (
+    BlockLayer,
+    BlockShape,
     DepthRows,
     Operations,
     RowPlaces,
@@ -125,6 +127,14 @@ class PassRows:
             hidden, norm, epsilon, weight, cos, signed_sin, self.positions(device), planes.flat_keys,
             planes.flat_values, self._written.to(device),
         )  # fmt: skip
+
+    def run_block(
+        self, layers: Sequence[BlockLayer], shape: BlockShape, hidden: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """See `decode.model.BatchRows.run_block`."""
+        assert self.ops.run_block is not None and self._places is not None
+        planes = [(own.flat_keys, own.flat_values) for own in self._layers[: len(layers)]]
+        return self.ops.run_block(layers, shape, planes, hidden, tables, self._indices.positions, self._places)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:
         """See `decode.model.BatchRows.attend`."""

@@ -22,8 +22,7 @@ from sigma0.decode.ops import ExitState
 from sigma0.decode.transfer import to_device, to_host
 
 # Columns of the table of lanes.
-STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS = range(6)
-_WIDTH = 6
+STAGE, CACHE_POSITION, POSITION, DRAFT, DEPTH, FLAGS, TABLE_WIDTH = range(7)
 NO_DRAFT = -1
 # Bits of FLAGS: why the token was read at its depth; or that it was not, since a grammar left one id.
 MET_FLAG, DIVERGED_FLAG, FORCED_FLAG = 1, 2, 4
@@ -99,7 +98,7 @@ class Lanes:
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False), torch.no_grad():
             lanes = torch.arange(self.count, device=device)
-            table = torch.zeros((rows, _WIDTH), dtype=torch.int64, device=device)
+            table = torch.zeros((rows, TABLE_WIDTH), dtype=torch.int64, device=device)
             table[:, STAGE] = self.idle
             table[:, DRAFT] = NO_DRAFT
             self.table = table
@@ -262,7 +261,7 @@ class Lanes:
         Args:
             keep_below: The first position that is dropped, int64 `[S]`.
         """
-        table = self.table[:-1].view(self.sequences, self.depth, _WIDTH)
+        table = self.table[:-1].view(self.sequences, self.depth, TABLE_WIDTH)
         gone = table[..., CACHE_POSITION] >= keep_below[:, None]
         table[..., STAGE].masked_fill_(gone, self.idle)
 

@@ -1,13 +1,13 @@
 """The contract between the decoder and a model: rows at different loops share one pass of the block."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from sigma0.decode.ops import LoopEndWeights, Operations
+from sigma0.decode.ops import BlockLayer, BlockShape, LoopEndWeights, Operations
 
 
 class BatchRows(Protocol):
@@ -42,6 +42,20 @@ class BatchRows(Protocol):
             weight: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
             cos: Of all positions, `[P, d]`.
             signed_sin: Likewise; the first half of each has its sign turned.
+        """
+
+    def run_block(
+        self, layers: Sequence[BlockLayer], shape: BlockShape, hidden: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """What all layers of the block make of rows `[R, D]`, whose K/V they write.
+
+        Where `ops.run_block` is None there is no such call.
+
+        Args:
+            layers: Their weights.
+            shape: What they share.
+            hidden: float32 `[R, D]`.
+            tables: cos and signed sin of all positions, `[P, d]` each.
         """
 
     def attend(self, layer: int, query: Tensor, keys: Tensor | None, values: Tensor | None, scaling: float) -> Tensor:

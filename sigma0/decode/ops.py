@@ -47,13 +47,17 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
+from sigma0.kernels.lane_rows import LaneRows, LiveRows, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
 from sigma0.kernels.plane_copy import copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
+from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
+from sigma0.kernels.row_choice import best_rows, leads_rows
 from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
 from sigma0.kernels.row_linear import row_linear
+from sigma0.kernels.row_matmul import MAX_ROWS, multiply_rows
 from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm
@@ -71,6 +75,7 @@ __all__ = [
     "LAGS",
     "LAST_LOOP",
     "LOGIT_STATS",
+    "MAX_ROWS",
     "MET",
     "MODES",
     "NGRAM",
@@ -84,6 +89,8 @@ __all__ = [
     "WARM_UP",
     "WINDOW",
     "Backend",
+    "BlockLayer",
+    "BlockShape",
     "Collapse",
     "CollapseRule",
     "CollapseState",
@@ -93,12 +100,15 @@ __all__ = [
     "Fate",
     "Fit",
     "HeadOutput",
+    "LaneRows",
+    "LiveRows",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
     "RowDraws",
     "RowPlaces",
     "RuleRows",
+    "Settled",
     "Span",
     "Steps",
     "TextMemory",
@@ -152,6 +162,9 @@ class Operations:
         leads: Whether the top-1 probability leads by a margin, for logits `[B, V]`; bool `[B]`.
         depth_attention: Attention of rows each at its own plane; None where `attend_rows` or `span_attention` is used.
         attend_rows: The same on a CPU with a C++ compiler, which writes the rows' K/V too; else None.
+        host_rows: Whether a step keeps its books there by `sigma0.kernels.lane_rows`.
+        best_rows: The argmax of rows of float32 logits there (`sigma0.kernels.row_choice`); else None.
+        run_block: All layers of a block over few rows there, in float32 (`sigma0.kernels.row_block`); else None.
         norm_rows: RMS norm of rows, with what it is added to: there of float32, in Triton of `ROW_DTYPES`; else None.
         path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
@@ -172,6 +185,9 @@ class Operations:
     leads: Callable[[Tensor, float | Tensor], Tensor]
     depth_attention: Callable[[Tensor, Tensor, Tensor, DepthRows, float], Tensor] | None
     attend_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, RowPlaces, float], Tensor] | None = None
+    host_rows: bool = False
+    best_rows: Callable[[Tensor, int], Tensor] | None = None
+    run_block: Callable[..., Tensor] | None = None
     norm_rows: Callable[..., Tensor] | None = None
     path_fates: Callable[[Tensor, Tensor, Tensor, int, ExitParams], Tensor] | None = None
     certainty_rows: Callable[[Tensor], Tensor] | None = None
@@ -217,6 +233,11 @@ TORCH = Operations("torch", _loop_end_in_torch, collapse_reference, leads_refere
 CPU = replace(
     TORCH,
     attend_rows=attend_rows,
+    host_rows=True,
+    leads=leads_rows,
+    best_rows=best_rows,
+    run_block=run_block,
+    linear_rows=multiply_rows,
     norm_rows=norm_rows,
     path_fates=path_fates,
     certainty_rows=certainty_rows,

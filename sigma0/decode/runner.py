@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.attention import Placement
-from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import LINE_WIDTH, Looped, run_loop, settle, settle_verified
+from sigma0.decode.step import LINE_WIDTH, Looped, run_loop, settle, settle_live, settle_verified
 from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_device, to_host
 
@@ -302,24 +302,27 @@ class EagerRunner:
 
     def to_read(self, looped: Looped) -> Tensor:
         """Rows that are read, int64 `[K]`: those that stop, and drafts that are checked."""
-        codes, count = looped.codes.tolist(), looped.loops.shape[0]
-        which = [row for row, code in enumerate(codes) if code]
-        if self.program.judges_all:
-            which += range(len(codes), count)
-        elif self.program.verify and count > len(codes):
-            own = to_host(self.settings.table)[to_host(looped.sequences[len(codes) :])]
-            at_this_loop = (own[:, REDRAFT] > 0) | (to_host(looped.loops[len(codes) :]) == self.lanes.depth)
-            which += (len(codes) + np.flatnonzero((own[:, VERIFY] > 0) & at_this_loop)).tolist()
+        reads = looped.reads
+        if reads is None:
+            codes, loops = to_host(looped.codes), to_host(looped.loops)
+            stops: Bools = np.zeros(len(loops), dtype=np.bool_)
+            stops[: len(codes)] = codes != 0
+            if self.program.verify:
+                own = to_host(self.settings.table)[to_host(looped.sequences)]
+                checked = (own[:, VERIFY] > 0) & ((own[:, REDRAFT] > 0) | (loops == self.lanes.depth))
+                checked[: len(codes)] = False
+                stops |= checked
+            reads = to_device(np.flatnonzero(stops), looped.loops.device)
         if not self.program.reads_logits or self.program.verify:
-            self.counts.head_rows += len(which) - self._forced(looped, which)
-        return to_device(np.array(which, dtype=np.int64), looped.loops.device)
+            self.counts.head_rows += len(reads) - self._forced(looped, reads)
+        return reads
 
-    def _forced(self, looped: Looped, which: Sequence[int]) -> int:
+    def _forced(self, looped: Looped, which: Tensor) -> int:
         """How many of some rows the head is not read of, since their grammars leave one id."""
         only = self.lanes.only
         if not self.program.masked or only is None or not looped.seen or self.model.stages[1]:
             return 0
-        return int((to_host(only)[to_host(looped.lanes)[which]] >= 0).sum())
+        return int((to_host(only)[to_host(looped.lanes)[to_host(which)]] >= 0).sum())
 
     def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """Reads rows, samples, judges and feeds back.
@@ -334,27 +337,9 @@ class EagerRunner:
             What the step emits, int64 `[K, 9]`, and the logits `[K, V]`.
         """
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
+        if looped.live is not None:
+            settled = settle_live(batch, looped, which, token_ids, stands, ends)
+            return settled.lines, logits if len(settled.kept) == len(which) else logits.index_select(0, settled.kept)
         if not batch.program.verify:
             return settle(batch, looped, which, token_ids, ends), logits
-        if which.device.type != "cpu":
-            return settle_verified(batch, looped, which, token_ids, stands, ends), logits
-        # a draft that stands before loop T changes nothing; on a CPU that is seen without waiting
-        decoding, depth = looped.codes.shape[0], self.lanes.depth
-        rows, keeps, loops = which.tolist(), stands.tolist(), looped.loops.tolist()
-        new = [row < decoding for row in rows]
-        falls = [not (keep or is_new) for keep, is_new in zip(keeps, new, strict=True)]
-        eventful = [place for place, row in enumerate(rows) if new[place] or falls[place] or loops[row] >= depth]
-        if not eventful:
-            return which.new_zeros((0, LINE_WIDTH)), logits
-        if len(eventful) < len(rows):
-            index = torch.tensor(eventful)
-            which, token_ids, stands, logits = (
-                part.index_select(0, index) for part in (which, token_ids, stands, logits)
-            )
-            ends = None if ends is None else ends.index_select(0, index)
-        some_fall = any(falls)
-        some_are_new = some_fall or any(new)
-        lines = settle_verified(
-            batch, looped, which, token_ids, stands, ends, some_fall=some_fall, some_are_new=some_are_new
-        )
-        return lines, logits
+        return settle_verified(batch, looped, which, token_ids, stands, ends), logits

@@ -11,8 +11,9 @@ from sigma0.decode.exits import ExitRule
 from sigma0.decode.ops import MODES, RuleRows
 
 # Columns of the table of settings.
-LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER, CRITERION = range(11)
-_WIDTH = 11
+LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_AFTER, CRITERION, SETTINGS_WIDTH = range(
+    12
+)
 # Columns of the thresholds.
 OWN, Q, THETA = range(3)
 _NO_EOS = -1
@@ -111,7 +112,7 @@ class SequenceSettings:
 
     def __init__(self, sequences: int, depth: int, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.table = torch.zeros((sequences, _WIDTH), dtype=torch.int64, device=device)
+            self.table = torch.zeros((sequences, SETTINGS_WIDTH), dtype=torch.int64, device=device)
             self.table[:, LIMIT] = NO_LIMIT
             self.thresholds = torch.full((sequences, 3), math.inf, dtype=torch.float32, device=device)
             self.eos = torch.full((sequences, 1), _NO_EOS, dtype=torch.int64, device=device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
 from sigma0.decode.finite import BROKEN
+from sigma0.decode.host_rows import host_calls
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     CUMULATIVE,
@@ -34,7 +35,7 @@ from sigma0.decode.lanes import (
     SURVIVAL,
 )
 from sigma0.decode.masks import forbidden, mask_logits
-from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LoopEndOutput
+from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LiveRows, LoopEndOutput, Settled
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
@@ -47,7 +48,7 @@ EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH 
 
 
 @dataclass(frozen=True)
-class Looped:
+class Rows:
     """Rows that have run one loop more; those that decode come first.
 
     Attributes:
@@ -56,12 +57,6 @@ class Looped:
         sequences: `[R]`.
         loops: Loops that each has finished, `[R]`.
         hidden: `[R, D]`.
-        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`, `FORCED`),
-            `[L]`.
-        logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
-        statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
-        fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
-        seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
     lanes: Tensor
@@ -69,11 +64,47 @@ class Looped:
     sequences: Tensor
     loops: Tensor
     hidden: Tensor
+
+
+@dataclass(frozen=True)
+class Looped(Rows):
+    """The same rows once it is known which of them stop.
+
+    Attributes:
+        codes: Of the decoding rows: 0 where one goes on, else why it stops (`MET`, `LAST_LOOP`, `DIVERGED`,
+            `FORCED`), `[L]`.
+        logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
+        statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
+        fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
+        live: The rows as functions on a CPU know them (`sigma0.decode.host_rows`); None elsewhere.
+        reads: Rows that are to be read, int64 `[K]`, where those functions have told; else None.
+        seen: Whether the host may look at values of this step, and waits for none of them.
+    """
+
     codes: Tensor
     logits: Tensor | None
     statistics: Tensor | None
     fates: Tensor | None
+    live: LiveRows | None = None
+    reads: Tensor | None = None
     seen: bool = False
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """What exit rules say of the decoding rows.
+
+    Attributes:
+        met: Whether a rule holds, which counts from its first loop on, bool `[L]`; None where no rule is looked at.
+        decisions: `MET` or `DIVERGED` of rules over differences, else 0, int64 `[L]`; None for none.
+        given: Whether an exit that was given beforehand has come, bool `[L]`; None for none.
+        logits: `[L, V]`, or of all rows `[R, V]`, where a rule reads them.
+    """
+
+    met: Tensor | None = None
+    decisions: Tensor | None = None
+    given: Tensor | None = None
+    logits: Tensor | None = None
 
 
 def run_loop(
@@ -99,59 +130,71 @@ def run_loop(
             is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
-    rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
-    table = lanes.table.index_select(0, rows)  # [R, 6]
-    stage, cache_positions = table[:, STAGE], table[:, CACHE_POSITION]
-    sequences, planes = rows // depth, stage % depth
+    by_torch = padded or bounded or program.masked or torch.compiler.is_compiling()
+    calls = None if by_torch else host_calls(batch.ops)
+    live = owned = enters = None
+    if calls is not None:
+        live = calls.live(lanes.table, depth, count)
+        table = live.lines
+        rows, sequences, cache_positions, positions, planes, loops = live.columns.unbind(0)
+    else:
+        # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
+        rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
+        table = lanes.table.index_select(0, rows)  # [R, 6]
+        stage, cache_positions, positions = table[:, STAGE], table[:, CACHE_POSITION], table[:, POSITION]
+        sequences, planes = rows // depth, stage % depth
+        loops = planes + 1
+        owned = stage < lanes.idle if padded else None
+        enters = stage[:entering] == 0 if padded or bounded else None
     previous = lanes.hidden.index_select(0, rows)  # [R, D]
-    indices = RowIndices(sequences, cache_positions, table[:, POSITION], planes)
-    live = stage < lanes.idle if padded else None
+    indices = RowIndices(sequences, cache_positions, positions, planes)
     if batch.model.stages[0] and beside is not None:
         prefill_prelude(batch, beside)
     if batch.model.stages[0] and entering:
-        enters = stage[:entering] == 0 if padded or bounded else None
         previous = run_prelude(batch, previous, indices, entering, enters)
     everything = indices if beside is None else beside.behind(indices)
-    view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, live)
+    view = PassRows(batch.layers, batch.placement, everything, batch.ops, batch.longest, owned)
     raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
     if batch.model.stages[1] and beside is not None:
         prefill_coda(batch, beside)
-    loops = planes + 1
-    if live is not None:
+    if owned is not None:
         # from here on lanes are only written to
-        rows = torch.where(live, rows, lanes.count)
+        rows = torch.where(owned, rows, lanes.count)
     hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
     if program.paths:
-        assert lanes.paths is not None
-        path = lanes.path_index(sequences, cache_positions)
-        states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
-        lanes.paths[path if live is None else torch.where(live, path, len(lanes.paths) - 1), planes] = states
-    own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 10]
-    codes, logits = _decide(
-        batch,
-        previous,
-        hidden,
-        rows,
-        table,
-        sequences,
-        loops,
-        own,
-        end,
-        program.redrafts and not padded and not bounded,
-    )
-    if program.masked:
-        assert lanes.only is not None
-        codes = codes.masked_fill(lanes.only.index_select(0, rows[:decoding]) >= 0, FORCED)
-    if program.verify and program.prompts:
-        codes = _hold_prompts(batch, table, rows, loops, own, codes)
-    if padded or bounded:
-        codes = codes.masked_fill(stage[:decoding] >= depth, 0)
-    _advance_stages(batch, rows, table, loops, own, codes)
-    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
+        _keep_paths(batch, hidden, indices, live, owned)
+    ran, ruled, reads = Rows(rows, table, sequences, loops, hidden), Ruled(), None
+    if decoding and not program.known:
+        ruled = _ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
+    if calls is not None and live is not None:
+        codes, reads = calls.stop(
+            live, decoding, depth, batch.settings.table, ruled.met, ruled.decisions, ruled.given, program.verify,
+            program.prompts, lanes.table,
+        )  # fmt: skip
+    else:
+        own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
+        codes = _stop(batch, ran, own, ruled)
+        if padded or bounded:
+            codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
+        _advance_stages(batch, rows, table, loops, own, codes)
     seen = not padded and not bounded and lanes.device.type == "cpu"
-    return Looped(rows, table, sequences, loops, hidden, codes, logits, statistics, fates, seen)
+    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
+    return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, live, reads, seen)
+
+
+def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, live: LiveRows | None, owned: Tensor | None) -> None:
+    """Keeps the states after a loop, `[R, W]`, for statistics."""
+    lanes, calls = batch.lanes, host_calls(batch.ops)
+    assert lanes.paths is not None
+    states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
+    if calls is not None and live is not None:
+        calls.keep(live, states, lanes.paths, lanes.window)
+        return
+    path = lanes.path_index(indices.sequences, indices.cache_positions)
+    if owned is not None:
+        path = torch.where(owned, path, len(lanes.paths) - 1)
+    lanes.paths[path, indices.loops] = states
 
 
 def run_prefill(batch: Batch, beside: Prefill) -> None:
@@ -180,65 +223,75 @@ def _loop_end(
     return end.hidden if whole else raw, end
 
 
-def _decide(
-    batch: Batch,
-    previous: Tensor,
-    hidden: Tensor,
-    rows: Tensor,
-    table: Tensor,
-    sequences: Tensor,
-    loops: Tensor,
-    own: Tensor,
-    end: LoopEndOutput | None,
-    whole: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Why each decoding row stops, 0 where it goes on, `[L]`; and the logits `[L, V]` where the rule reads them."""
-    program, decoding, logits = batch.program, len(own), None
-    last = loops[:decoding] >= own[:, columns.LAST]
-    codes = last * LAST_LOOP
-    if program.known or not decoding:
-        return codes, None
-    if program.gate or program.watch or program.reads_logits or program.criteria:
-        late = loops[:decoding] >= own[:, columns.MIN_LOOPS]
-    if end is not None:
-        decisions = end.decisions[:decoding]
-        codes = codes.masked_fill((decisions == DIVERGED) & ~last, DIVERGED).masked_fill(decisions == MET, MET)
-    elif program.gate:
-        met = _gate_met(batch, hidden[:decoding], rows[:decoding], sequences[:decoding])
-        codes = codes.masked_fill(met & late, MET)
+def _ask_rules(
+    batch: Batch, rows: Rows, previous: Tensor, decoding: int, end: LoopEndOutput | None, whole: bool
+) -> Ruled:
+    """What the rules say of the first rows, as many as decode.
+
+    Args:
+        batch: Lanes and settings.
+        rows: Those of the pass.
+        previous: Their states before the loop, `[R, D]`.
+        decoding: L, at least 1.
+        end: Of the loop, where differences are kept.
+        whole: Whether the head reads all rows at once, since drafts are read in this pass too.
+    """
+    program, ops, settings = batch.program, batch.ops, batch.settings
+    sequences, logits, given = rows.sequences[:decoding], None, None
+    met = []
+    if end is None and program.gate:
+        met.append(_gate_met(batch, rows.hidden[:decoding], rows.lanes[:decoding], sequences))
     if program.reads_logits:
-        # where drafts are read in this pass too, all rows at once
-        count = len(hidden) if whole else decoding
-        logits = _read_first(batch, hidden, rows, table, sequences, loops, count)  # [L, V] or [R, V]
+        logits = _read_first(batch, rows, len(rows.hidden) if whole else decoding)  # [L, V] or [R, V]
     if program.margin:
         assert logits is not None
-        theta = batch.settings.thresholds[:, columns.THETA].index_select(0, sequences[:decoding])
-        codes = codes.masked_fill(batch.ops.leads(logits[:decoding], theta) & late, MET)
+        met.append(ops.leads(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))
     if program.criteria:
-        met = _criteria_met(batch, (previous, hidden), table, sequences, loops, own, logits)
-        codes = codes.masked_fill(met & late, MET)
+        met.append(_criteria_met(batch, rows, previous, decoding, logits))
     if program.forced:
-        exits = batch.settings.exits
-        assert exits is not None
-        token = (table[:decoding, CACHE_POSITION] - own[:, columns.PROMPT]) % exits.shape[1]
-        codes = (last * LAST_LOOP).masked_fill(loops[:decoding] >= exits[sequences[:decoding], token], MET)
-    return batch.ops.broadcast(codes), logits
+        assert settings.exits is not None
+        first = settings.table[:, columns.PROMPT].index_select(0, sequences)
+        token = (rows.table[:decoding, CACHE_POSITION] - first) % settings.exits.shape[1]
+        given = rows.loops[:decoding] >= settings.exits[sequences, token]
+    decisions = None if end is None else end.decisions[:decoding].long()
+    either = None if not met else met[0] if len(met) == 1 else torch.stack(met).any(0)
+    met_by, decided, come = (None if part is None else ops.broadcast(part) for part in (either, decisions, given))
+    return Ruled(met_by, decided, come, logits)
 
 
-def _read_first(
-    batch: Batch, hidden: Tensor, lanes: Tensor, table: Tensor, sequences: Tensor, loops: Tensor, count: int
-) -> Tensor:
+def _stop(batch: Batch, rows: Rows, own: Tensor, ruled: Ruled) -> Tensor:
+    """Why each decoding row stops, 0 where it goes on, `[L]`."""
+    program, decoding, loops = batch.program, len(own), rows.loops
+    last = loops[:decoding] >= own[:, columns.LAST]
+    codes = last * LAST_LOOP
+    if ruled.decisions is not None:
+        codes = codes.masked_fill((ruled.decisions == DIVERGED) & ~last, DIVERGED)
+        codes = codes.masked_fill(ruled.decisions == MET, MET)
+    if ruled.met is not None:
+        codes = codes.masked_fill(ruled.met & (loops[:decoding] >= own[:, columns.MIN_LOOPS]), MET)
+    if ruled.given is not None:
+        codes = (last * LAST_LOOP).masked_fill(ruled.given, MET)
+    if program.masked:
+        assert batch.lanes.only is not None
+        codes = codes.masked_fill(batch.lanes.only.index_select(0, rows.lanes[:decoding]) >= 0, FORCED)
+    if program.verify and program.prompts:
+        codes = _hold_prompts(batch, rows.table, rows.lanes, loops, own, codes)
+    return codes
+
+
+def _read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
     """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
     if not batch.model.stages[1]:
-        return _masked(batch, batch.model.read(hidden[:count]), lanes[:count])
-    stage, depth = table[:count, STAGE], batch.lanes.depth
+        return _masked(batch, batch.model.read(rows.hidden[:count]), rows.lanes[:count])
+    table, sequences, loops = rows.table[:count], rows.sequences[:count], rows.loops[:count]
+    stage, depth = table[:, STAGE], batch.lanes.depth
     reads = stage < depth
     if batch.program.verify:
-        own = batch.settings.table.index_select(0, sequences[:count])
-        at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops[:count] == depth)
+        own = batch.settings.table.index_select(0, sequences)
+        at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops == depth)
         reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
-    rows = RowIndices(sequences[:count], table[:count, CACHE_POSITION], table[:count, POSITION], loops[:count])
-    return _masked(batch, read_rows(batch, hidden[:count], rows, reads), lanes[:count])
+    indices = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
+    return _masked(batch, read_rows(batch, rows.hidden[:count], indices, reads), rows.lanes[:count])
 
 
 def _masked(batch: Batch, logits: Tensor, lanes: Tensor) -> Tensor:
@@ -249,29 +302,19 @@ def _masked(batch: Batch, logits: Tensor, lanes: Tensor) -> Tensor:
     return mask_logits(logits, batch.lanes.masks.index_select(0, lanes))
 
 
-def _criteria_met(
-    batch: Batch,
-    states: tuple[Tensor, Tensor],
-    table: Tensor,
-    sequences: Tensor,
-    loops: Tensor,
-    own: Tensor,
-    logits: Tensor | None,
-) -> Tensor:
+def _criteria_met(batch: Batch, rows: Rows, previous: Tensor, decoding: int, logits: Tensor | None) -> Tensor:
     """Whether a criterion is met, bool `[L]`; what it keeps is kept by sequence, of which one token decodes."""
-    decoding, lanes = len(own), batch.lanes
-    kept = lanes.criteria
+    lanes, settings, kept = batch.lanes, batch.settings, batch.lanes.criteria
     assert kept is not None
-    before, after = (state[:decoding, : lanes.width] for state in states)
-    sequences = sequences[:decoding]
-    slots = torch.where(table[:decoding, STAGE] < lanes.depth, sequences, lanes.sequences)
-    delta = batch.settings.thresholds[:, columns.OWN].index_select(0, sequences)
+    before, after = (state[:decoding, : lanes.width] for state in (previous, rows.hidden))
+    sequences = rows.sequences[:decoding]
+    slots = torch.where(rows.table[:decoding, STAGE] < lanes.depth, sequences, lanes.sequences)
     return kept.decide(
         batch.program.criteria,
-        own[:, columns.CRITERION],
-        delta,
+        settings.table[:, columns.CRITERION].index_select(0, sequences),
+        settings.thresholds[:, columns.OWN].index_select(0, sequences),
         slots,
-        loops[:decoding] == 1,
+        rows.loops[:decoding] == 1,
         (before, after),
         None if logits is None else logits[:decoding],
     )
@@ -352,6 +395,8 @@ def _read_unforced(batch: Batch, hidden: Tensor, lanes: Tensor) -> Tensor:
 
 def sample_greedy(batch: Batch, logits: Tensor) -> Tensor:
     """The argmax `[K]` of logits, `BROKEN` where they are not finite."""
+    if batch.ops.best_rows is not None and logits.dtype is torch.float32 and not torch.compiler.is_compiling():
+        return batch.ops.broadcast(batch.ops.best_rows(logits, BROKEN))
     best = logits.max(dim=-1)
     return batch.ops.broadcast(torch.where(best.values.isfinite(), best.indices, BROKEN))
 
@@ -391,6 +436,32 @@ def settle(
     return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
 
 
+def settle_live(
+    batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None
+) -> Settled:
+    """`settle` or `settle_verified` on a CPU, without the lines of drafts that stand before loop T.
+
+    Args:
+        batch: Lanes and settings.
+        looped: The rows, which functions on a CPU know.
+        which: As `settle_verified` has it; likewise
+        token_ids: these,
+        stands: these, and
+        ends: these.
+    """
+    calls, own, settings = host_calls(batch.ops), batch.lanes, batch.settings
+    assert calls is not None and looped.live is not None
+    settled = calls.settle(
+        looped.live, looped.codes, own.depth, which, token_ids, stands, ends, settings.table, settings.eos,
+        batch.program.verify, own.table,
+    )  # fmt: skip
+    if len(settled.lanes):
+        own.hidden.index_copy_(0, settled.lanes, batch.model.enter(settled.token_ids, settled.positions))
+        if batch.program.gate or own.exit_state is not None:
+            own.forget(settled.lanes)
+    return settled
+
+
 def settle_verified(
     batch: Batch,
     looped: Looped,
@@ -399,8 +470,6 @@ def settle_verified(
     stands: Tensor,
     ends: Tensor | None = None,
     live: Tensor | None = None,
-    some_fall: bool = True,
-    some_are_new: bool = True,
 ) -> Tensor:
     """Accept, advance and emit, where some sequence checks drafts.
 
@@ -412,8 +481,6 @@ def settle_verified(
         stands: Whether a draft stands, bool `[K]`.
         ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
         live: Which of the K count, bool `[K]`; None where all do.
-        some_fall: False where every draft among them is known to stand.
-        some_are_new: False where none of them is known to be new, and none falls.
 
     Returns:
         int64 `[K, 9]`.
@@ -423,24 +490,20 @@ def settle_verified(
     stage, cache_positions, _, _, depths, flags = table.unbind(1)
     loops = looped.loops.index_select(0, which)
     decodes, final = stage < depth, loops >= depth
-    survives = torch.ones_like(decodes) if live is None else live
-    falls = ~survives
-    if some_fall:
-        falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
-        survives = survives & _survives(batch, sequences, cache_positions, falls)
+    falls = ~(decodes | stands) if live is None else ~(decodes | stands) & live
+    survives = _survives(batch, sequences, cache_positions, falls)
+    if live is not None:
+        survives = survives & live
     if ends is None:
         ends = _ends(batch, sequences, cache_positions, token_ids)
-    fed = falls
-    if some_are_new:
-        flags = torch.where(decodes, _flags_of(batch, looped, which), flags)
-        depths = torch.where(decodes | falls, loops, depths)
-        fed = (decodes | falls) & survives
-        rows = torch.where(fed, looped.lanes.index_select(0, which), lanes.count)
-        # a new draft is noted with the token that it was read from
-        drafts = torch.stack([token_ids, depths, flags], dim=1)
-        at = torch.where(final, lanes.count, rows)
-        lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, at, drafts)
-        _enter(batch, rows, table, token_ids, ends, fed)
+    flags = torch.where(decodes, _flags_of(batch, looped, which), flags)
+    depths = torch.where(decodes | falls, loops, depths)
+    fed = (decodes | falls) & survives
+    rows = torch.where(fed, looped.lanes.index_select(0, which), lanes.count)
+    # a new draft is noted with the token that it was read from
+    drafts = torch.stack([token_ids, depths, flags], dim=1)
+    lanes.table[:, DRAFT : FLAGS + 1].index_copy_(0, torch.where(final, lanes.count, rows), drafts)
+    _enter(batch, rows, table, token_ids, ends, fed)
     emits = final
     if batch.program.mixed:
         checked = batch.settings.table[:, columns.VERIFY].index_select(0, sequences) > 0

@@ -5,14 +5,14 @@ of modules take some twenty, and libraries choose how they add up by the number 
 normed, sums take the place of the two row_norm.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import ROW_DTYPES
+from sigma0.decode.ops import ROW_DTYPES, BlockLayer, BlockShape
 from sigma0.models.ouro_block import OuroDecoderLayer, OuroRMSNorm, PreNormDecoderLayer
 from sigma0.models.row_linear import is_plain
 
@@ -38,6 +38,38 @@ def _is_as_made(layer: Any) -> bool:
     silu = type(mlp._modules["act_fn"]).__name__ in ("SiLU", "SiLUActivation") and is_plain(mlp._modules["act_fn"])
     products = layer.packed_weights()
     return silu and all(product.matrix(modules) is not None for product, modules in products)
+
+
+def run_in_one_call(
+    layers: Sequence[Any], hidden: Tensor, rows: BatchRows, tables: tuple[Tensor, Tensor]
+) -> Tensor | None:
+    """As `run_fused`, on a CPU; None where norms differ in their epsilon."""
+    parts, epsilons = [], set()
+    for layer in layers:
+        own = layer._modules
+        norms = [own[name] for name in layer.norm_names]
+        epsilons |= {norm.variance_epsilon for norm in norms}
+        ahead, ahead_of_mlp = own["input_layernorm"], own["post_attention_layernorm"]
+        behind = (None, None) if layer.post_norms is None else [own[name].weight for name in layer.post_norms]
+        attention = own["self_attn"]
+        parts.append(
+            BlockLayer(
+                ahead.weight,
+                attention.qkv.weight,
+                attention.out.weight,
+                behind[0],
+                ahead_of_mlp.weight,
+                layer.gate_up.weight,
+                layer.down.weight,
+                behind[1],
+            )
+        )
+    if len(epsilons) > 1:
+        return None
+    head_dim = attention.head_dim
+    # counted from what there is, since a rank of several has a part of the heads
+    kv_heads = len(attention.qkv.weight) // head_dim // (attention.num_key_value_groups + 2)
+    return rows.run_block(parts, BlockShape(head_dim, kv_heads, epsilons.pop(), attention.scaling), hidden, tables)
 
 
 def run_fused(layers: Iterable[Any], hidden: Tensor, rows: BatchRows, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from transformers.utils.output_capturing import capture_outputs
 from sigma0.decode.exits import no_gate_logits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import TORCH, LoopEndWeights
+from sigma0.decode.ops import MAX_ROWS, TORCH, LoopEndWeights
 from sigma0.decode.parallel import check_heads
 from sigma0.models.cache_name import given_cache, named_cache
-from sigma0.models.fused_rows import can_fuse, run_fused
+from sigma0.models.fused_rows import can_fuse, run_fused, run_in_one_call
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.models.ouro_block import OuroRMSNorm, PreNormDecoderLayer, rms_norm
@@ -134,9 +134,19 @@ class SharedBlockModel(LoopedPreTrainedModel):
 
     def run_rows(self, hidden_states: Tensor, rows: BatchRows) -> Tensor:
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
-        if rows.ops.project_rows is not None and can_fuse(self.layers, hidden_states):
+        fuses = rows.ops.project_rows is not None or (
+            rows.ops.run_block is not None
+            and len(hidden_states) <= MAX_ROWS
+            and hidden_states.dtype is torch.float32
+            and not torch.compiler.is_compiling()
+        )
+        if fuses and can_fuse(self.layers, hidden_states):
             tables = self._rotary_table.reserve(rows.longest, hidden_states)
-            return run_fused(self.layers, hidden_states, rows, *tables)
+            if rows.ops.project_rows is not None:
+                return run_fused(self.layers, hidden_states, rows, *tables)
+            output = run_in_one_call(list(self.layers), hidden_states, rows, tables)
+            if output is not None:
+                return output
         positions = rows.positions(hidden_states.device)
         position_embeddings = self._rotary_table.rows(positions, rows.longest, hidden_states)
         for layer in self.layers:

@@ -1,0 +1,86 @@
+// The layers of a block over few rows of a pass, in float32; see row_block.py. This text stands behind those of
+// row_matmul.cpp and row_norm.cpp; attention is called by its address, since it is compiled for a head width.
+#include <vector>
+
+// As row_attention.cpp has it.
+using Attend = void (*)(
+    float*, float*, const float*, const float*, const float*, float*, const int64_t*, const int64_t*, const int64_t*,
+    const int64_t*, const int64_t*, const bool*, const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+    int64_t, int64_t, int64_t, int64_t, double, int64_t);
+
+// What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
+struct Layer {
+  const float *norm, *qkv, *out, *norm_behind, *mlp_norm, *gate_up, *down, *mlp_norm_behind;
+  float *keys, *values;
+};
+
+// Rotary embedding of heads that lie one behind the other; the first half of the sines has its sign turned.
+static void rotate(float* heads, int64_t count, int64_t head_dim, const float* cos, const float* sin) {
+  const int64_t half = head_dim / 2;
+  for (int64_t head = 0; head < count; ++head) {
+    float* own = heads + head * head_dim;
+    for (int64_t i = 0; i < half; ++i) {
+      const float low = own[i], high = own[i + half];
+      own[i] = low * cos[i] + high * sin[i];
+      own[i + half] = high * cos[i + half] + low * sin[i + half];
+    }
+  }
+}
+
+// silu(gate) * up of rows that hold both, `[R, 2 F]`, into the first half of each.
+static void gate(float* rows, int64_t count, int64_t inner) {
+  using few::Numbers;
+  for (int64_t row = 0; row < count; ++row) {
+    float* own = rows + row * 2 * inner;
+    int64_t i = 0;
+    for (; i + few::WIDE <= inner; i += few::WIDE) {
+      const Numbers x = Numbers::loadu(own + i);
+      (x / (Numbers(1.0f) + x.neg().exp()) * Numbers::loadu(own + inner + i)).store(own + i);
+    }
+    for (; i < inner; ++i) {
+      own[i] = own[i] / (1.0f + std::exp(-own[i])) * own[inner + i];
+    }
+  }
+}
+
+// The residual with what attention or MLP gave, normed where there is a norm.
+static void add(float* hidden, const float* given, const float* norm, int64_t rows, int64_t width, double epsilon) {
+  if (norm != nullptr) {
+    norm_rows(given, norm, hidden, hidden, rows, width, epsilon);
+    return;
+  }
+  for (int64_t i = 0; i < rows * width; ++i) {
+    hidden[i] += given[i];
+  }
+}
+
+extern "C" void run_block(
+    Attend attend, const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
+    const int64_t* rotary_positions, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
+    const int64_t* blocks, const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t width,
+    int64_t head_dim, int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
+    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads) {
+  const int64_t turned = heads + kv_heads, attended = heads * head_dim, packed = (turned + kv_heads) * head_dim;
+  thread_local std::vector<float> scratch;
+  scratch.resize(rows * (std::max(width, attended) + std::max(packed + attended, 2 * inner)));
+  float *normed = scratch.data(), *wide = normed + rows * std::max(width, attended), *heads_out = wide + rows * packed;
+  for (const Layer* layer = layers; layer < layers + count; ++layer) {
+    norm_rows(hidden, layer->norm, nullptr, normed, rows, width, epsilon);
+    few::multiply(layer->qkv, normed, wide, rows, width, packed, width, threads);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t at = rotary_positions[row] * head_dim;
+      rotate(wide + row * packed, turned, head_dim, cos + at, sin + at);
+    }
+    attend(
+        layer->keys, layer->values, wide, wide + attended, wide + turned * head_dim, heads_out, sequences, positions,
+        planes, blocks, starts, seen, exits, rows, heads, kv_heads, size, total, table_width, seen_width, exits_width,
+        packed, packed, scaling, threads);
+    few::multiply(layer->out, heads_out, normed, rows, attended, width, attended, threads);
+    add(hidden, normed, layer->norm_behind, rows, width, epsilon);
+    norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, epsilon);
+    few::multiply(layer->gate_up, normed, wide, rows, width, 2 * inner, width, threads);
+    gate(wide, rows, inner);
+    few::multiply(layer->down, wide, normed, rows, inner, width, 2 * inner, threads);
+    add(hidden, normed, layer->mlp_norm_behind, rows, width, epsilon);
+  }
+}
