@@ -20,11 +20,11 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
+from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, masked, stop_codes
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.host_rows import host_calls
 from sigma0.decode.lanes import (
     CACHE_POSITION,
-    CUMULATIVE,
     DIVERGED_FLAG,
     DRAFT,
     FLAGS,
@@ -32,38 +32,16 @@ from sigma0.decode.lanes import (
     MET_FLAG,
     POSITION,
     STAGE,
-    SURVIVAL,
 )
-from sigma0.decode.masks import forbidden, mask_logits
-from sigma0.decode.ops import DIVERGED, LAST_LOOP, MET, LiveRows, LoopEndOutput, Settled
+from sigma0.decode.masks import forbidden
+from sigma0.decode.ops import DIVERGED, MET, LiveRows, LoopEndOutput, Settled
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
 from sigma0.decode.step_batch import Batch
 
 # Columns of what a step emits.
-# A decision beside those of `sigma0.decode.ops`: a grammar leaves one id, so nothing has to be read.
-FORCED = 4
 EMITTED, SEQUENCE, TOKEN, READ_AT, FED_AT, WHY, ENDS, STANDS, FRESH, LINE_WIDTH = range(10)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows that have run one loop more; those that decode come first.
-
-    Attributes:
-        lanes: Lane of each, `[R]`.
-        table: Their lines of the table of lanes, from before the loop, `[R, 6]`.
-        sequences: `[R]`.
-        loops: Loops that each has finished, `[R]`.
-        hidden: `[R, D]`.
-    """
-
-    lanes: Tensor
-    table: Tensor
-    sequences: Tensor
-    loops: Tensor
-    hidden: Tensor
 
 
 @dataclass(frozen=True)
@@ -88,23 +66,6 @@ class Looped(Rows):
     live: LiveRows | None = None
     reads: Tensor | None = None
     seen: bool = False
-
-
-@dataclass(frozen=True)
-class Ruled:
-    """What exit rules say of the decoding rows.
-
-    Attributes:
-        met: Whether a rule holds, which counts from its first loop on, bool `[L]`; None where no rule is looked at.
-        decisions: `MET` or `DIVERGED` of rules over differences, else 0, int64 `[L]`; None for none.
-        given: Whether an exit that was given beforehand has come, bool `[L]`; None for none.
-        logits: `[L, V]`, or of all rows `[R, V]`, where a rule reads them.
-    """
-
-    met: Tensor | None = None
-    decisions: Tensor | None = None
-    given: Tensor | None = None
-    logits: Tensor | None = None
 
 
 def run_loop(
@@ -166,7 +127,7 @@ def run_loop(
         _keep_paths(batch, hidden, indices, live, owned)
     ran, ruled, reads = Rows(rows, table, sequences, loops, hidden), Ruled(), None
     if decoding and not program.known:
-        ruled = _ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
+        ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
     if calls is not None and live is not None:
         codes, reads = calls.stop(
             live, decoding, depth, batch.settings.table, ruled.met, ruled.decisions, ruled.given, program.verify,
@@ -174,10 +135,10 @@ def run_loop(
         )  # fmt: skip
     else:
         own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
-        codes = _stop(batch, ran, own, ruled)
+        codes = stop_codes(batch, ran, own, ruled)
         if padded or bounded:
             codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
-        _advance_stages(batch, rows, table, loops, own, codes)
+        advance_stages(batch, rows, table, loops, own, codes)
     seen = not padded and not bounded and lanes.device.type == "cpu"
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
     return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, live, reads, seen)
@@ -223,144 +184,6 @@ def _loop_end(
     return end.hidden if whole else raw, end
 
 
-def _ask_rules(
-    batch: Batch, rows: Rows, previous: Tensor, decoding: int, end: LoopEndOutput | None, whole: bool
-) -> Ruled:
-    """What the rules say of the first rows, as many as decode.
-
-    Args:
-        batch: Lanes and settings.
-        rows: Those of the pass.
-        previous: Their states before the loop, `[R, D]`.
-        decoding: L, at least 1.
-        end: Of the loop, where differences are kept.
-        whole: Whether the head reads all rows at once, since drafts are read in this pass too.
-    """
-    program, ops, settings = batch.program, batch.ops, batch.settings
-    sequences, logits, given = rows.sequences[:decoding], None, None
-    met = []
-    if end is None and program.gate:
-        met.append(_gate_met(batch, rows.hidden[:decoding], rows.lanes[:decoding], sequences))
-    if program.reads_logits:
-        logits = _read_first(batch, rows, len(rows.hidden) if whole else decoding)  # [L, V] or [R, V]
-    if program.margin:
-        assert logits is not None
-        met.append(ops.leads(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))
-    if program.criteria:
-        met.append(_criteria_met(batch, rows, previous, decoding, logits))
-    if program.forced:
-        assert settings.exits is not None
-        first = settings.table[:, columns.PROMPT].index_select(0, sequences)
-        token = (rows.table[:decoding, CACHE_POSITION] - first) % settings.exits.shape[1]
-        given = rows.loops[:decoding] >= settings.exits[sequences, token]
-    decisions = None if end is None else end.decisions[:decoding].long()
-    either = None if not met else met[0] if len(met) == 1 else torch.stack(met).any(0)
-    met_by, decided, come = (None if part is None else ops.broadcast(part) for part in (either, decisions, given))
-    return Ruled(met_by, decided, come, logits)
-
-
-def _stop(batch: Batch, rows: Rows, own: Tensor, ruled: Ruled) -> Tensor:
-    """Why each decoding row stops, 0 where it goes on, `[L]`."""
-    program, decoding, loops = batch.program, len(own), rows.loops
-    last = loops[:decoding] >= own[:, columns.LAST]
-    codes = last * LAST_LOOP
-    if ruled.decisions is not None:
-        codes = codes.masked_fill((ruled.decisions == DIVERGED) & ~last, DIVERGED)
-        codes = codes.masked_fill(ruled.decisions == MET, MET)
-    if ruled.met is not None:
-        codes = codes.masked_fill(ruled.met & (loops[:decoding] >= own[:, columns.MIN_LOOPS]), MET)
-    if ruled.given is not None:
-        codes = (last * LAST_LOOP).masked_fill(ruled.given, MET)
-    if program.masked:
-        assert batch.lanes.only is not None
-        codes = codes.masked_fill(batch.lanes.only.index_select(0, rows.lanes[:decoding]) >= 0, FORCED)
-    if program.verify and program.prompts:
-        codes = _hold_prompts(batch, rows.table, rows.lanes, loops, own, codes)
-    return codes
-
-
-def _read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
-    """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
-    if not batch.model.stages[1]:
-        return _masked(batch, batch.model.read(rows.hidden[:count]), rows.lanes[:count])
-    table, sequences, loops = rows.table[:count], rows.sequences[:count], rows.loops[:count]
-    stage, depth = table[:, STAGE], batch.lanes.depth
-    reads = stage < depth
-    if batch.program.verify:
-        own = batch.settings.table.index_select(0, sequences)
-        at_this_loop = (own[:, columns.REDRAFT] > 0) | (loops == depth)
-        reads = reads | ((stage < batch.lanes.idle) & at_this_loop & (own[:, columns.VERIFY] > 0))
-    indices = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
-    return _masked(batch, read_rows(batch, rows.hidden[:count], indices, reads), rows.lanes[:count])
-
-
-def _masked(batch: Batch, logits: Tensor, lanes: Tensor) -> Tensor:
-    """Logits `[K, V]` of rows in lanes `[K]`: of ids that their grammars allow."""
-    if not batch.program.masked:
-        return logits
-    assert batch.lanes.masks is not None
-    return mask_logits(logits, batch.lanes.masks.index_select(0, lanes))
-
-
-def _criteria_met(batch: Batch, rows: Rows, previous: Tensor, decoding: int, logits: Tensor | None) -> Tensor:
-    """Whether a criterion is met, bool `[L]`; what it keeps is kept by sequence, of which one token decodes."""
-    lanes, settings, kept = batch.lanes, batch.settings, batch.lanes.criteria
-    assert kept is not None
-    before, after = (state[:decoding, : lanes.width] for state in (previous, rows.hidden))
-    sequences = rows.sequences[:decoding]
-    slots = torch.where(rows.table[:decoding, STAGE] < lanes.depth, sequences, lanes.sequences)
-    return kept.decide(
-        batch.program.criteria,
-        settings.table[:, columns.CRITERION].index_select(0, sequences),
-        settings.thresholds[:, columns.OWN].index_select(0, sequences),
-        slots,
-        rows.loops[:decoding] == 1,
-        (before, after),
-        None if logits is None else logits[:decoding],
-    )
-
-
-def _gate_met(batch: Batch, hidden: Tensor, lanes: Tensor, sequences: Tensor) -> Tensor:
-    """Whether `qexit` is met, bool `[L]`: `kernels.loop_end` where nothing else is kept of a token."""
-    hazard = torch.sigmoid(batch.model.gate(hidden).float())
-    kept = batch.lanes.gate.index_select(0, lanes)
-    survival, cumulative = kept[:, SURVIVAL], kept[:, CUMULATIVE] + hazard * kept[:, SURVIVAL]
-    batch.lanes.gate.index_copy_(0, lanes, torch.stack([survival * (1.0 - hazard), cumulative], dim=-1))
-    return cumulative >= batch.settings.thresholds[:, columns.Q].index_select(0, sequences)
-
-
-def _hold_prompts(batch: Batch, table: Tensor, rows: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> Tensor:
-    """Under `verify` the last token of a prompt is read at loop T, and only notes how its rule stood first."""
-    decoding, depth = len(codes), batch.lanes.depth
-    holds = (own[:, columns.VERIFY] > 0) & (table[:decoding, CACHE_POSITION] < own[:, columns.PROMPT])
-    flags = table[:decoding, FLAGS]
-    noted = torch.where(codes == MET, MET_FLAG, torch.where(codes == DIVERGED, DIVERGED_FLAG, 0))
-    flags = torch.where(holds & (flags == 0), noted, flags)
-    batch.lanes.table[:, FLAGS].index_copy_(0, rows[:decoding], flags)
-    at_end = torch.where(flags == MET_FLAG, MET, LAST_LOOP) * (loops[:decoding] >= depth)
-    return torch.where(holds, at_end, codes)
-
-
-def _advance_stages(batch: Batch, rows: Tensor, table: Tensor, loops: Tensor, own: Tensor, codes: Tensor) -> None:
-    """Every row is a loop further; a row that stops only fills its planes from now on, or leaves."""
-    lanes, decoding = batch.lanes, codes.shape[0]
-    stage = table[:, STAGE] + 1
-    if decoding:
-        stops = codes > 0
-        trailing = torch.add(stage[:decoding], stops, alpha=lanes.depth)
-        if batch.program.leaves:
-            in_answer = table[:decoding, CACHE_POSITION] >= own[:, columns.PROMPT]
-            at_last = loops[:decoding] >= own[:, columns.LAST]
-            leaves = stops & (own[:, columns.LEAVES] > 0) & (in_answer | at_last)
-            trailing = trailing.masked_fill(leaves, lanes.idle)
-        # which of the two is smaller must not become part of a compiled pass
-        if torch.compiler.is_compiling() or decoding < stage.shape[0]:
-            stage[:decoding] = trailing
-        else:
-            stage = trailing
-    lanes.table[:, STAGE].index_copy_(0, rows, stage)
-
-
 def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or len(looped.logits) == len(looped.loops)):
@@ -369,26 +192,26 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     if not batch.model.stages[1]:
         if batch.program.masked and looped.seen:
             return _read_unforced(batch, hidden, lanes)
-        return _masked(batch, batch.model.read(hidden), lanes)
+        return masked(batch, batch.model.read(hidden), lanes)
     table = looped.table.index_select(0, which)
     sequences, loops = looped.sequences.index_select(0, which), looped.loops.index_select(0, which)
     rows = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
     # what is only computed to fill up stands in nobody's lane
-    return _masked(batch, read_rows(batch, hidden, rows, lanes < batch.lanes.count), lanes)
+    return masked(batch, read_rows(batch, hidden, rows, lanes < batch.lanes.count), lanes)
 
 
 def _read_unforced(batch: Batch, hidden: Tensor, lanes: Tensor) -> Tensor:
-    """As `_masked`, where the host may look: of rows whose grammar leaves one id the head is not read."""
+    """As `masked`, where the host may look: of rows whose grammar leaves one id the head is not read."""
     assert batch.lanes.only is not None
     only = batch.lanes.only.index_select(0, lanes)
     free = (only < 0).nonzero()[:, 0]
     if len(free) == len(only):
-        return _masked(batch, batch.model.read(hidden), lanes)
+        return masked(batch, batch.model.read(hidden), lanes)
     size = (len(only), int(batch.model.config.vocab_size))
     logits = torch.full(size, forbidden(hidden.dtype), dtype=hidden.dtype)
     logits.scatter_(1, only.clamp_min(0)[:, None], 0.0)
     if len(free):
-        read = _masked(batch, batch.model.read(hidden.index_select(0, free)), lanes.index_select(0, free))
+        read = masked(batch, batch.model.read(hidden.index_select(0, free)), lanes.index_select(0, free))
         logits = logits.to(read.dtype).index_copy_(0, free, read)
     return logits
 

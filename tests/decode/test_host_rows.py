@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigma0.decode import decisions, step
 from sigma0.decode import settings as columns
-from sigma0.decode import step
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
 from sigma0.decode.ops import DIVERGED, MET, TORCH, operations
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
@@ -88,7 +88,7 @@ def looped(monkeypatch, batch, said):
     decoding = int((batch.lanes.table[:-1, STAGE] < batch.lanes.depth).sum())
     monkeypatch.setattr(step, "PassRows", lambda *arguments: None)
     monkeypatch.setattr(step, "_loop_end", lambda batch, raw, *arguments: (raw * 2, None))
-    monkeypatch.setattr(step, "_ask_rules", lambda *arguments: said(decoding))
+    monkeypatch.setattr(step, "ask_rules", lambda *arguments: said(decoding))
     batch.model.stages, batch.model.loop = (0, 0), lambda hidden, view: hidden
     given = replace(batch, program=replace(batch.program, gate=True))
     return step.run_loop(given, live, decoding)
@@ -110,12 +110,12 @@ def test_calls_keep_the_books_as_torch_does(seed, sequences, depth, verify):
     def said(decoding):
         own = np.random.default_rng(bits)
         met = torch.tensor(own.random(decoding) < 0.5)
-        decisions = torch.tensor(own.choice([0, MET, DIVERGED], decoding))
+        told = torch.tensor(own.choice([0, MET, DIVERGED], decoding))
         return (
-            step.Ruled(met),
-            step.Ruled(None, decisions),
-            step.Ruled(met, decisions),
-            step.Ruled(None, None, met),
+            decisions.Ruled(met),
+            decisions.Ruled(None, told),
+            decisions.Ruled(met, told),
+            decisions.Ruled(None, None, met),
         )[kind]
 
     with_torch, with_calls = batches
