@@ -1,0 +1,94 @@
+"""The layers of a block in one call on a CPU: what its modules compute in float64, the same bits in any company."""
+
+import pytest
+import torch
+from torch import nn
+
+from sigma0.decode.attention import PassRows, Placement, RowIndices
+from sigma0.decode.ops import MAX_ROWS, TORCH, operations
+from sigma0.decode.planes import LayerPlanes
+from sigma0.models import fused_rows
+from tests.marks import needs_compiler
+from tests.reference import tiny_model, tiny_nanbeige
+
+pytestmark = needs_compiler
+SEQUENCES, LOOPS, PLACES = 40, 3, 12
+CPU = operations("auto", torch.device("cpu"))
+
+
+def case(family, dtype=torch.float32):
+    """A model, and a function that runs some rows, each of its own sequence, and tells what they wrote."""
+    model = family(4, num_hidden_layers=2)
+    generator = torch.Generator().manual_seed(0)
+    heads, width = model.config.num_key_value_heads, model.config.head_dim
+    hidden = torch.randn(SEQUENCES, model.config.hidden_size, generator=generator)
+    positions, loops = (torch.randint(0, most, (SEQUENCES,), generator=generator) for most in (PLACES, LOOPS))
+    filled = torch.randn(2, 2, LOOPS, SEQUENCES * PLACES + 1, heads, width, generator=generator)
+    model = model.to(dtype)
+
+    def run(which, ops):
+        layers = [LayerPlanes(torch.empty(heads, 1, width, dtype=dtype), LOOPS, SEQUENCES, PLACES) for _ in filled]
+        for layer, (keys, values) in zip(layers, filled, strict=True):
+            layer.flat_keys, layer.flat_values = keys.to(dtype, copy=True), values.to(dtype, copy=True)
+        at = RowIndices(which, positions[which], positions[which], loops[which])
+        rows = PassRows(layers, Placement(PLACES, SEQUENCES * PLACES + 1), at, ops, PLACES)
+        with torch.inference_mode():
+            output = model.loop(hidden[which].to(dtype), rows)
+        return output, torch.stack([torch.stack([layer.flat_keys, layer.flat_values]) for layer in layers])
+
+    return model, run
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many passes ran in one call."""
+    ran = []
+
+    def counted(*arguments):
+        output = fused_rows.run_in_one_call(*arguments)
+        ran.append(output is not None)
+        return output
+
+    monkeypatch.setattr("sigma0.models.shared_block.run_in_one_call", counted)
+    return ran
+
+
+@pytest.mark.parametrize("family", [tiny_model, tiny_nanbeige])
+@pytest.mark.parametrize("count", [1, 3, 4, 7, MAX_ROWS])
+def test_rows_are_what_the_layers_make_of_them(family, count, calls):
+    which = torch.randperm(SEQUENCES, generator=torch.Generator().manual_seed(count))[:count]
+    output, planes = case(family)[1](which, CPU)
+    assert calls == [True]
+    wide, wide_planes = case(family, torch.float64)[1](which, TORCH)
+    torch.testing.assert_close(output.double(), wide, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(planes.double(), wide_planes, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [tiny_model, tiny_nanbeige])
+def test_a_row_has_the_same_bits_in_any_company(family, calls):
+    _, run = case(family)
+    whole, _ = run(torch.arange(MAX_ROWS), CPU)
+    for first, last in ((0, 1), (5, 8), (2, 21)):
+        assert torch.equal(run(torch.arange(first, last), CPU)[0], whole[first:last])
+    assert calls == [True] * 4
+
+
+def test_more_rows_other_numbers_and_changed_layers_run_as_modules(calls):
+    model, run = case(tiny_model)
+    run(torch.arange(MAX_ROWS + 1), CPU)
+    case(tiny_model, torch.bfloat16)[1](torch.arange(2), CPU)
+    model.model.layers[0].mlp.register_forward_hook(lambda *arguments: None)
+    run(torch.arange(2), CPU)
+    model.model.layers[0].mlp._forward_hooks.clear()
+    model.model.layers[1].mlp.act_fn = nn.GELU()
+    run(torch.arange(2), CPU)
+    assert calls == []
+
+
+def test_norms_that_differ_run_as_modules(calls):
+    model, run = case(tiny_model)
+    before, _ = run(torch.arange(2), CPU)
+    model.model.layers[1].input_layernorm.variance_epsilon = 1.0
+    after, _ = run(torch.arange(2), CPU)
+    assert calls == [True, False]
+    assert not torch.allclose(before, after)
