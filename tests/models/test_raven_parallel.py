@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+import sigma0
 from sigma0 import ExitConfig
 from sigma0.models.raven_parallel import whole_tensors
-from tests.decode.test_parallel import IDS, UNGATED, all_written, load_share
+from tests.decode.test_parallel import IDS, STORY, UNGATED, all_written, load_share
 from tests.marks import slow
 from tests.models.raven_reference import tiny_raven
 from tests.models.test_raven import Published
@@ -138,3 +139,21 @@ def test_heads_that_do_not_divide_are_refused(tmp_path):
     tiny_raven("post", 0).save_pretrained(tmp_path / "odd")
     first, second = in_processes(2, odd_share, tmp_path, str(tmp_path / "odd"))
     assert first == second and "start 1 of them" in first
+
+
+def shipped_texts(**settings):
+    model, tokenizer = sigma0.load("pocket-raven", dtype="float32", **settings)
+    return [
+        sigma0.generate(model, tokenizer, STORY, max_new_tokens=8, exit_config=rule, verdict=False).to_dict()
+        for rule in UNGATED
+    ]
+
+
+def shipped_share(rank):
+    return shipped_texts(tensor_parallel=True)
+
+
+@pytest.mark.slow
+def test_the_shipped_one_is_shared_too(tmp_path):
+    expected = json.loads(json.dumps(shipped_texts(device="cpu")))
+    assert in_processes(2, shipped_share, tmp_path) == [expected, expected]

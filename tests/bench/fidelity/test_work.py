@@ -102,7 +102,7 @@ def started(out, environment, results):
     """A run with two workers once so many results are kept, and its processes."""
     line = [sys.executable, "-m", "sigma0.bench", *command(out, 2)]
     process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 240
+    until = time.monotonic() + 900
     while time.monotonic() < until and process.poll() is None:
         kept = list(out.parent.glob(".*.work.jsonl"))
         if kept and kept[0].read_bytes().count(b"\n") >= results:
@@ -143,7 +143,7 @@ def test_rows_of_two_workers_are_those_of_one(tmp_path, monkeypatch):
     busy = [child for child in family if child.is_running() and child.name().startswith("ray::do_")]
     for child in busy[:1]:
         child.send_signal(signal.SIGKILL)
-    errors = process.communicate(timeout=240)[1]
+    errors = process.communicate(timeout=900)[1]
     assert process.returncode == 0, errors
     assert not list(out.parent.glob(".*.work.jsonl")), "what was kept for the run goes with its end"
     result = CliRunner().invoke(app, command(alone, 1))
