@@ -109,7 +109,8 @@ def assert_same_state(ours, theirs):
     assert torch.equal(lanes.table[:-1], others.table[:-1])
     stage = lanes.table[:-1, STAGE]
     close = {"rtol": 1e-9, "atol": 1e-11}
-    torch.testing.assert_close(lanes.hidden[:-1], others.hidden[:-1], **close)
+    held = stage != lanes.idle
+    torch.testing.assert_close(lanes.hidden[:-1][held], others.hidden[:-1][held], **close)
     decodes, live = stage < lanes.depth, stage < lanes.idle
     for name in ("gate", "exit_state", "probs"):
         own, other = getattr(lanes, name), getattr(others, name)

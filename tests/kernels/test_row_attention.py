@@ -165,7 +165,7 @@ def test_where_it_cannot_be_compiled_it_is_said(monkeypatch):
     def fails(dtype, width):
         raise RuntimeError("no such header")
 
-    monkeypatch.setattr(row_attention, "_compiled", fails)
+    monkeypatch.setattr(row_attention, "compiled_attention", fails)
     row_attention.is_available.cache_clear()
     try:
         with pytest.warns(UserWarning, match="no such header"):
