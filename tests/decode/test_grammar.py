@@ -304,3 +304,12 @@ def test_specs_are_plain_data():
     specs = [JsonSchema.of({"type": "null"}), JsonObject(), Regex("a"), Choice(("a", "b")), Grammar("start: A")]
     assert len(set(specs)) == len(specs) and copy.deepcopy(specs) == specs
     assert parse_spec() is None and parse_spec(choice=["a", "b"]) == specs[3]
+
+
+def test_the_last_grammars_are_kept(byte):
+    vocabulary = vocabulary_of(byte[1], 260, {END})
+    first = vocabulary.compile(Choice(("first",)))
+    assert vocabulary.compile(Choice(("first",))) is first
+    for number in range(70):
+        vocabulary.compile(Choice((str(number),)))
+    assert vocabulary.compile(Choice(("first",))) is not first and len(vocabulary._grammars) <= 64

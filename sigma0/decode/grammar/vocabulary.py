@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,6 +64,8 @@ class Vocabulary:
             self.engine = llguidance.LLTokenizer(_Table(tokenizer, size, ends), n_vocab=size, eos_token=ends)
         self._grammars: OrderedDict[Spec, CompiledGrammar] = OrderedDict()
         self._bytes: frozenset[int] | None = None
+        # a server parses requests in threads
+        self._lock = Lock()
 
     def missing(self, characters: Iterable[str]) -> list[str]:
         """Characters that occur in no token, in their order."""
@@ -79,7 +82,8 @@ class Vocabulary:
         Raises:
             ValueError: In one line, for a spec that is wrong or cannot be enforced, or that the ids cannot spell.
         """
-        known = self._grammars.get(spec)
+        with self._lock:
+            known = self._grammars.get(spec)
         if known is None:
             lacks = self.missing(spec.needs())
             if lacks:
@@ -87,10 +91,13 @@ class Vocabulary:
                     f"this model's vocabulary cannot write what is asked for: none of its tokens holds "
                     f"{', '.join(repr(each) for each in lacks)}"
                 )
-            known = self._grammars[spec] = compile_grammar(spec, self.engine, self.size, self.eos)
-        self._grammars.move_to_end(spec)
-        while len(self._grammars) > _KEPT:
-            self._grammars.popitem(last=False)
+            # not under the lock: others need not wait for a large one
+            known = compile_grammar(spec, self.engine, self.size, self.eos)
+        with self._lock:
+            self._grammars[spec] = known
+            self._grammars.move_to_end(spec)
+            while len(self._grammars) > _KEPT:
+                self._grammars.popitem(last=False)
         return known
 
 
@@ -138,14 +145,17 @@ def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
 
 
 _VOCABULARIES: "WeakKeyDictionary[Any, dict[tuple[int, frozenset[int]], Vocabulary]]" = WeakKeyDictionary()
+_MAKING = Lock()
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast, size: int, eos: Iterable[int]) -> Vocabulary:
     """The vocabulary of a tokenizer and a head, made once; arguments as `Vocabulary` takes them."""
-    made, key = _VOCABULARIES.setdefault(tokenizer, {}), (size, frozenset(eos))
-    if key not in made:
-        made[key] = Vocabulary(tokenizer, size, eos)
-    return made[key]
+    key = size, frozenset(eos)
+    with _MAKING:
+        made = _VOCABULARIES.setdefault(tokenizer, {})
+        if key not in made:
+            made[key] = Vocabulary(tokenizer, size, eos)
+        return made[key]
 
 
 @dataclass(frozen=True)
