@@ -8,7 +8,6 @@ import torch
 from accelerate.utils.other import clean_state_dict_for_safetensors
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn import functional as F
 
 from sigma0.models import OuroForCausalLM
 from sigma0.models.row_linear import PackedLinear, linear
