@@ -1,5 +1,5 @@
 // The layers of a block over few rows of a pass, in float32; see row_block.py. This text stands behind those of
-// row_matmul.cpp and row_norm.cpp; attention is called by its address, since it is compiled for a head width.
+// row_dot.cpp, for float32, and row_norm.cpp; attention is called by its address, since it is compiled for a head width.
 #include <vector>
 
 // As row_attention.cpp has it.
@@ -27,18 +27,18 @@ static void rotate(float* heads, int64_t count, int64_t head_dim, const float* c
   }
 }
 
-// silu(gate) * up of rows that hold both, `[R, 2 F]`, into the first half of each.
+// silu(gate) * up of rows that hold both, `[R, 2 F]`; the rows come to lie one behind the other, `[R, F]`.
 static void gate(float* rows, int64_t count, int64_t inner) {
-  using few::Numbers;
   for (int64_t row = 0; row < count; ++row) {
-    float* own = rows + row * 2 * inner;
+    const float* own = rows + row * 2 * inner;
+    float* to = rows + row * inner;
     int64_t i = 0;
-    for (; i + few::WIDE <= inner; i += few::WIDE) {
-      const Numbers x = Numbers::loadu(own + i);
-      (x / (Numbers(1.0f) + x.neg().exp()) * Numbers::loadu(own + inner + i)).store(own + i);
+    for (; i + STEP <= inner; i += STEP) {
+      const Vec x = Vec::loadu(own + i);
+      (x / (Vec(1.0f) + x.neg().exp()) * Vec::loadu(own + inner + i)).store(to + i);
     }
     for (; i < inner; ++i) {
-      own[i] = own[i] / (1.0f + std::exp(-own[i])) * own[inner + i];
+      to[i] = own[i] / (1.0f + std::exp(-own[i])) * own[inner + i];
     }
   }
 }
@@ -66,7 +66,7 @@ extern "C" void run_block(
   float *normed = scratch.data(), *wide = normed + rows * std::max(width, attended), *heads_out = wide + rows * packed;
   for (const Layer* layer = layers; layer < layers + count; ++layer) {
     norm_rows(hidden, layer->norm, nullptr, normed, rows, width, epsilon);
-    few::multiply(layer->qkv, normed, wide, rows, width, packed, width, threads);
+    row_dot(normed, layer->qkv, wide, rows, width, packed, threads);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t at = rotary_positions[row] * head_dim;
       rotate(wide + row * packed, turned, head_dim, cos + at, sin + at);
@@ -75,12 +75,12 @@ extern "C" void run_block(
         layer->keys, layer->values, wide, wide + attended, wide + turned * head_dim, heads_out, sequences, positions,
         planes, blocks, starts, seen, exits, rows, heads, kv_heads, size, total, table_width, seen_width, exits_width,
         packed, packed, scaling, threads);
-    few::multiply(layer->out, heads_out, normed, rows, attended, width, attended, threads);
+    row_dot(heads_out, layer->out, normed, rows, attended, width, threads);
     add(hidden, normed, layer->norm_behind, rows, width, epsilon);
     norm_rows(hidden, layer->mlp_norm, nullptr, normed, rows, width, epsilon);
-    few::multiply(layer->gate_up, normed, wide, rows, width, 2 * inner, width, threads);
+    row_dot(normed, layer->gate_up, wide, rows, width, 2 * inner, threads);
     gate(wide, rows, inner);
-    few::multiply(layer->down, wide, normed, rows, inner, width, 2 * inner, threads);
+    row_dot(wide, layer->down, normed, rows, inner, width, threads);
     add(hidden, normed, layer->mlp_norm_behind, rows, width, epsilon);
   }
 }

@@ -7,7 +7,7 @@ Of each layer, with norms n and the residual h:
     h       += n'(silu(n(h) W_gate) * (n(h) W_up) W_down)
 
 n' is a norm or nothing. Norm, attention and products are those of `row_norm.py`, `row_attention.py` and
-`row_matmul.py`, whose references stand there; the reference of the whole is the layer in torch
+`row_dot.py`, whose references stand there; the reference of the whole is the layer in torch
 (`sigma0.models.ouro_block`), some thirty calls a layer.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from sigma0.kernels.cpp_library import load
 from sigma0.kernels.row_attention import RowPlaces, compiled_attention
 
-_SOURCES = "row_matmul.cpp row_norm.cpp row_block.cpp"
+_SOURCES = "row_dot.cpp row_norm.cpp row_block.cpp"
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,4 @@ def run_block(
 def _compiled() -> Callable[..., None]:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     arguments = [pointer, pointer, number, *[pointer] * 11, *[number] * 11, ctypes.c_double, ctypes.c_double, number]
-    return load(_SOURCES, "run_block", arguments)
+    return load(_SOURCES, "run_block", arguments, {"ELEMENT": "float", "BFLOAT16": 0})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sigma0.models import OuroConfig, OuroForCausalLM
-from sigma0.models.load import pack, resolve_device
+from sigma0.models.load import resolve_device
 from sigma0.models.quantization import quantize
 
 SEED = 0
@@ -63,7 +63,7 @@ def random_model(shape: str, device: str, dtype: str, quantization: str | None =
     model.eval()
     if quantization is not None:
         quantize(model, quantization)
-    pack(model)
+    model.pack_weights()
     return model
 
 

@@ -55,9 +55,9 @@ from sigma0.kernels.plane_copy import copy_plane
 from sigma0.kernels.row_attention import RowPlaces, attend_rows, is_available
 from sigma0.kernels.row_block import BlockLayer, BlockShape, run_block
 from sigma0.kernels.row_choice import best_rows, leads_rows
+from sigma0.kernels.row_dot import MOST_ROWS, row_dot
 from sigma0.kernels.row_head import HeadOutput, RowDraws, row_head
 from sigma0.kernels.row_linear import row_linear
-from sigma0.kernels.row_matmul import MAX_ROWS, multiply_rows
 from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm
@@ -75,9 +75,9 @@ __all__ = [
     "LAGS",
     "LAST_LOOP",
     "LOGIT_STATS",
-    "MAX_ROWS",
     "MET",
     "MODES",
+    "MOST_ROWS",
     "NGRAM",
     "PARALLEL",
     "PURPOSE",
@@ -169,8 +169,8 @@ class Operations:
         path_fates: The mildest of the last fates of many tokens there (`sigma0.kernels.path_fates`); else None.
         certainty_rows: Entropy and margin there (`sigma0.kernels.collapse_rows`); else None.
         collapse_rows: The same and repetition, of many texts on the host with a C++ compiler; else None.
-        linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`); None
-            where torch's own is taken.
+        linear_rows: Product of rows with a weight, of the same bits in any company (`sigma0.kernels.row_linear`; of up
+            to sixteen rows on a CPU with a C++ compiler, `sigma0.kernels.row_dot`); None where torch's own is taken.
         project_rows: Norm, packed product, rotary embedding and K/V write of rows (`sigma0.kernels.row_qkv`); None
             where a block does them one by one.
         mlp_rows: Norm and gated MLP of rows (`sigma0.kernels.row_mlp`); None as `project_rows`.
@@ -237,11 +237,11 @@ CPU = replace(
     leads=leads_rows,
     best_rows=best_rows,
     run_block=run_block,
-    linear_rows=multiply_rows,
     norm_rows=norm_rows,
     path_fates=path_fates,
     certainty_rows=certainty_rows,
     collapse_rows=collapse_rows,
+    linear_rows=row_dot,
 )
 TRITON = Operations(
     "triton",
@@ -267,7 +267,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
 
     Args:
         backend: "torch", "triton", or "auto": triton on CUDA, elsewhere torch; on a CPU with a C++ compiler with
-            attention and norm in C++.
+            attention, norm and products in C++.
         device: Where the tensors are.
         deterministic: With Triton, whether a row's bits are to be the same whatever rows come along.
 

@@ -18,7 +18,6 @@ from sigma0.decode.parallel import init_tensor_parallel
 from sigma0.decode.runners import RUNNERS, RunnerName
 from sigma0.errors import first_line, one_line
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.models.limits import free_memory
 from sigma0.models.loop_settings import set_loops
 from sigma0.models.quantization import check_name, loading_options, stored_method, use_row_kernels
 from sigma0.models.stored import check_dtypes, read_headers
@@ -110,9 +109,6 @@ def load(
     check: bool = True,
 ) -> tuple[DepthGenerationMixin, PreTrainedTokenizerFast]:
     """Loads a looped model, ready to generate, and its tokenizer; safetensors only, no remote code.
-
-    On a CPU with memory to spare large weights are kept twice, for speed; `model.pack_weights(reorder=False)` drops the
-    copy.
 
     Args:
         name: A shipped name, a folder, or a hub id.
@@ -227,7 +223,7 @@ def _load(
     if check:
         check_weights(model)
     if looped:
-        pack(model)
+        model.pack_weights()
     return model, tokenizer
 
 
@@ -245,15 +241,6 @@ def _read_config(name: str, source: str) -> Any:
         if "\n" not in str(error):
             raise
         raise ValueError(f"{name!r} could not be loaded: {first_line(error)}") from error
-
-
-def pack(model: DepthGenerationMixin) -> None:
-    """Packs a looped model's weights for passes over rows; on a CPU with a copy in oneDNN's layout where there is room.
-
-    There is room where the copy takes no more than half of the memory that is left.
-    """
-    free = free_memory(model.device) if model.device.type == "cpu" else None
-    model.pack_weights(reorder=free is not None and 2 * sum(weight.nbytes for weight in model.parameters()) <= free)
 
 
 def _check_settings(model: DepthGenerationMixin) -> None:

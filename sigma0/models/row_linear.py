@@ -2,7 +2,7 @@
 layers of one input as one product.
 
 Layers that are packed keep names, modules and parameters; only the memory of their weights is one matrix, in which they
-lie one after the other. On a CPU a copy in oneDNN's layout may be kept beside it, for speed.
+lie one after the other.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
-
-from sigma0.models.reordered_linear import pays, reorder, reordered_linear
 
 Modules = Mapping[str, Any]
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -46,18 +44,13 @@ class PackedLinear:
     Attributes:
         weight: The matrix, `[sum of the layers' outputs, D]`, or empty; the same object as long as this one lives,
             since compiled programs hold it.
-        reorders: Whether a copy is kept in oneDNN's layout where that pays (`sigma0.models.reordered_linear`).
-        reordered: That copy; made anew where parameters were changed in place, which does not see writes to `.data`.
     """
 
     def __init__(self, *names: str) -> None:
         self._names = names
         self.weight = _nothing()
-        self.reorders = False
-        self.reordered: Tensor | None = None
-        # where the weight of each layer lies, and how often they had been changed when they were copied
+        # where the weight of each layer lies
         self._starts: dict[str, int] = {}
-        self._version = 0
 
     def __call__(self, modules: Modules, hidden_states: Tensor, multiply: Product = F.linear) -> Tensor:
         """What the layers return for rows `[R, D]`, side by side, `[R, sum of their outputs]`.
@@ -65,12 +58,10 @@ class PackedLinear:
         Args:
             modules: Those that hold the layers, by name.
             hidden_states: Input of all of them.
-            multiply: The product of rows with a matrix, where that has no reordered copy.
+            multiply: The product of rows with a matrix.
         """
         matrix = self.matrix(modules)
         if matrix is not None:
-            if self.reordered is not None:
-                return reordered_linear(hidden_states, self.reordered)
             return multiply(hidden_states, matrix)
         parts = [linear(modules[name], hidden_states) for name in self._names]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -101,15 +92,11 @@ class PackedLinear:
                     # a storage of its own for each, so that whatever saves, shares or frees tensors takes them for
                     # independent ones
                     weight.data = from_dlpack(part)
-            if self.reorders and pays(self.weight):
-                self.reordered = reorder(self.weight)
         self._starts = {name: weight.data_ptr() for name, weight in zip(self._names, weights, strict=True)}
-        self._version = sum(weight._version for weight in weights)
         return True
 
     def _are_packed(self, modules: Modules) -> bool:
         """Whether the layers lie in the matrix; asked in every pass, so written to be quick."""
-        version = 0
         for name, start in self._starts.items():
             layer = modules[name]
             if type(layer) is not nn.Linear or not is_plain(layer):
@@ -117,22 +104,18 @@ class PackedLinear:
             weight: Any = layer._parameters["weight"]
             if weight.data_ptr() != start:
                 return False
-            version += weight._version
-        return bool(self._starts) and (self.reordered is None or version == self._version)
+        return bool(self._starts)
 
     def release(self) -> None:
-        """Lets go of the matrix and of the copy; the layers that still lie in it keep the memory."""
+        """Lets go of the matrix; the layers that still lie in it keep the memory."""
         self.weight.data = _nothing()
-        self.reordered = None
         self._starts = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
-        twin = PackedLinear(*self._names)
-        twin.reorders = self.reorders
-        return twin
+        return PackedLinear(*self._names)
 
-    def __reduce__(self) -> tuple[type["PackedLinear"], tuple[str, ...], dict[str, bool]]:
-        return PackedLinear, self._names, {"reorders": self.reorders}
+    def __reduce__(self) -> tuple[type["PackedLinear"], tuple[str, ...]]:
+        return PackedLinear, self._names
 
 
 class PackedWeightsMixin:
@@ -142,26 +125,10 @@ class PackedWeightsMixin:
         """Each of them, with the modules that hold its layers."""
         raise NotImplementedError
 
-    def pack_weights(self, reorder: bool | None = None) -> None:
-        """Lays weights out for passes over rows: one matrix for layers that read the same input.
-
-        Args:
-            reorder: On a CPU, also keep a copy of large weights in oneDNN's layout, for speed; it takes as much memory
-                as they do. False drops it, None leaves it as it is.
-        """
+    def pack_weights(self) -> None:
+        """Lays weights out for passes over rows: one matrix for layers that read the same input."""
         for product, modules in self.packed_weights():
-            if reorder is not None and reorder != product.reorders:
-                product.release()
-                product.reorders = reorder
             product.pack(modules)
-
-    def train(self: Model, mode: bool = True) -> Model:
-        """See `torch.nn.Module.train`; weights that are trained are not copied."""
-        if mode:
-            for product, _ in self.packed_weights():
-                product.release()
-                product.reorders = False
-        return super().train(mode)  # type: ignore[no-any-return, misc]
 
     def _apply(self: Model, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
         """A move to another dtype or device, after which the old matrices would only take memory."""

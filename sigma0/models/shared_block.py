@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import capture_outputs
 from sigma0.decode.exits import no_gate_logits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import MAX_ROWS, TORCH, LoopEndWeights
+from sigma0.decode.ops import MOST_ROWS, TORCH, LoopEndWeights
 from sigma0.decode.parallel import check_heads
 from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.fused_rows import can_fuse, run_fused, run_in_one_call
@@ -136,7 +136,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         fuses = rows.ops.project_rows is not None or (
             rows.ops.run_block is not None
-            and len(hidden_states) <= MAX_ROWS
+            and len(hidden_states) <= MOST_ROWS[torch.float32]
             and hidden_states.dtype is torch.float32
             and not torch.compiler.is_compiling()
         )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sigma0.decode.attention import PassRows, Placement, RowIndices
-from sigma0.decode.ops import MAX_ROWS, TORCH, operations
+from sigma0.decode.ops import MOST_ROWS, TORCH, operations
 from sigma0.decode.planes import LayerPlanes
 from sigma0.models import fused_rows
 from tests.marks import needs_compiler
@@ -13,6 +13,7 @@ from tests.reference import tiny_model, tiny_nanbeige
 
 pytestmark = needs_compiler
 SEQUENCES, LOOPS, PLACES = 40, 3, 12
+MAX_ROWS = MOST_ROWS[torch.float32]
 CPU = operations("auto", torch.device("cpu"))
 
 

@@ -8,10 +8,8 @@ import torch
 from accelerate.utils.other import clean_state_dict_for_safetensors
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn import functional as F
 
 from sigma0.models import OuroForCausalLM
-from sigma0.models.reordered_linear import pays, reorder, reordered_linear
 from sigma0.models.row_linear import PackedLinear, linear
 from tests.reference import tiny_model
 
@@ -145,68 +143,6 @@ def test_layers_that_stay_apart(change):
     assert written(model) == written(plain)
     assert not len(attention.qkv.weight)
     assert all(weight.is_shared() == (change == "shared") for weight in model.parameters())
-
-
-@pytest.fixture
-def wide():
-    """A bf16 model, some of whose weights are large enough to be reordered."""
-    return tiny_model(seed=4, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_key_value_heads=4).to(
-        torch.bfloat16
-    )
-
-
-def reordered(model):
-    return [together.reordered is not None for together, _ in model.packed_weights()]
-
-
-def test_reordered_weights_write_the_same(wide):
-    expected = written(wide)
-    assert not any(reordered(wide))
-    wide.pack_weights(reorder=True)
-    assert reordered(wide) == [True, True, True, True, False]
-    assert written(wide) == expected
-    assert reordered(copy.deepcopy(wide)) == [False] * 5
-    twin = copy.deepcopy(wide)
-    assert written(twin) == expected and any(reordered(twin))
-
-
-def test_reordered_weights_follow_their_layers(wide):
-    other = tiny_model(seed=5, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_key_value_heads=4)
-    other = other.to(torch.bfloat16)
-    wide.pack_weights(reorder=True)
-    before = written(wide)
-    with torch.no_grad():
-        for parameter, new in zip(wide.parameters(), other.parameters(), strict=True):
-            parameter.copy_(new)
-    assert written(wide) == written(other) != before
-    assert any(reordered(wide)) and not any(reordered(other))
-
-
-def test_no_copy_is_kept_where_weights_are_trained_or_moved(wide):
-    wide.pack_weights(reorder=True)
-    wide.to(torch.bfloat16)
-    assert not any(reordered(wide))
-    wide.pack_weights()
-    assert any(reordered(wide))
-    wide.train().eval()
-    assert not any(reordered(wide))
-    wide.pack_weights()
-    assert not any(reordered(wide))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 3, 9])
-def test_reordered_products(dtype, rows):
-    torch.manual_seed(0)
-    weight, hidden = torch.randn(1024, 1030).to(dtype), torch.randn(rows, 1030).to(dtype)
-    assert pays(weight)
-    product = reordered_linear(hidden, reorder(weight))
-    if dtype is torch.bfloat16:
-        assert torch.equal(product, F.linear(hidden, weight))
-    else:
-        exact = F.linear(hidden.double(), weight.double())
-        assert float((product - exact).norm() / exact.norm()) < 1e-6
-    assert not pays(weight[:100]) and not pays(weight.to(torch.float64)) and not pays(weight.to("meta"))
 
 
 def test_gradients_go_to_the_layers():

@@ -1,0 +1,80 @@
+"""Products of few rows on a CPU, against their formula in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from sigma0.kernels import row_dot
+from tests.marks import needs_compiler
+
+pytestmark = needs_compiler
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    for dtype in DTYPES:
+        monkeypatch.setitem(row_dot.LEAST, dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=60)
+@given(st.integers(0, 18), st.integers(1, 300), st.integers(1, 40), st.integers(0, 10**6))
+def test_products_are_as_the_formula_says(dtype, rows, width, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (torch.randn(size, width, generator=generator).to(dtype) for size in (rows, columns))
+    # nobody reads past the end of a row
+    space = torch.full((columns + 1, width), torch.nan, dtype=dtype)
+    space[:columns] = weight
+    found = row_dot.row_dot(hidden, space[:columns])
+    assert found.dtype is dtype
+    exact = hidden.double() @ weight.double().T
+    scale = hidden.double().abs() @ weight.double().abs().T
+    error = 1e-6 if dtype is torch.float32 else 2.0**-8
+    assert bool(((found.double() - exact).abs() <= error * scale + 1e-9).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_in_any_company(dtype, threads):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(16, 515).to(dtype), torch.randn(603, 515).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = row_dot.row_dot(hidden, weight)
+        for rows in range(1, 16):
+            assert torch.equal(row_dot.row_dot(hidden[:rows], weight), found[:rows])
+            assert torch.equal(row_dot.row_dot(hidden[rows : rows + 1], weight), found[rows : rows + 1])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_it_does_not_take_is_the_librarys(monkeypatch):
+    monkeypatch.setattr(row_dot, "_compiled", lambda dtype: pytest.fail("called"))
+    hidden, weight = torch.randn(3, 8), torch.randn(5, 8)
+    many = torch.randn(row_dot.MOST_ROWS[torch.float32] + 1, 8)
+    strided = torch.randn(8, 5).T
+    for rows, columns in ((hidden.half(), weight.half()), (many, weight), (hidden, strided)):
+        assert torch.equal(row_dot.row_dot(rows, columns), F.linear(rows, columns))
+    monkeypatch.setitem(row_dot.LEAST, torch.float32, 41)
+    assert torch.equal(row_dot.row_dot(hidden, weight), F.linear(hidden, weight))
+
+
+def test_texts_and_gradients_are_the_librarys():
+    hidden, weight = torch.randn(2, 3, 20), torch.randn(8, 20)
+    assert torch.equal(row_dot.row_dot(hidden, weight), F.linear(hidden, weight))
+    rows = hidden[0].requires_grad_()
+    row_dot.row_dot(rows, weight).sum().backward()
+    torch.testing.assert_close(rows.grad, weight.sum(0).expand(3, -1))
+
+
+def test_what_is_broken_stays_in_its_row():
+    hidden, weight = torch.randn(5, 33), torch.randn(9, 33)
+    wanted = row_dot.row_dot(hidden, weight)
+    hidden[2, 7] = torch.nan
+    found = row_dot.row_dot(hidden, weight)
+    assert found[2].isnan().all()
+    assert torch.equal(found[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]])
