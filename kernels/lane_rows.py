@@ -84,7 +84,7 @@ class LaneRows:
             count: How many live lanes there are.
         """
         lines, columns = table.new_empty((count, table.shape[1])), table.new_empty((_COLUMNS, count))
-        self._live(table.data_ptr(), len(table) - 1, depth, count, lines.data_ptr(), columns.data_ptr())
+        self._live(table.data_ptr(), table.shape[0] - 1, depth, count, lines.data_ptr(), columns.data_ptr())
         return LiveRows(lines, columns)
 
     def keep(self, rows: LiveRows, states: Tensor, paths: Tensor, window: int) -> None:
@@ -96,7 +96,7 @@ class LaneRows:
             paths: By sequence and cache position, position c at c mod window, `[S window + 1, T, D]`; changed.
             window: Cache positions that are kept.
         """
-        size, count = states.element_size(), len(rows.lines)
+        size, count = states.element_size(), rows.lines.shape[0]
         assert states.stride(1) == 1 and states.dtype == paths.dtype
         self._keep(
             rows.columns.data_ptr(), count, paths.shape[1], states.data_ptr(), states.stride(0) * size,
@@ -133,7 +133,7 @@ class LaneRows:
         Returns:
             Codes int64 `[L]`, 0 where a row goes on, and which rows are to be read, int64 `[K]`.
         """
-        count = len(rows.lines)
+        count = rows.lines.shape[0]
         codes, which = table.new_empty(decoding), table.new_empty(count)
         reads = self._stop(
             rows.lines.data_ptr(),
@@ -182,7 +182,7 @@ class LaneRows:
             verify: As `stop` has it.
             table: Table of lanes; changed.
         """
-        count = len(which)
+        count = which.shape[0]
         numbers = table.new_empty(count * (_LINE + 4) + 2)
         lines, kept, fed, counts = torch.split(numbers, [count * _LINE, count, count * 3, 2])
         # bound to names, since the compiled function sees their memory only
@@ -191,9 +191,9 @@ class LaneRows:
         self._settle(
             rows.lines.data_ptr(),
             rows.columns.data_ptr(),
-            len(rows.lines),
+            rows.lines.shape[0],
             codes.data_ptr(),
-            len(codes),
+            codes.shape[0],
             depth,
             which.data_ptr(),
             token_ids.data_ptr(),
@@ -204,7 +204,7 @@ class LaneRows:
             eos.data_ptr(),
             eos.shape[1],
             verify,
-            len(table) - 1,
+            table.shape[0] - 1,
             table.data_ptr(),
             lines.data_ptr(),
             kept.data_ptr(),

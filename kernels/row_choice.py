@@ -23,14 +23,14 @@ def leads_rows(logits: Tensor, theta: float | Tensor) -> Tensor:
         return leads_reference(logits, theta)
     if not isinstance(theta, Tensor):
         theta = logits.new_tensor([theta])
-    leads = torch.empty(len(logits), dtype=torch.bool)
+    leads = torch.empty(logits.shape[0], dtype=torch.bool)
     _leads()(
         logits.data_ptr(),
         theta.data_ptr(),
         leads.data_ptr(),
         *logits.shape,
         logits.stride(0),
-        theta.stride(0) if len(theta) > 1 else 0,
+        theta.stride(0) if theta.shape[0] > 1 else 0,
     )
     return leads
 
@@ -44,7 +44,7 @@ def best_rows(logits: Tensor, broken: int) -> Tensor:
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    best = torch.empty(len(logits), dtype=torch.int64)
+    best = torch.empty(logits.shape[0], dtype=torch.int64)
     _best()(logits.data_ptr(), best.data_ptr(), *logits.shape, logits.stride(0), broken)
     return best
 

@@ -81,7 +81,7 @@ def ask_rules(
     if end is None and program.gate:
         met.append(_gate_met(batch, rows.hidden[:decoding], rows.lanes[:decoding], sequences))
     if program.reads_logits:
-        logits = _read_first(batch, rows, len(rows.hidden) if whole else decoding)  # [L, V] or [R, V]
+        logits = _read_first(batch, rows, rows.hidden.shape[0] if whole else decoding)  # [L, V] or [R, V]
     if program.margin:
         assert logits is not None
         met.append(ops.leads(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))

@@ -260,8 +260,8 @@ class EagerRunner:
         if looped is None:
             return None
         batch, rows = looped
-        decoding, which = len(rows.codes), self.to_read(rows)
-        if not len(which):
+        decoding, which = rows.codes.shape[0], self.to_read(rows)
+        if not which.shape[0]:
             return Step(np.zeros((0, LINE_WIDTH), dtype=np.int64), decoding, rows)
         lines, logits = self.settle(batch, rows, which, choice)
         return Step(to_host(lines), decoding, rows, logits)
@@ -314,7 +314,7 @@ class EagerRunner:
                 stops |= checked
             reads = to_device(np.flatnonzero(stops), looped.loops.device)
         if not self.program.reads_logits or self.program.verify:
-            self.counts.head_rows += len(reads) - self._forced(looped, reads)
+            self.counts.head_rows += reads.shape[0] - self._forced(looped, reads)
         return reads
 
     def _forced(self, looped: Looped, which: Tensor) -> int:
@@ -339,7 +339,9 @@ class EagerRunner:
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
         if looped.live is not None:
             settled = settle_live(batch, looped, which, token_ids, stands, ends)
-            return settled.lines, logits if len(settled.kept) == len(which) else logits.index_select(0, settled.kept)
+            return settled.lines, logits if settled.kept.shape[0] == which.shape[0] else logits.index_select(
+                0, settled.kept
+            )
         if not batch.program.verify:
             return settle(batch, looped, which, token_ids, ends), logits
         return settle_verified(batch, looped, which, token_ids, stands, ends), logits

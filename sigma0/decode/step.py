@@ -186,7 +186,7 @@ def _loop_end(
 
 def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
-    if looped.logits is not None and (not batch.program.verify or len(looped.logits) == len(looped.loops)):
+    if looped.logits is not None and (not batch.program.verify or looped.logits.shape[0] == looped.loops.shape[0]):
         return looped.logits.index_select(0, which)
     hidden, lanes = looped.hidden.index_select(0, which), looped.lanes.index_select(0, which)
     if not batch.model.stages[1]:
@@ -278,7 +278,7 @@ def settle_live(
         looped.live, looped.codes, own.depth, which, token_ids, stands, ends, settings.table, settings.eos,
         batch.program.verify, own.table,
     )  # fmt: skip
-    if len(settled.lanes):
+    if settled.lanes.shape[0]:
         own.hidden.index_copy_(0, settled.lanes, batch.model.enter(settled.token_ids, settled.positions))
         if batch.program.gate or own.exit_state is not None:
             own.forget(settled.lanes)

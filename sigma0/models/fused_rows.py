@@ -68,7 +68,7 @@ def run_in_one_call(
         return None
     head_dim = attention.head_dim
     # counted from what there is, since a rank of several has a part of the heads
-    kv_heads = len(attention.qkv.weight) // head_dim // (attention.num_key_value_groups + 2)
+    kv_heads = attention.qkv.weight.shape[0] // head_dim // (attention.num_key_value_groups + 2)
     return rows.run_block(parts, BlockShape(head_dim, kv_heads, epsilons.pop(), attention.scaling), hidden, tables)
 
 

@@ -136,7 +136,7 @@ class SharedBlockModel(LoopedPreTrainedModel):
         """One loop of the layers over the rows of a pass, `[R, D]`, before the norm."""
         fuses = rows.ops.project_rows is not None or (
             rows.ops.run_block is not None
-            and len(hidden_states) <= MOST_ROWS[torch.float32]
+            and hidden_states.shape[0] <= MOST_ROWS[torch.float32]
             and hidden_states.dtype is torch.float32
             and not torch.compiler.is_compiling()
         )
