@@ -339,9 +339,8 @@ class EagerRunner:
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
         if looped.live is not None:
             settled = settle_live(batch, looped, which, token_ids, stands, ends)
-            return settled.lines, logits if settled.kept.shape[0] == which.shape[0] else logits.index_select(
-                0, settled.kept
-            )
+            whole = settled.kept.shape[0] == which.shape[0]
+            return settled.lines, logits if whole else logits.index_select(0, settled.kept)
         if not batch.program.verify:
             return settle(batch, looped, which, token_ids, ends), logits
         return settle_verified(batch, looped, which, token_ids, stands, ends), logits
