@@ -44,6 +44,7 @@ class ProcessService(EngineClient):
         except BaseException:
             self._process.close()
             raise
+        self._ends = False
         self._reader = threading.Thread(target=self._read, name="sigma0-reports", daemon=True)
         self._writer = threading.Thread(target=self._write, name="sigma0-commands", daemon=True)
         self._reader.start()
@@ -77,11 +78,13 @@ class ProcessService(EngineClient):
         finally:
             # a process whose reports cannot be read is of no use
             code, how = self._process.end(PATIENCE), self._process.how_it_ended()
-            if code:
+            if code and not self._ends:
                 _LOG.error("%s: no more requests are taken", how)
             self._lose(f"{how}: the server must be started again")
 
     def _join(self) -> None:
+        # whatever its status is then, it was told to end
+        self._ends = True
         self._process.end(PATIENCE)
         self._reader.join()
         self._writer.join()
