@@ -37,6 +37,8 @@ class JsonSchema:
             value = json.loads(self.schema)
         except json.JSONDecodeError as error:
             raise ValueError(f"schema is no JSON: {error}") from error
+        except RecursionError as error:
+            raise ValueError("schema is nested too deep") from error
         if not isinstance(value, dict | bool):
             raise ValueError(f"schema has to be a JSON object, got {self.schema:.80}")
         if value is False:
@@ -57,13 +59,22 @@ class JsonSchema:
                 schema = json.dumps(schema)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"schema holds what is no JSON: {error}") from error
+            except RecursionError as error:
+                raise ValueError("schema is nested too deep") from error
         if not isinstance(schema, str):
             raise ValueError(f"schema takes an object, JSON text or a pydantic model, got {schema!r:.80}")
         return cls(schema, strict)
 
     def needs(self) -> frozenset[str]:
-        """Characters without which some answer cannot be written."""
-        return frozenset("".join(_needed(json.loads(self.schema))))
+        """Characters without which some answer cannot be written.
+
+        Raises:
+            ValueError: For a schema that is nested too deep.
+        """
+        try:
+            return frozenset("".join(_needed(json.loads(self.schema))))
+        except RecursionError as error:
+            raise ValueError("schema is nested too deep") from error
 
 
 @dataclass(frozen=True)
@@ -168,12 +179,14 @@ def _needed(schema: Any) -> Iterator[str]:
     """Characters of the values that a schema and those inside of it describe."""
     if not isinstance(schema, dict):
         return
+    # what is no schema here is refused where it is compiled
     if "const" in schema or "enum" in schema:
-        for value in schema.get("enum", [schema.get("const")]):
+        values = schema.get("enum", [schema.get("const")])
+        for value in values if isinstance(values, list) else []:
             yield json.dumps(value, ensure_ascii=False)
         return
     types = schema.get("type", [kind for keyword, kind in _IMPLIES.items() if keyword in schema])
-    for kind in [types] if isinstance(types, str) else types:
+    for kind in types if isinstance(types, list) else [types]:
         yield _STRUCTURE.get(kind, "") if isinstance(kind, str) else ""
     properties = schema.get("properties")
     if isinstance(properties, dict):
