@@ -44,7 +44,9 @@ def row_dot(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def _row_dot(hidden: Tensor, weight: Tensor) -> Tensor:
     rows, width = hidden.shape
-    if rows > MOST_ROWS[weight.dtype] or not weight.is_contiguous():
+    fits = hidden.dtype is weight.dtype and width == weight.shape[1]
+    if rows > MOST_ROWS[weight.dtype] or not fits or not weight.is_contiguous():
+        # torch refuses what does not fit; the compiled function would read past its memory
         return F.linear(hidden, weight)
     hidden = hidden.contiguous()
     output = hidden.new_empty(rows, weight.shape[0])

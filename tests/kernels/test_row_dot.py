@@ -78,3 +78,9 @@ def test_what_is_broken_stays_in_its_row():
     found = row_dot.row_dot(hidden, weight)
     assert found[2].isnan().all()
     assert torch.equal(found[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize("width, dtype", [(20, torch.bfloat16), (16, torch.float32)])
+def test_weights_of_another_dtype_or_width_are_refused(width, dtype):
+    with pytest.raises(RuntimeError):
+        row_dot.row_dot(torch.randn(2, 20), torch.randn(8, width).to(dtype))
