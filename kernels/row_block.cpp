@@ -54,12 +54,19 @@ static void add(float* hidden, const float* given, const float* norm, int64_t ro
   }
 }
 
-extern "C" void run_block(
+// False, and nothing is done, where a position is not in the `turns` lines of the tables.
+extern "C" bool run_block(
     Attend attend, const Layer* layers, int64_t count, float* hidden, const float* cos, const float* sin,
     const int64_t* rotary_positions, const int64_t* sequences, const int64_t* positions, const int64_t* planes,
     const int64_t* blocks, const int64_t* starts, const bool* seen, const int32_t* exits, int64_t rows, int64_t width,
     int64_t head_dim, int64_t heads, int64_t kv_heads, int64_t inner, int64_t size, int64_t total, int64_t table_width,
-    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads) {
+    int64_t seen_width, int64_t exits_width, double epsilon, double scaling, int64_t threads,
+    int64_t turns) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (rotary_positions[row] < 0 || rotary_positions[row] >= turns) {
+      return false;
+    }
+  }
   const int64_t turned = heads + kv_heads, attended = heads * head_dim, packed = (turned + kv_heads) * head_dim;
   thread_local std::vector<float> scratch;
   scratch.resize(rows * (std::max(width, attended) + std::max(packed + attended, 2 * inner)));
@@ -83,4 +90,5 @@ extern "C" void run_block(
     row_dot(wide, layer->down, normed, rows, inner, width, threads);
     add(hidden, normed, layer->mlp_norm_behind, rows, width, epsilon);
   }
+  return true;
 }

@@ -90,6 +90,9 @@ def run_block(
 
     Returns:
         `[R, D]`.
+
+    Raises:
+        IndexError: If a position is not in the tables.
     """
     hidden = hidden.clone(memory_format=torch.contiguous_format)
     # bound to names, since the compiled function sees their memory only
@@ -103,7 +106,7 @@ def run_block(
     places = (*own, rows.blocks, rows.starts, rows.seen, rows.exits)
     widths = [0 if part is None else part.shape[1] for part in (rows.blocks, rows.seen, rows.exits)]
     attention = compiled_attention(torch.float32, shape.head_dim)
-    _compiled()(
+    ran = _compiled()(
         ctypes.cast(attention, ctypes.c_void_p),  # type: ignore[arg-type]
         pointers.buffer_info()[0],
         len(layers),
@@ -123,12 +126,25 @@ def run_block(
         shape.epsilon,
         shape.scaling,
         torch.get_num_threads(),
+        cos.shape[0],
     )
+    if not ran:
+        raise IndexError(f"positions up to {int(positions.max())} are not in a rotary table of {cos.shape[0]}")
     return hidden
 
 
 @lru_cache
-def _compiled() -> Callable[..., None]:
+def _compiled() -> Callable[..., bool]:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    arguments = [pointer, pointer, number, *[pointer] * 11, *[number] * 11, ctypes.c_double, ctypes.c_double, number]
-    return load(_SOURCES, "run_block", arguments, {"ELEMENT": "float", "BFLOAT16": 0})
+    arguments = [
+        pointer,
+        pointer,
+        number,
+        *[pointer] * 11,
+        *[number] * 11,
+        ctypes.c_double,
+        ctypes.c_double,
+        number,
+        number,
+    ]
+    return load(_SOURCES, "run_block", arguments, {"ELEMENT": "float", "BFLOAT16": 0}, ctypes.c_bool)

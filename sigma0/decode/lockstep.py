@@ -50,6 +50,9 @@ def decode_tokens(
     runner.lanes.enter(runner.lanes.lane_of(at[0], at[1]), hidden, at[1], at[2])
     cache.extend(int(where.max()) + 1)
     cache.reserve_positions(cache.length)
+    if positions.max() >= cache.length:
+        # a caller may begin to count anywhere; passes only know how many positions there are
+        model.reserve_positions(int(positions.max()) + 1, runner.lanes.hidden)
     return _run(runner, cache, batch)
 
 

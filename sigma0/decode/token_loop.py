@@ -167,6 +167,11 @@ class TokenLoop:
             settings.set_exit(range(batch), SequenceExit(self.rule, drop, self.verifies, self.first_position))
             limit = None if self.max_length is None else self.max_length - 1 - self.shift
             settings.set_ends(range(batch), sorted(self.eos), limit)
+            ahead = int(self.offsets.max())
+            if ahead > 0:
+                # a caller may begin to count anywhere; passes only know how many positions there are
+                last = int(self.model.config.max_position_embeddings) if limit is None else limit
+                self.model.reserve_positions(last + ahead + 1, lanes.hidden)
             python = None if self.choice.on_device else "ids are chosen by what only Python knows"
             waits = None if self.record is None else "statistics are kept of every token"
             waits = waits if self._grammars is None else "a grammar says of each token which ids may follow"

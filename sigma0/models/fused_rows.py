@@ -24,20 +24,24 @@ def can_fuse(layers: Iterable[Any], hidden: Tensor) -> bool:
     """Whether the kernels compute what the layers would: these are as they were made, and lie packed."""
     if hidden.dtype not in ROW_DTYPES or torch.is_grad_enabled():
         return False
-    return all(_is_as_made(layer) for layer in layers)
+    return all(_is_as_made(layer, hidden.dtype) for layer in layers)
 
 
-def _is_as_made(layer: Any) -> bool:
+def _is_as_made(layer: Any, dtype: torch.dtype) -> bool:
     if type(layer) not in _LAYERS:
         return False
     own = layer._modules
     attention, mlp, norms = own["self_attn"], own["mlp"], [own[name] for name in layer.norm_names]
     if not all(map(is_plain, (layer, attention, mlp, *norms))) or any(type(norm) is not OuroRMSNorm for norm in norms):
         return False
+    # the functions see the memory of a weight only
+    if not all(norm.weight.dtype is dtype and norm.weight.is_contiguous() for norm in norms):
+        return False
     # SiLU by its class: transformers names it by the config's `hidden_act`
     silu = type(mlp._modules["act_fn"]).__name__ in ("SiLU", "SiLUActivation") and is_plain(mlp._modules["act_fn"])
     products = layer.packed_weights()
-    return silu and all(product.matrix(modules) is not None for product, modules in products)
+    matrices = [product.matrix(modules) for product, modules in products]
+    return silu and all(matrix is not None and matrix.dtype is dtype for matrix in matrices)
 
 
 def run_in_one_call(

@@ -114,7 +114,10 @@ def rms_norm(module: nn.Module, hidden: Tensor, ops: Operations, residual: Tenso
         normed: Tensor = module(hidden)
     else:
         weight: Any = module._parameters["weight"]
-        if ops.norm_rows is not None and ops.norms(hidden.dtype) and not torch.is_grad_enabled():
+        takes = ops.norm_rows is not None and ops.norms(hidden.dtype) and not torch.is_grad_enabled()
+        # the function sees the memory of the weight only
+        if takes and weight.dtype is hidden.dtype and weight.is_contiguous():
+            assert ops.norm_rows is not None
             output: Tensor = ops.norm_rows(hidden, weight, module.variance_epsilon, residual)
             return output
         single = hidden.dtype is torch.float32

@@ -93,3 +93,46 @@ def test_norms_that_differ_run_as_modules(calls):
     after, _ = run(torch.arange(2), CPU)
     assert calls == [True, False]
     assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [lambda weight: weight.double(), lambda weight: torch.stack([weight, torch.full_like(weight, 7.0)], 1)[:, 0]],
+    ids=["of another dtype", "not contiguous"],
+)
+def test_norms_in_other_memory_run_as_modules(changed, calls):
+    model, run = case(tiny_model)
+    wanted, _ = run(torch.arange(3), CPU)
+    norm = model.model.layers[0].input_layernorm
+    norm.weight = nn.Parameter(changed(norm.weight.data))
+    torch.testing.assert_close(run(torch.arange(3), CPU)[0], wanted, atol=1e-5, rtol=1e-5)
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_positions_that_the_table_lacks_are_refused(count):
+    model, _ = case(tiny_model)
+    like = torch.empty(model.config.num_key_value_heads, 1, model.config.head_dim)
+    layers = [LayerPlanes(like, LOOPS, 4, PLACES)] * 2
+    which = torch.arange(count)
+    at = RowIndices(which, which, which + 10**6, which)
+    hidden = torch.randn(count, model.config.hidden_size)
+    with torch.inference_mode(), pytest.raises(IndexError):
+        model.loop(hidden, PassRows(layers, Placement(PLACES, 4 * PLACES + 1), at, CPU, PLACES))
+
+
+def test_texts_may_begin_at_any_position():
+    model, ids = tiny_model(4, num_hidden_layers=2).eval(), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    mask = torch.ones_like(ids)
+
+    def written(first):
+        at = torch.arange(first, first + 3).expand(2, 3)
+        new = model.generate(ids, attention_mask=mask, position_ids=at, max_new_tokens=4, do_sample=False)
+        with torch.no_grad():
+            prompt = model(ids, position_ids=at, use_cache=True)
+            step = model(ids[:, :1], past_key_values=prompt.past_key_values, position_ids=at[:1, -1:] + 1)
+        return new, step.logits
+
+    (new, logits), (far, far_logits) = written(0), written(5000)
+    assert torch.equal(new, far)
+    torch.testing.assert_close(logits, far_logits, atol=1e-2, rtol=1e-2)
