@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import sigma0
+from sigma0.decode.grammar.bounds import check_grammar, check_schema
 from sigma0.decode.grammar.rows import only_id
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, parse_spec
 from sigma0.decode.grammar.vocabulary import Constraint, vocabulary_of
@@ -247,6 +248,42 @@ def test_what_is_wrong_is_named_in_a_line(byte, given, message):
     with pytest.raises(ValueError, match=message) as refused:
         sigma0.generate(*byte, "hi", **given)
     assert "\n" not in str(refused.value)
+
+
+PATTERNS = [f"(a|b|ab|ba)*c.{{8}}{number}" for number in range(40)]
+CHAIN = {
+    f"r{number}": {"type": "string", "pattern": pattern, "$ref": f"#/$defs/r{number + 1}"}
+    for number, pattern in enumerate(PATTERNS)
+}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schema": {"allOf": [{"properties": {"a": {"type": "string", "pattern": pattern}}} for pattern in PATTERNS]}},
+        {"schema": {"allOf": [{"patternProperties": {pattern: {"pattern": pattern}}} for pattern in PATTERNS]}},
+        {"schema": {"$defs": CHAIN, "properties": {"a": {"$ref": "#/$defs/r0"}}}},
+        {"grammar": "start: A\nA: " + " & ".join(f"/(.|\\n)*{pattern}/" for pattern in PATTERNS)},
+        {"grammar": "start: %json " + json.dumps({"allOf": [{"pattern": pattern} for pattern in PATTERNS]})},
+    ],
+    ids=["allOf", "patternProperties", "$ref", "&", "%json"],
+)
+def test_what_would_take_for_ever_is_refused(byte, given):
+    with pytest.raises(ValueError, match="40 expressions at once"):
+        sigma0.generate(*byte, "hi", **given)
+
+
+def test_many_expressions_of_one_value_each_are_followed():
+    properties = {f"p{number}": {"type": "string", "pattern": "a"} for number in range(40)}
+    tree = {"properties": {"left": {"$ref": "#/$defs/tree"}, "name": {"pattern": "a", "format": "date"}}}
+    for schema in (
+        {"allOf": [{"properties": properties}, {"required": ["p0"]}]},
+        {"allOf": [{"properties": {name: own}} for name, own in properties.items()]},
+        {"$defs": {"tree": tree}, "$ref": "#/$defs/tree"},
+        {"anyOf": list(properties.values())},
+    ):
+        check_schema(json.dumps(schema))
+    check_grammar('start: "&&&&&&&&&&&&" | /&&&&&&&&&&&&/')
 
 
 def characters(known):

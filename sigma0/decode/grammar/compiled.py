@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sigma0.decode.grammar.bounds import check_grammar, check_schema
 from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec
 
 Bits = npt.NDArray[np.int32]
@@ -146,6 +147,7 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
     match spec:
         case JsonSchema():
             lenient = {} if spec.strict else {"lenient": True}
+            check_schema(spec.schema)
             text = "{}" if json.loads(spec.schema) is True else spec.schema
             return "schema", kind.grammar_from_json_schema(text, defaults={**_LAYOUT, **lenient})
         case JsonObject():
@@ -160,6 +162,7 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
                 lark = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark(spec.grammar)
             except Exception as error:
                 raise ValueError(f"grammar cannot be followed: {_one_line(str(error))}") from error
+            check_grammar(lark)
             return "grammar", kind.grammar_from_lark(lark)
 
 
