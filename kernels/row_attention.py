@@ -70,6 +70,9 @@ def attend_rows(
 
     Returns:
         `[R, H, d]`, 0 for rows that are nobody's.
+
+    Raises:
+        ValueError: For K/V of another dtype.
     """
     run = torch.ops.sigma0.attend_rows if torch.compiler.is_compiling() else _attend_rows
     attended: Tensor = run(
@@ -107,6 +110,7 @@ def _attend_rows(
     exits: Tensor | None,
     scaling: float,
 ) -> Tensor:
+    check_planes(query.dtype, keys, values)
     # bound to names, since the compiled function sees their memory only
     query, new_keys, new_values = query.contiguous(), new_keys.contiguous(), new_values.contiguous()
     sequences, cache_positions, planes = sequences.contiguous(), cache_positions.contiguous(), planes.contiguous()
@@ -141,6 +145,16 @@ def _attend_rows(
         torch.get_num_threads(),
     )
     return output
+
+
+def check_planes(dtype: torch.dtype, keys: Tensor, values: Tensor) -> None:
+    """Refuses K/V of another dtype than that of the rows, of which the compiled functions see the memory only.
+
+    Raises:
+        ValueError: Naming both.
+    """
+    if keys.dtype is not dtype or values.dtype is not dtype:
+        raise ValueError(f"the cache holds K/V in {keys.dtype}, and the model computes in {dtype}: begin a new cache")
 
 
 @lru_cache

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sigma0.kernels.cpp_library import load
-from sigma0.kernels.row_attention import RowPlaces, compiled_attention
+from sigma0.kernels.row_attention import RowPlaces, check_planes, compiled_attention
 
 _SOURCES = "row_dot.cpp row_norm.cpp row_block.cpp"
 
@@ -93,6 +93,7 @@ def run_block(
 
     Raises:
         IndexError: If a position is not in the tables.
+        ValueError: For K/V of another dtype.
     """
     hidden = hidden.clone(memory_format=torch.contiguous_format)
     # bound to names, since the compiled function sees their memory only
@@ -100,6 +101,7 @@ def run_block(
     own = [part.contiguous() for part in (rows.sequences, rows.cache_positions, rows.planes)]
     pointers = array("q")
     for layer, kept in zip(layers, planes, strict=True):
+        check_planes(hidden.dtype, *kept)
         pointers.extend([0 if part is None else part.data_ptr() for part in (*vars(layer).values(), *kept)])
     cos, sin = tables
     keys, first = planes[0][0], layers[0]

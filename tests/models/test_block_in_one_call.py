@@ -136,3 +136,13 @@ def test_texts_may_begin_at_any_position():
     (new, logits), (far, far_logits) = written(0), written(5000)
     assert torch.equal(new, far)
     torch.testing.assert_close(logits, far_logits, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kept, computed", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_a_cache_of_another_dtype_is_refused(kept, computed):
+    model, ids = tiny_model(4, num_hidden_layers=2).eval().to(kept), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        model.to(computed)
+        with pytest.raises((ValueError, RuntimeError), match=r"dtype|begin a new cache"):
+            model(ids[:, :1], past_key_values=cache)
