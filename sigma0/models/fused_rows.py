@@ -35,13 +35,18 @@ def _is_as_made(layer: Any, dtype: torch.dtype) -> bool:
     if not all(map(is_plain, (layer, attention, mlp, *norms))) or any(type(norm) is not OuroRMSNorm for norm in norms):
         return False
     # the functions see the memory of a weight only
-    if not all(norm.weight.dtype is dtype and norm.weight.is_contiguous() for norm in norms):
-        return False
+    for norm in norms:
+        weight = norm._parameters["weight"]
+        if weight.dtype is not dtype or not weight.is_contiguous():
+            return False
     # SiLU by its class: transformers names it by the config's `hidden_act`
     silu = type(mlp._modules["act_fn"]).__name__ in ("SiLU", "SiLUActivation") and is_plain(mlp._modules["act_fn"])
     products = layer.packed_weights()
-    matrices = [product.matrix(modules) for product, modules in products]
-    return silu and all(matrix is not None and matrix.dtype is dtype for matrix in matrices)
+    for product, modules in products:
+        matrix = product.matrix(modules)
+        if matrix is None or matrix.dtype is not dtype:
+            return False
+    return silu
 
 
 def run_in_one_call(
