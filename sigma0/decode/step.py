@@ -146,10 +146,12 @@ def run_loop(
 
 def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, live: LiveRows | None, owned: Tensor | None) -> None:
     """Keeps the states after a loop, `[R, W]`, for statistics."""
-    lanes, calls = batch.lanes, host_calls(batch.ops)
+    lanes = batch.lanes
     assert lanes.paths is not None
     states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
-    if calls is not None and live is not None:
+    if live is not None:
+        calls = host_calls(batch.ops)
+        assert calls is not None
         calls.keep(live, states, lanes.paths, lanes.window)
         return
     path = lanes.path_index(indices.sequences, indices.cache_positions)

@@ -230,6 +230,14 @@ def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
     assert not {"_local_scalar_dense", "nonzero", "masked_select"} & set(counted.names)
 
 
+@pytest.mark.parametrize("mode", ["full", "margin", "verify"])
+def test_statistics_are_kept_in_programs_too(model, mode, traced):
+    compiled, eager = both(model, 2, mode, output_statistics=True)
+    assert_same(compiled, eager)
+    parts = (compiled.loop_statistics, eager.loop_statistics)
+    torch.testing.assert_close(*parts, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
 def test_nobodys_lane_stays_idle(model, traced):
     """It is sorted among the others, and pads a bucket where lanes are suspended."""
     output = written(model, "compile", 4, MODES["drop"], eos_token_id=list(range(1, 20)), pad_token_id=0)
