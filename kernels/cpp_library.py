@@ -47,10 +47,15 @@ def load(
         definitions: What is defined in front of the source.
         returns: Type of its result; None where it returns nothing.
     """
-    from torch._inductor.codecache import CppCodeCache
-
-    lines = [f"#define {key} {value}" for key, value in (definitions or {}).items()]
-    texts = [Path(__file__).with_name(each).read_text() for each in source.split()]
-    function: Any = getattr(CppCodeCache.load("\n".join([*lines, *texts])), name)
+    function: Any = getattr(load_library(source, definitions or {}), name)
     function.argtypes, function.restype = list(arguments), returns
     return function  # type: ignore[no-any-return]
+
+
+def load_library(source: str, definitions: Mapping[str, str | int]) -> Any:
+    """The library of source files, as `load` takes them."""
+    from torch._inductor.codecache import CppCodeCache
+
+    lines = [f"#define {key} {value}" for key, value in definitions.items()]
+    texts = [Path(__file__).with_name(each).read_text() for each in source.split()]
+    return CppCodeCache.load("\n".join([*lines, *texts]))

@@ -10,8 +10,9 @@ using Attend = void (*)(
 
 // What a layer is made of, and the planes of its K/V. There is no norm behind attention and MLP where that is null.
 struct Layer {
-  const float *norm, *qkv, *out, *norm_behind, *mlp_norm, *gate_up, *down, *mlp_norm_behind;
+  const float *norm, *qkv, *out, *mlp_norm, *gate_up, *down;
   float *keys, *values;
+  const float *norm_behind, *mlp_norm_behind;
 };
 
 // Rotary embedding of heads that lie one behind the other; the first half of the sines has its sign turned.

@@ -1,4 +1,4 @@
-"""The layers of a block over few rows of a pass on a CPU, in one call.
+"""The layers of a block over the rows of a pass on a CPU, in one call.
 
 Of each layer, with norms n and the residual h:
 
@@ -11,19 +11,15 @@ n' is a norm or nothing. Norm, attention and products are those of `row_norm.py`
 (`sigma0.models.ouro_block`), some thirty calls a layer.
 """
 
-import ctypes
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import load
-from sigma0.kernels.row_attention import RowPlaces, check_planes, compiled_attention
-
-_SOURCES = "row_dot.cpp row_norm.cpp row_block.cpp"
+from sigma0.kernels.row_attention import RowPlaces, check_planes
+from sigma0.kernels.row_operators import ready_for_block
 
 
 @dataclass(frozen=True)
@@ -34,21 +30,19 @@ class BlockLayer:
         norm: Ahead of attention, `[D]`.
         qkv: Queries, keys and values packed, `[(H + 2 H_kv) d, D]`.
         out: `[D, H d]`.
-        norm_behind: Behind attention, `[D]`; None for none.
         mlp_norm: Ahead of the MLP, `[D]`.
         gate_up: Gate and up packed, `[2 F, D]`.
         down: `[D, F]`.
-        mlp_norm_behind: Behind the MLP, `[D]`; None for none.
+        norms_behind: Behind attention and behind the MLP, `[D]`; of all layers or of none.
     """
 
     norm: Tensor
     qkv: Tensor
     out: Tensor
-    norm_behind: Tensor | None
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
-    mlp_norm_behind: Tensor | None
+    norms_behind: tuple[Tensor, Tensor] | tuple[()]
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def run_block(
     positions: Tensor,
     rows: RowPlaces,
 ) -> Tensor:
-    """Runs the layers over rows, whose K/V they write.
+    """Runs the layers over rows, whose K/V they write, by the operator `sigma0::run_block`.
 
     Args:
         layers: The layers.
@@ -92,61 +86,54 @@ def run_block(
         `[R, D]`.
 
     Raises:
-        IndexError: If a position is not in the tables.
+        RuntimeError: If a position is not in the tables.
         ValueError: For K/V of another dtype.
     """
-    hidden = hidden.clone(memory_format=torch.contiguous_format)
-    # bound to names, since the compiled function sees their memory only
-    positions = positions.contiguous()
-    own = [part.contiguous() for part in (rows.sequences, rows.cache_positions, rows.planes)]
-    pointers = array("q")
-    for layer, kept in zip(layers, planes, strict=True):
+    for kept in planes:
         check_planes(hidden.dtype, *kept)
-        pointers.extend([0 if part is None else part.data_ptr() for part in (*vars(layer).values(), *kept)])
-    cos, sin = tables
-    keys, first = planes[0][0], layers[0]
-    places = (*own, rows.blocks, rows.starts, rows.seen, rows.exits)
-    widths = [0 if part is None else part.shape[1] for part in (rows.blocks, rows.seen, rows.exits)]
-    attention = compiled_attention(torch.float32, shape.head_dim)
-    ran = _compiled()(
-        ctypes.cast(attention, ctypes.c_void_p),  # type: ignore[arg-type]
-        pointers.buffer_info()[0],
-        len(layers),
-        hidden.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        positions.data_ptr(),
-        *(None if part is None else part.data_ptr() for part in places),
-        *hidden.shape,
+    if not torch.compiler.is_compiling():
+        ready_for_block(shape.head_dim)
+    output: Tensor = torch.ops.sigma0.run_block(
+        [keys for keys, _ in planes],
+        [values for _, values in planes],
+        [part for own in layers for part in (own.norm, own.qkv, own.out, own.mlp_norm, own.gate_up, own.down)],
+        [norm for own in layers for norm in own.norms_behind],
+        hidden,
+        *tables,
+        positions,
+        rows.sequences,
+        rows.cache_positions,
+        rows.planes,
+        rows.count,
+        rows.blocks,
+        rows.starts,
+        rows.seen,
+        rows.exits,
         shape.head_dim,
-        first.out.shape[1] // shape.head_dim,
         shape.kv_heads,
-        first.down.shape[1],
-        (keys.shape[1] - 1) // rows.count,
-        keys.shape[1],
-        *widths,
         shape.epsilon,
         shape.scaling,
-        torch.get_num_threads(),
-        cos.shape[0],
     )
-    if not ran:
-        raise IndexError(f"positions up to {int(positions.max())} are not in a rotary table of {cos.shape[0]}")
-    return hidden
+    return output
 
 
-@lru_cache
-def _compiled() -> Callable[..., bool]:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    arguments = [
-        pointer,
-        pointer,
-        number,
-        *[pointer] * 11,
-        *[number] * 11,
-        ctypes.c_double,
-        ctypes.c_double,
-        number,
-        number,
-    ]
-    return load(_SOURCES, "run_block", arguments, {"ELEMENT": "float", "BFLOAT16": 0}, ctypes.c_bool)
+def _output_shape(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    norms_behind: Sequence[Tensor],
+    hidden: Tensor,
+    *rest: Any,
+) -> Tensor:
+    ready_for_block(rest[-4])
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
+_LIBRARY = torch.library.Library("sigma0", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "run_block(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] weights, Tensor[] norms_behind, Tensor hidden, "
+    "Tensor cos, Tensor sin, Tensor positions, Tensor sequences, Tensor cache_positions, Tensor planes, int count, "
+    "Tensor? blocks, Tensor? starts, Tensor? seen, Tensor? exits, int head_dim, int kv_heads, float epsilon, "
+    "float scaling) -> Tensor"
+)
+torch.library.register_fake("sigma0::run_block", _output_shape, lib=_LIBRARY)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sigma0.decode.stored_parts import stored_parts
 
 # Shapes are the runner's business (`state_key`), so nothing is checked again in every call.
-_OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True}
+_OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True, "memory_planning": True}
 
 
 # Place among the inputs of a graph, and which tensor belongs there.
@@ -233,7 +233,7 @@ def _told_apart(
 
 def _opaque_calls() -> tuple[object, ...]:
     """Operations that look at the sizes of planes themselves."""
-    return torch.ops.sigma0.attend_rows, torch.ops.sigma0.copy_plane
+    return torch.ops.sigma0.attend_rows, torch.ops.sigma0.run_block, torch.ops.sigma0.copy_plane
 
 
 def _source(placeholder: torch.fx.Node) -> str:

@@ -59,18 +59,17 @@ def run_in_one_call(
         norms = [own[name] for name in layer.norm_names]
         epsilons |= {norm.variance_epsilon for norm in norms}
         ahead, ahead_of_mlp = own["input_layernorm"], own["post_attention_layernorm"]
-        behind = (None, None) if layer.post_norms is None else [own[name].weight for name in layer.post_norms]
+        behind = () if layer.post_norms is None else tuple(own[name].weight for name in layer.post_norms)
         attention = own["self_attn"]
         parts.append(
             BlockLayer(
                 ahead.weight,
                 attention.qkv.weight,
                 attention.out.weight,
-                behind[0],
                 ahead_of_mlp.weight,
                 layer.gate_up.weight,
                 layer.down.weight,
-                behind[1],
+                behind,
             )
         )
     if len(epsilons) > 1:

@@ -150,9 +150,8 @@ def test_programs_read_weights_in_cpp_and_see_new_ones(request, generated, monke
     if not generated:
         request.getfixturevalue("traced")
     monkeypatch.setitem(row_dot.LEAST, dtype, 1)
-    called = []
-    product = row_dot._compiled(dtype)
-    monkeypatch.setattr(row_dot, "_compiled", lambda kind: lambda *sizes: (called.append(sizes), product(*sizes)))
+    called, ready = [], row_dot.ready_for_product
+    monkeypatch.setattr(row_dot, "ready_for_product", lambda kind: (called.append(kind), ready(kind)))
     model, other = (tiny_model(seed, num_hidden_layers=1).to(dtype) for seed in (3, 4))
     compiled, eager = both(model, 2, "margin")
     assert called

@@ -53,7 +53,7 @@ def test_a_row_has_the_same_bits_in_any_company(dtype, threads):
 
 
 def test_what_it_does_not_take_is_the_librarys(monkeypatch):
-    monkeypatch.setattr(row_dot, "_compiled", lambda dtype: pytest.fail("called"))
+    monkeypatch.setattr(row_dot, "ready_for_product", lambda dtype: pytest.fail("called"))
     hidden, weight = torch.randn(3, 8), torch.randn(5, 8)
     many = torch.randn(row_dot.MOST_ROWS[torch.float32] + 1, 8)
     strided = torch.randn(8, 5).T
