@@ -12,8 +12,8 @@ from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 
-# The id that is written all the time: an ordinary word of the tokenizer.
-WRITTEN = 100
+# The id that is written all the time: a word of the tokenizer of `pocket`, with a space ahead.
+WRITTEN = 300
 _WIDTH = 64
 
 

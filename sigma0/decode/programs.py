@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from sigma0.decode.stored_parts import stored_parts
 
 # Shapes are the runner's business (`state_key`), so nothing is checked again in every call.
-_OPTIONS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False, "cpp_wrapper": True, "memory_planning": True}
+_OPTIONS = {
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+    "cpp_wrapper": True,
+    "memory_planning": True,
+}
 
 
 # Place among the inputs of a graph, and which tensor belongs there.

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from sigma0.bench.commands import app
 from sigma0.bench.core.ledger import read_rows
+from sigma0.bench.overhead.empty import WRITTEN
 from sigma0.bench.overhead.measure import Bench, Case, cases
 from sigma0.models.load import load_tokenizer, resolve_model
 
@@ -61,3 +62,8 @@ def test_the_rows_are_in_the_ledger(tmp_path):
         ("transformers", None, False),
     ]
     assert all(row.microseconds_per_pass.value > 0 for row in rows)
+
+
+def test_what_is_written_is_a_word():
+    """An id of half a character is decoded again with every other one behind it, which no text does."""
+    assert load_tokenizer(resolve_model("pocket")).decode([WRITTEN]).strip().isalpha()
