@@ -1,4 +1,4 @@
-"""Functions in C++ as operators of torch, which a compiled graph calls without Python: `sigma0::row_dot`, `::run_block`.
+"""Functions in C++ as operators of torch, which a compiled graph calls without Python.
 
 A call from Python takes 3 us, where one that hands over the memory of twenty tensors takes 12. The operators are
 registered through torch's stable ABI, whose headers compile in a second.
