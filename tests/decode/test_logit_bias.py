@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sigma0
-from tests.decode.test_grammar import RULES
 from tests.byte_model import byte_model
+from tests.decode.test_grammar import RULES
 
 BIAS = {token_id: 6.0 * (token_id % 3 - 1) for token_id in range(40, 200, 2)}
 

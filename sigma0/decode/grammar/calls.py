@@ -6,7 +6,7 @@
     {"name": "weather", "arguments": {"city": "Rome"}}
     </tool_call>
 
-`nanbeige`, of Nanbeige 4.2 (and Qwen3-Coder), writes each argument between tags, texts as they are and the rest as JSON:
+`nanbeige`, of Nanbeige 4.2 (and Qwen3-Coder), writes each argument between tags, texts as they are, the rest as JSON:
 
     <tool_call>
     <function=weather>

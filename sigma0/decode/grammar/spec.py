@@ -147,6 +147,18 @@ class Grammar:
 CallStyle = Literal["hermes", "nanbeige"]
 
 
+def parse_call_style(name: str | None) -> CallStyle | None:
+    """A style by its name.
+
+    Raises:
+        ValueError: For a name that is none.
+    """
+    match name:
+        case None | "hermes" | "nanbeige":
+            return name
+    raise ValueError(f"--tool-parser takes hermes or nanbeige, got {name!r:.40}")
+
+
 @dataclass(frozen=True)
 class Tool:
     """A tool that may be called.
