@@ -12,6 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from sigma0.serve.api.access import ServerSettings
+from tests.byte_model import byte_model
 from tests.schemas import record
 from tests.serve.api.test_chat import ASKED, chunks, post
 from tests.serve.api.test_refusals import error_of
@@ -335,3 +336,39 @@ def test_a_thought_that_the_prompt_has_opened_ends_first(pocket):
 def test_a_cut_call_is_cut(tooled):
     choice, calls = calls_of(ask(tooled, tools=TOOLS[:1], max_tokens=25))
     assert choice.finish_reason == "length" and len(calls) <= 1
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def single_tag(request):
+    """A random model for which the tag that begins a call is one token, as it is for published ones."""
+    model, tokenizer = byte_model(1, max_position_embeddings=2048)
+    tokenizer.add_tokens(["<tool_call>"])
+    tokenizer.chat_template = TEMPLATES[request.param]
+    with served((model, tokenizer)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_auto_calls_where_the_model_writes_the_tag(single_tag, after, stream):
+    tag = single_tag.service.tokenizer.convert_tokens_to_ids("<tool_call>")
+    exits = {"exit": {"mode": "margin", "theta": 0.3, "after_exit": after}}
+    body = {"tools": TOOLS[:1], "parallel_tool_calls": False, "max_tokens": 400, "sigma0": exits}
+    text, calls = calls_of(post(single_tag, **{**body, "max_tokens": 8}))
+    assert text.message.content and not calls
+    body["logit_bias"] = {str(tag): 100}
+    choice, (call,) = calls_of(post(single_tag, **body))
+    assert (choice.finish_reason, call.function.name, choice.message.content) == ("tool_calls", "look", None)
+    if stream:
+        came = [chunk["choices"][0] for chunk in chunks(single_tag, **body)]
+        parts = [part for own in came for part in own["delta"].get("tool_calls", ())]
+        assert "".join(part["function"]["arguments"] for part in parts) == call.function.arguments
+        assert came[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_tag_that_answers_do_not_show(pocket):
+    model, tokenizer = byte_model(1)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    tokenizer.chat_template = HERMES
+    with served((model, tokenizer)) as server:
+        assert "is a special token of this model" in error_of(ask(server), 400)["message"]
