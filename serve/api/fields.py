@@ -8,7 +8,7 @@ only its empty values are accepted.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 # fields of an object at most: each unknown one would be an error of its own
 _MAX_NAMES = 64
@@ -171,24 +171,35 @@ class ChatMessage(Closed):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], FIRST_ERROR] | None = None
+    tool_calls: Annotated[list[CallField], Field(max_length=128, fail_fast=True)] | None = None
+    tool_call_id: Annotated[Text, Field(min_length=1, max_length=256)] | None = Field(None, validate_default=True)
+    content: Text | Annotated[list[TextPart], FIRST_ERROR] | None = Field(None, validate_default=True)
     name: None = None
     annotations: NoMembers | None = None
     audio: None = None
     function_call: None = None
     refusal: None = None
-    tool_calls: Annotated[list[CallField], Field(max_length=128, fail_fast=True)] | None = None
-    tool_call_id: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
 
-    @model_validator(mode="after")
-    def _fits_its_role(self) -> "ChatMessage":
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only the assistant has tool_calls: leave them out")
-        if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("tool_call_id goes with the role tool, and with no other")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing")
-        return self
+    @field_validator("tool_calls")
+    @classmethod
+    def _are_the_assistants(cls, value: list[CallField] | None, info: ValidationInfo) -> list[CallField] | None:
+        if value and info.data.get("role", "assistant") != "assistant":
+            raise ValueError("go with the role assistant: leave them out")
+        return value
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _is_a_tools(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "role" in info.data and (value is None) == (info.data["role"] == "tool"):
+            raise ValueError("goes with the role tool, and with no other")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _is_there(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and not info.data.get("tool_calls"):
+            raise ValueError("is required: a string or a list of text parts")
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         """As chat templates take it; arguments of calls are objects."""

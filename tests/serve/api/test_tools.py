@@ -270,9 +270,9 @@ def test_a_result_forges_no_turn(hermes):
         ({"messages": [*ASKED, RESULT]}, "messages", "'1' is of no call"),
         ({"messages": [*ASKED, CALLED]}, "messages", "is not answered"),
         ({"messages": [*ASKED, CALLED, RESULT, RESULT]}, "messages", "is of no call"),
-        ({"messages": [{**CALLED, "role": "user"}]}, "messages[0]", "only the assistant"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0]", "content is missing"),
-        ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1]", "tool_call_id"),
+        ({"messages": [{**CALLED, "role": "user"}]}, "messages[0].tool_calls", "role assistant"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required"),
+        ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "the role tool"),
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "no ladder"),
     ],
 )  # fmt: skip

@@ -9,15 +9,15 @@ _SHOWN = (
 HERMES = (
     "{% set opened = '' %}" + _SHOWN + "{% for message in messages %}" + _TURN +
     "{% for call in message.tool_calls or [] %}\n<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
-    + _END
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}" + _END
 )  # fmt: skip
 NANBEIGE = (
     "{% set opened = '' %}" + _SHOWN + "{% for message in messages %}" + _TURN +
     "{% for call in message.tool_calls or [] %}\n<tool_call>\n<function={{ call.function.name }}>\n"
     "{% for name, value in call.function.arguments | items %}<parameter={{ name }}>\n"
-    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
-    + _END
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "{% endfor %}" + _END
 )  # fmt: skip
 THINKS = HERMES.replace("{% set opened = '' %}", "{% set opened = '<think>\n' %}")
 UNKNOWN = HERMES.replace("<tool_call>", "[call]").replace("</tool_call>", "[/call]")
