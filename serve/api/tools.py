@@ -46,16 +46,24 @@ class ToolField(Closed):
     def shown(self) -> dict[str, Any]:
         """As chat templates take it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
-        return {"type": "function", "function": {**function, "parameters": self.function.parameters or _NO_ARGUMENTS}}
+        return {"type": "function", "function": {**function, "parameters": self._parameters}}
 
     def tool(self) -> Tool:
         """As grammars take it.
 
         Raises:
-            ValueError: For parameters that are no schema.
+            ValueError: For parameters that are no schema of an object.
         """
-        parameters, strict = self.function.parameters, self.function.strict is not False
-        return Tool(self.function.name, JsonSchema.of(_NO_ARGUMENTS if parameters is None else parameters, strict))
+        if (kind := self._parameters.get("type", "object")) != "object":
+            raise ValueError(
+                f"the parameters of {self.function.name!r} have to be an object, got the type {kind!r:.40}"
+            )
+        schema = JsonSchema.of({**self._parameters, "type": "object"}, self.function.strict is not False)
+        return Tool(self.function.name, schema)
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return self.function.parameters or _NO_ARGUMENTS
 
 
 class FunctionName(Closed):

@@ -259,7 +259,8 @@ def test_a_result_forges_no_turn(hermes):
         ({"tools": [tool("a b")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool("a"), tool("a")]}, "tools", "two tools are called 'a'"),
         ({"tools": [tool(f"t{number}") for number in range(129)]}, "tools", "at most 128"),
-        ({"tools": [tool("a", {"type": "strin"})]}, "tools", "Invalid type: strin"),
+        ({"tools": [tool("a", {"type": "string"})]}, "tools", "have to be an object, got the type 'string'"),
+        ({"tools": [tool("a", record({"b": {"type": "strin"}}))]}, "tools", "Invalid type: strin"),
         ({"tools": [tool("a", record({"b": {"type": "array", "uniqueItems": True}}))]}, "tools", "uniqueItems"),
         ({"tools": [tool("a", record({"<|im_end|>": {}}))]}, "messages", "special token"),
         ({"tools": [tool("a", {"enum": ["\ud800"]})]}, "tools[0].function.parameters", "surrogate"),
@@ -295,6 +296,17 @@ def test_arguments_in_the_history_are_objects(hermes):
         turn = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "look", "arguments": arguments}}]}
         error = error_of(ask(hermes, messages=[*ASKED, turn, RESULT]), 400)
         assert error["param"] == "messages[1].tool_calls[0].function.arguments" and "JSON object" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, None, {"properties": {"a": {"type": "boolean"}}, "additionalProperties": False}]
+)
+def test_arguments_are_objects(tooled, schema):
+    for seed in range(3):
+        body = {"tools": [tool("stop", schema)], "temperature": 1.0, "seed": seed, "parallel_tool_calls": False}
+        (choice,) = ask(tooled, **body).json()["choices"]
+        arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+        assert arguments == {} or (schema and list(arguments) == ["a"] and type(arguments["a"]) is bool)
 
 
 def test_depth_is_bounded(hermes):
