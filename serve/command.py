@@ -63,6 +63,9 @@ def serve(
         float | None, typer.Option(min=0.1, help="Seconds to finish requests when the server stops. [30]")
     ] = None,
     on_collapse: CollapseAction = "stop",
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How calls of tools are written: hermes, nanbeige. By default as the model says.")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     backend: BackendName = "auto",
@@ -100,6 +103,7 @@ def serve(
         from sigma0.commands.ladder import open_ladder
         from sigma0.commands.telemetry import TelemetryLog
         from sigma0.config import parse_on_collapse
+        from sigma0.decode.grammar.spec import parse_call_style
         from sigma0.serve.api.access import DRAIN_TIMEOUT, Environment, ServerSettings
         from sigma0.serve.api.hosts import check_hosts, hosts_of
         from sigma0.serve.engine.engine import EngineLimits
@@ -114,6 +118,7 @@ def serve(
         except ValueError as error:
             raise ValueError(f"--allowed-host: {error}") from error
         collapse = parse_on_collapse(on_collapse)
+        style = parse_call_style(tool_parser)
         key = SecretStr(api_key) if api_key else Environment().api_key
         engines = {"replicas": replicas, "min": least, "max": most, "gpus": gpus, "address": address}
         if telemetry is not None and ray:
@@ -153,6 +158,7 @@ def serve(
                 "request_timeout": request_timeout,
                 "allowed_hosts": allowed,
                 "on_collapse": collapse,
+                "tool_parser": style,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
@@ -169,6 +175,7 @@ def serve(
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
             allowed_hosts=allowed,
             on_collapse=collapse,
+            tool_parser=style,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))
         log = None if telemetry is None else TelemetryLog(telemetry, rotated_at, telemetry_keep)

@@ -17,6 +17,7 @@ from sigma0.decode.exits import ExitRule, exit_reason
 from sigma0.decode.grammar.spec import parse_spec
 from sigma0.decode.grammar.vocabulary import Constraint
 from sigma0.decode.repetition import CollapseStop
+from sigma0.decode.sampling_params import check_logit_bias
 from sigma0.decode.token_loop import Exits, TokenLoop
 from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
@@ -216,6 +217,7 @@ def stream(
     regex: str | None = None,
     choice: Sequence[str] | None = None,
     grammar: str | None = None,
+    logit_bias: Mapping[int, float] | None = None,
     **generate_kwargs: Any,
 ) -> TextStream:
     """Yields the new tokens as they are decoded.
@@ -242,6 +244,7 @@ def stream(
         regex: The answer matches this regular expression.
         choice: The answer is one of these texts.
         grammar: The answer follows this grammar, in Lark's notation or in EBNF.
+        logit_bias: What is added to the logits of ids wherever they are read, ahead of penalties, temperature and cuts.
         **generate_kwargs: For transformers' `generate`: `do_sample`, `temperature`, `logits_processor`, ...; and
             `runner`, as in `sigma0.load`.
 
@@ -268,6 +271,9 @@ def stream(
     spec = parse_spec(schema, regex, choice, grammar)
     if spec is not None:
         generate_kwargs["grammar"] = Constraint(spec, tokenizer)
+    if logit_bias:
+        biases = check_logit_bias(logit_bias, int(model.config.vocab_size))
+        generate_kwargs["sequence_bias"] = {(token_id,): bias for token_id, bias in biases}
     config = model.resolve_exit_config(exit_config)
     on_collapse = parse_on_collapse(on_collapse)
     ids = encode(tokenizer, prompt, special_tokens)

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.config import OnCollapse
+from sigma0.decode.grammar.spec import CallStyle
 from sigma0.serve.api.errors import ApiError, busy, unavailable
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.engine.messages import Busy
@@ -57,6 +58,7 @@ class ServerSettings:
         request_timeout: Seconds for one request, waiting included.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
+        tool_parser: How the model writes calls of tools; None: as its chat template says.
     """
 
     api_key: SecretStr | None = None
@@ -75,6 +77,7 @@ class ServerSettings:
     request_timeout: Seconds = 600.0
     allowed_hosts: tuple[str, ...] = ()
     on_collapse: OnCollapse = "stop"
+    tool_parser: CallStyle | None = None
 
     @field_validator("allowed_hosts")
     @classmethod

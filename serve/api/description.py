@@ -10,6 +10,7 @@ from sigma0.config import THRESHOLDS, ExitConfig
 from sigma0.ladder import Budget
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.protocol import MAX_SETTING
+from sigma0.serve.api.tools import call_style
 from sigma0.serve.engine.messages import Service
 
 Schema = dict[str, Any]
@@ -58,6 +59,7 @@ def describe(app: FastAPI, served: Served) -> None:
         for name, needs in (("ChatRequest", _chat_needs), ("CompletionRequest", _completion_needs)):
             _limit_request(schemas[name]["properties"], served)
             schemas[name]["allOf"] = [_needs("stream_options", [None], "stream"), *needs(served)]
+        _limit_messages(schemas, served)
         _limit_prompt(schemas["CompletionRequest"]["properties"]["prompt"], served)
         return schema
 
@@ -74,6 +76,47 @@ def _limit_request(properties: Schema, served: Served) -> None:
         number = properties[name]["anyOf"][0]
         number.pop("exclusiveMaximum")
         number["maximum"] = most
+    bias = properties["logit_bias"]["anyOf"][0]
+    last = int(served.service.model.config.vocab_size) - 1
+    bias["propertyNames"] = {"pattern": f"^({'|'.join(_numbers_up_to(str(last)))})$"}
+    bias["additionalProperties"] = next(iter(bias.pop("patternProperties").values()))
+
+
+def _numbers_up_to(last: str) -> list[str]:
+    """Patterns of which each whole number from 0 to the last matches one."""
+    patterns = ["[0-9]"] if len(last) > 1 else [f"[0-{last}]"]
+    patterns += [f"[1-9][0-9]{{{size}}}" for size in range(1, len(last) - 1)]
+    if len(last) > 1:
+        for place, digit in enumerate(last):
+            least, rest = int(place == 0), len(last) - place - 1
+            if int(digit) > least:
+                patterns.append(f"{last[:place]}[{least}-{int(digit) - 1}][0-9]{{{rest}}}")
+        patterns.append(last)
+    return patterns
+
+
+def _limit_messages(schemas: Schema, served: Served) -> None:
+    """Which fields go with which role; without tools where the chat template knows none."""
+    no_calls: Schema = {"anyOf": [{"type": "array", "maxItems": 0}, _NULL]}
+    said: Schema = {"properties": {"content": {"not": _NULL}, "tool_calls": no_calls}, "required": ["content"]}
+    no_id: Schema = {"properties": {"role": {"not": {"const": "tool"}}, "tool_call_id": _NULL}}
+    variants: list[Schema] = [{"allOf": [said, no_id]}]
+    request = schemas["ChatRequest"]["properties"]
+    try:
+        call_style(served.service.tokenizer, served.settings.tool_parser)
+    except ValueError:
+        request["tools"], request["tool_choice"] = no_calls, {"enum": ["none", "auto", None]}
+    else:
+        result = {
+            "properties": {"role": {"const": "tool"}, "tool_call_id": {"not": _NULL}},
+            "required": ["tool_call_id"],
+        }
+        calls = {
+            "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+            "required": ["tool_calls"],
+        }
+        variants += [{"allOf": [said, result]}, {"allOf": [calls, no_id]}]
+    schemas["ChatMessage"]["anyOf"] = variants
 
 
 def _limit_prompt(prompt: Schema, served: Served) -> None:

@@ -30,6 +30,7 @@ EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists, none of them empty",
     "stop": "must be a string or a list of up to 4 strings, none of them empty",
     "content": "must be a string or a list of text parts",
+    "tool_choice": 'must be "none", "auto", "required", a function of the tools, or allowed_tools',
     "ladder": 'must be true, false, "token", "draft" or "answer"',
 }
 SHOWN = 40
@@ -170,13 +171,13 @@ def _unsupported(path: Sequence[str | int], field: str, error: Any) -> str | Non
     if path[0] != "messages":
         return UNSUPPORTED.get(str(path[0]))
     if field == "role" and error.get("input") in UNSUPPORTED_ROLES:
-        return "this server calls no tools, and has no turns of theirs"
+        return "this server takes tools instead: send the role tool, with tool_call_id"
     return UNSUPPORTED_IN_MESSAGES.get(field)
 
 
 def _name(path: Sequence[str | int]) -> tuple[str, str]:
     """The path of a field as one string, and its last name; members of unions are left out."""
-    depth = {"messages": 5, "sigma0": 3, "stream_options": 2}.get(str(path[0]), 1) if path else 0
+    depth = {"messages": 6, "tools": 4, "sigma0": 3, "stream_options": 2}.get(str(path[0]), 1) if path else 0
     name, field = "", ""
     for part in path[:depth]:
         if isinstance(part, int):

@@ -108,6 +108,8 @@ class LadderRunner:
             raise ValueError("a ladder gives no logprobs: leave them out, or leave sigma0.ladder out")
         if sampling.presence_penalty or sampling.frequency_penalty:
             raise ValueError("a ladder knows neither presence_penalty nor frequency_penalty: leave them out")
+        if sampling.logit_bias:
+            raise ValueError("a ladder biases no logits: leave logit_bias out")
         if task.unit == "token":
             self._within(task).stream(task.prompt, **self._settings(task))
             return

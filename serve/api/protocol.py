@@ -10,11 +10,14 @@ from sigma0.config import Effort, ExitConfig, OnCollapse
 from sigma0.ladder import Budget
 from sigma0.serve.api.fields import FILLED, FIRST_ERROR, ChatFields, ChatMessage, Closed, Settings, StreamOptions, Text
 from sigma0.serve.api.structured import FilledText, StructuredFields
+from sigma0.serve.api.tools import ToolFields
 
 MAX_STOPS = 4
 # OpenAI's default for completions; a chat may fill the context
 COMPLETION_TOKENS = 16
 MAX_SETTING = 10**6
+# as with OpenAI
+MAX_BIASES = 300
 # below it logits may overflow to infinity, which cannot be sampled; on CUDA that would end the process
 _LEAST_TEMPERATURE = 1e-6
 
@@ -41,6 +44,20 @@ Stop = Annotated[FilledText, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=1, lt=2**31), _WHOLE]
 
 
+_BiasKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")]
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"holds over {MAX_BIASES} ids")
+    return value
+
+
+LogitBias = Annotated[
+    dict[_BiasKey, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES),
+    BeforeValidator(_few_biases),
+]
 _EXIT = TypeAdapter(ExitConfig)
 
 
@@ -112,7 +129,7 @@ class RequestFields(StructuredFields, ABC):
         stream: Whether tokens are sent as they come.
         stream_options: Options of the stream.
         reasoning_effort: How deep tokens loop, see `sigma0.config`.
-        logit_bias: Not supported.
+        logit_bias: Added to the logits of ids, which are its keys.
         user: Without effect.
         cache_salt: As with vLLM, only requests with the same one share K/V of a common prefix. It should be long,
             random and secret.
@@ -135,7 +152,7 @@ class RequestFields(StructuredFields, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     reasoning_effort: Effort | None = None
-    logit_bias: Annotated[Settings, Field(max_length=0)] | None = None
+    logit_bias: LogitBias | None = None
     user: Text | None = None
     cache_salt: Annotated[FilledText, Field(max_length=1000)] | None = None
     sigma0: Sigma0Options | None = None
@@ -158,7 +175,7 @@ class RequestFields(StructuredFields, ABC):
         """Number of alternatives sent with each token's log-probability; None where neither was requested."""
 
 
-class ChatRequest(RequestFields, ChatFields):
+class ChatRequest(RequestFields, ChatFields, ToolFields):
     """The body of `POST /v1/chat/completions`; the fields that completions share are in `RequestFields`.
 
     Attributes:

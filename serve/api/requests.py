@@ -6,15 +6,16 @@ from typing import Any, Literal, TypeVar
 
 from sigma0.config import Effort, ExitConfig, Messages, exit_for, switches
 from sigma0.decode.detokenizer import eos_ids
-from sigma0.decode.grammar.spec import Spec
+from sigma0.decode.grammar.spec import CallStyle, Spec, ToolCalls
 from sigma0.decode.grammar.vocabulary import Vocabulary, vocabulary_of
-from sigma0.decode.sampling_params import SamplingParams
+from sigma0.decode.sampling_params import SamplingParams, check_logit_bias
 from sigma0.models.prompts import encode
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.bounds import TokenBound
 from sigma0.serve.api.errors import ApiError
 from sigma0.serve.api.ladder import LadderRunner, LadderTask
 from sigma0.serve.api.protocol import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Sigma0Options
+from sigma0.serve.api.tools import call_style, check_history, tool_template
 from sigma0.serve.engine.messages import EngineRequest, Service
 
 Kind = Literal["chat", "completion"]
@@ -54,6 +55,7 @@ class ParsedRequest:
         exit_config: The exit setting in force.
         effort: The effort that it comes from; None where the request named a setting, or neither.
         trail: Whether a ladder's decisions are sent.
+        calls: What the choices may call; None for nothing.
     """
 
     kind: Kind
@@ -63,6 +65,7 @@ class ParsedRequest:
     exit_config: ExitConfig
     effort: Effort | None
     trail: bool
+    calls: ToolCalls | None = None
 
 
 class RequestParser:
@@ -103,6 +106,7 @@ class RequestParser:
             exit_config=exit_config,
             effort=effort,
             trail=options.trail,
+            calls=next((each for each in [choices[0].request.grammar] if isinstance(each, ToolCalls)), None),
         )
 
     def _check_sources(self, options: Sigma0Options) -> None:
@@ -134,7 +138,10 @@ class RequestParser:
         if unit is not None and not routed and options.special_tokens:
             name = "sigma0.special_tokens"
             raise ApiError(400, f"{name}: a ladder reads them as text: leave it out, or leave sigma0.ladder out", name)
-        sampling, grammar = self._sampling(body), self._grammar(body)
+        sampling, grammar, tools = self._sampling(body), self._grammar(body), self._tools(body)
+        if tools is not None and unit is not None and not routed:
+            name = "sigma0.ladder"
+            raise ApiError(400, f"{name}: its rungs know no tools: leave it out, or tools and their turns", name)
         if grammar is not None and unit is not None and not routed:
             name = "sigma0.ladder"
             raise ApiError(400, f"{name}: its rungs follow no schema or grammar: leave one of both out", name)
@@ -142,7 +149,10 @@ class RequestParser:
         setting = None if options.exit is None else ExitConfig.parse(options.exit)
         choices = []
         for number, prompt in enumerate(self._prompts(body)):
-            ids = self._ids(prompt, options.special_tokens)
+            ids = self._ids(prompt, options.special_tokens, tools)
+            if tools is not None and tools.style is not None:
+                assert isinstance(body, ChatRequest)
+                grammar = self._calls(body, tools.style, ids)
             new = self._new_tokens(body, len(ids))
             prompt_text = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
             # a prompt of ids has no text for other tokenizers, and a ladder does not parse special tokens
@@ -162,9 +172,10 @@ class RequestParser:
                     grammar=grammar,
                 )
                 task = None
-                # a ladder gives no logprobs and follows no grammar: a request for both is refused, and one for these
-                # alone is not routed
-                alone = request.logprobs is not None or grammar is not None
+                # a ladder gives no logprobs, follows no grammar, knows no tools and biases no logits: a request for
+                # both is refused, and one for these alone is not routed
+                alone = request.logprobs is not None or bool(sampling.logit_bias)
+                alone = alone or grammar is not None or tools is not None
                 if unit is not None and text is not None and not (routed and alone):
                     sources = tuple(options.sources)
                     task = LadderTask(request, text, unit, setting, effort, options.limits, options.trail, sources)
@@ -185,6 +196,33 @@ class RequestParser:
             message = str(error) if name is None else f"{name}: {error}"
             raise ApiError(400, message, name, "invalid_grammar") from error
         return spec
+
+    def _tools(self, body: ChatRequest | CompletionRequest) -> "_Tools | None":
+        """The tools that are shown to the model; None where neither they nor turns of theirs are."""
+        if not isinstance(body, ChatRequest):
+            return None
+        _or_400("messages", lambda: check_history(body.messages))
+        shown, tokenizer = body.shown_tools, self._service.tokenizer
+        if not shown:
+            if not any(message.tool_calls or message.role == "tool" for message in body.messages):
+                return None
+            _or_400("messages", lambda: tool_template(tokenizer), "unsupported_parameter")
+            return _Tools([], None)
+        style = _or_400("tools", lambda: call_style(tokenizer, self._settings.tool_parser), "unsupported_parameter")
+        return _Tools(shown, style)
+
+    def _calls(self, body: ChatRequest, style: CallStyle, ids: Sequence[int]) -> ToolCalls:
+        if body.structure() is not None:
+            message = "tools: an answer that may call them follows no schema or grammar beside: leave one of both out"
+            raise ApiError(400, message, "tools")
+        thinks = str(self._service.tokenizer.decode(list(ids[-8:]))).rstrip().endswith("<think>")
+
+        def make() -> ToolCalls:
+            calls = body.calls(style, thinks)
+            self._vocabulary().compile(calls)
+            return calls
+
+        return _or_400("tools", make, "invalid_grammar")
 
     def _vocabulary(self) -> Vocabulary:
         model = self._service.model
@@ -226,7 +264,9 @@ class RequestParser:
             raise ApiError(400, message, "prompt")
         return prompts
 
-    def _ids(self, prompt: str | Messages | tuple[int, ...], special_tokens: bool) -> tuple[int, ...]:
+    def _ids(
+        self, prompt: str | Messages | tuple[int, ...], special_tokens: bool, tools: "_Tools | None" = None
+    ) -> tuple[int, ...]:
         self._check_length(prompt)
         if isinstance(prompt, tuple):
             size = int(self._service.model.config.vocab_size)
@@ -235,7 +275,12 @@ class RequestParser:
             ids = prompt
         else:
             param = "prompt" if isinstance(prompt, str) else "messages"
-            ids = tuple(_or_400(param, lambda: encode(self._service.tokenizer, prompt, special_tokens)[0].tolist()))
+            shown = [] if tools is None else tools.shown
+            template = {} if tools is None or tools.style is None else {"tool_call_format": _FORMATS[tools.style]}
+            tokenizer = self._service.tokenizer
+            ids = tuple(
+                _or_400(param, lambda: encode(tokenizer, prompt, special_tokens, shown, **template)[0].tolist())
+            )
             if not ids:
                 raise ApiError(400, f"{param}: holds nothing that the model could read", param)
         limit = self._settings.max_prompt_tokens
@@ -275,6 +320,11 @@ class RequestParser:
             )
         return new
 
+    def _biases(self, body: ChatRequest | CompletionRequest) -> tuple[tuple[int, float], ...]:
+        biases = {int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()}
+        size = int(self._service.model.config.vocab_size)
+        return _or_400("logit_bias", lambda: check_logit_bias(biases, size))
+
     def _sampling(self, body: ChatRequest | CompletionRequest) -> SamplingParams:
         """SamplingParams settings: the request's, else the checkpoint's, else none."""
         defaults = self._service.model.generation_config
@@ -293,8 +343,26 @@ class RequestParser:
             repetition_penalty=setting("repetition_penalty", 1.0, use_default=True),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=self._biases(body),
             seed=body.seed,
         )
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """What the chat template shows of tools.
+
+    Attributes:
+        shown: The tools.
+        style: How calls are written; None where there may be none.
+    """
+
+    shown: list[dict[str, Any]]
+    style: CallStyle | None
+
+
+# As Nanbeige's template calls them.
+_FORMATS = {"hermes": "json", "nanbeige": "xml"}
 
 
 def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
@@ -304,9 +372,9 @@ def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     return SamplingParams(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
 
 
-def _or_400(param: str, make: Callable[[], T]) -> T:
+def _or_400(param: str, make: Callable[[], T], code: str | None = None) -> T:
     """The result of a function, or a 400 that names a field where it raises a ValueError."""
     try:
         return make()
     except ValueError as error:
-        raise ApiError(400, f"{param}: {error}", param) from error
+        raise ApiError(400, f"{param}: {error}", param, code) from error

@@ -10,8 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.decode.grammar.spec import ToolCalls
 from sigma0.serve.api.logprobs import chat_logprobs, completion_logprobs
 from sigma0.serve.api.requests import ParsedRequest
+from sigma0.serve.api.tool_parsers import CallParser, Delta, finish_reason_of, parser_of
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 
 _TOKEN = ("id", "text", "depth", "reason", "fate", "proximity", "margin", "entropy", "rung", "handed_up")
@@ -45,11 +47,13 @@ class _StreamProgress:
         text: Characters.
         passes: Sum of the depths of its tokens.
         tokens: Number of tokens.
+        parser: Of calls; None where there are none.
     """
 
     text: int = 0
     passes: int = 0
     tokens: int = 0
+    parser: CallParser | None = None
 
 
 @dataclass
@@ -74,7 +78,10 @@ class ResponseBuilder:
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12)
-        self._progress = [_StreamProgress() for _ in self.parsed.choices]
+        calls = self.parsed.calls
+        self._progress = [
+            _StreamProgress(parser=None if calls is None else parser_of(calls)) for _ in self.parsed.choices
+        ]
 
     @property
     def _is_chat(self) -> bool:
@@ -95,18 +102,22 @@ class ResponseBuilder:
         """The chunks before all tokens: for chats, one with the role for each choice."""
         if self._is_chat:
             for index in range(len(self.parsed.choices)):
-                yield self._chunk(index, {"role": "assistant", "content": ""}, (), None)
+                yield self._chunk(index, "", (), None, {"role": "assistant", "content": ""})
 
     def token(self, index: int, token: TokenOutput) -> bytes:
         """The chunk of one token of a choice."""
-        return self._chunk(index, {"content": token.text}, (token,), None)
+        return self._chunk(index, token.text, (token,), None)
 
     def end(self, index: int, done: RequestOutput) -> Iterator[bytes]:
         """The chunks after all tokens of a choice: text that no token chunk held, and the end."""
         rest = done.text[self._progress[index].text :]
         if rest:
-            yield self._chunk(index, {"content": rest}, (), None)
-        yield self._chunk(index, {}, (), done)
+            yield self._chunk(index, rest, (), None)
+        parser = self._progress[index].parser
+        held = _delta(list(parser.flush())) if parser is not None else {}
+        if held:
+            yield self._chunk(index, "", (), None, held)
+        yield self._chunk(index, "", (), done, {})
 
     def usage(self, ends: Sequence[RequestOutput]) -> bytes:
         """The last chunk of a stream with `include_usage`."""
@@ -140,20 +151,30 @@ class ResponseBuilder:
         }
 
     def _choice(self, index: int, done: RequestOutput) -> dict[str, Any]:
-        text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
+        message = {"role": "assistant", "content": done.text, "refusal": None}
+        if self.parsed.calls is not None:
+            message |= _message(self.parsed.calls, done.text)
         return {
             "index": index,
-            **(text if self._is_chat else {"text": done.text}),
+            **({"message": message} if self._is_chat else {"text": done.text}),
             "logprobs": self._logprobs(index, done.tokens, 0),
-            "finish_reason": done.finish_reason,
+            "finish_reason": finish_reason_of(self.parsed.calls, done),
         }
 
     def _chunk(
-        self, index: int, delta: dict[str, str], tokens: tuple[TokenOutput, ...], done: RequestOutput | None
+        self,
+        index: int,
+        text: str,
+        tokens: tuple[TokenOutput, ...],
+        done: RequestOutput | None,
+        delta: dict[str, Any] | None = None,
     ) -> bytes:
+        """A chunk with more of a choice's text, or with another delta."""
         progress = self._progress[index]
         logprobs = self._logprobs(index, tokens, progress.text) if tokens else None
-        progress.text += len(delta.get("content", ""))
+        progress.text += len(text)
+        if delta is None:
+            delta = {"content": text} if progress.parser is None else _delta(list(progress.parser.feed(text)))
         progress.passes += sum(token.depth for token in tokens)
         progress.tokens += len(tokens)
         details = {
@@ -166,9 +187,9 @@ class ResponseBuilder:
         }
         choice = {
             "index": index,
-            **({"delta": delta} if self._is_chat else {"text": delta.get("content", "")}),
+            **({"delta": delta} if self._is_chat else {"text": text}),
             "logprobs": logprobs,
-            "finish_reason": None if done is None else done.finish_reason,
+            "finish_reason": None if done is None else finish_reason_of(self.parsed.calls, done),
         }
         first, second, third = self._around
         return first + _ENCODE([choice]).encode() + second + _ENCODE([details]).encode() + third
@@ -230,6 +251,32 @@ class ResponseBuilder:
         if done.tokens or not done.text:
             return len(done.tokens)
         return len(self.tokenizer(done.text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _delta(parts: Sequence[Delta]) -> dict[str, Any]:
+    """What parts of an answer add to a message, as OpenAI's streams have it."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, str):
+            delta["content"] = delta.get("content", "") + part
+            continue
+        call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
+        if part.name is not None:
+            call |= {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+            call["function"] = {"name": part.name, "arguments": ""}
+        call["function"]["arguments"] += part.arguments
+    return {**delta, "tool_calls": list(calls.values())} if calls else delta
+
+
+def _message(calls: ToolCalls, text: str) -> dict[str, Any]:
+    """Content and calls of a whole answer; without calls the content alone."""
+    parser = parser_of(calls)
+    told = _delta([*parser.feed(text), *parser.flush()])
+    if "tool_calls" not in told:
+        return {"content": text}
+    made = [{name: call[name] for name in ("id", "type", "function")} for call in told["tool_calls"]]
+    return {"content": told.get("content"), "tool_calls": made}
 
 
 def _fields(token: TokenOutput) -> dict[str, Any]:

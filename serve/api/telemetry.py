@@ -9,6 +9,7 @@ from typing import Any
 
 from sigma0.commands.telemetry import Costs, RequestLine, Route, TelemetryLog
 from sigma0.serve.api.requests import Choice, ParsedRequest
+from sigma0.serve.api.tool_parsers import finish_reason_of
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 
 Event = TokenOutput | RequestOutput
@@ -74,7 +75,7 @@ class RequestTelemetry:
             spent = {**vars(done.savings), "passes": done.passes, "rows": done.rows, "preemptions": done.preemptions}
             spent["tokens_forced"] = done.tokens_forced
             ending = {
-                "finish_reason": done.finish_reason,
+                "finish_reason": finish_reason_of(self._parsed.calls, done),
                 "cached_tokens": done.cached_tokens,
                 "verdict": done.verdict,
                 "door": done.door,

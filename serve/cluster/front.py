@@ -72,6 +72,7 @@ class Front:
             request_timeout=settings.request_timeout,
             allowed_hosts=settings.allowed_hosts,
             on_collapse=settings.on_collapse,
+            tool_parser=settings.tool_parser,
         )
         ladder = None
         if settings.ladder is not None:

@@ -6,6 +6,7 @@ import torch
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from sigma0.config import OnCollapse
+from sigma0.decode.grammar.spec import CallStyle
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.engine.engine import EngineLimits
 from sigma0.serve.engine.spec import EngineSpec
@@ -43,6 +44,7 @@ class RaySettings(BaseModel):
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
+        tool_parser: How the model writes calls of tools; None: as its chat template says.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
         policy: Trigger of the ladder, as JSON.
@@ -74,6 +76,7 @@ class RaySettings(BaseModel):
     request_timeout: Amount = 600.0
     allowed_hosts: tuple[str, ...] = ()
     on_collapse: OnCollapse = "stop"
+    tool_parser: CallStyle | None = None
     ladder: str | None = None
     budget: str = ""
     policy: str | None = None

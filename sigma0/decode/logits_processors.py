@@ -36,6 +36,7 @@ class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
 
 # In the order in which `decode.sampler.process` applies them, which is transformers' own.
 _ORDER: tuple[type, ...] = (
+    processors.SequenceBiasLogitsProcessor,
     OutputPenalty,
     processors.RepetitionPenaltyLogitsProcessor,
     processors.NoBadWordsLogitsProcessor,
@@ -105,6 +106,12 @@ def _settings_of(item: LogitsProcessor, vocabulary: int | None) -> dict[str, Any
             return {
                 "presence_penalty": item.presence, "frequency_penalty": item.frequency, "prompt": item.prompt,
             }  # fmt: skip
+        case processors.SequenceBiasLogitsProcessor() if type(item) is processors.SequenceBiasLogitsProcessor:
+            single = all(len(ids) == 1 for ids in item.sequence_bias)
+            biases = tuple((int(ids[0]), float(bias)) for ids, bias in item.sequence_bias.items())
+            known = vocabulary is None or all(token_id < vocabulary for token_id, _ in biases)
+            finite = all(math.isfinite(bias) for _, bias in biases)
+            return {"logit_bias": biases} if single and known and finite else None
         case processors.NoBadWordsLogitsProcessor():
             words = tuple(tuple(map(int, word)) for word in item.sequence_bias)
             known = vocabulary is None or all(max(word) < vocabulary for word in words)

@@ -53,6 +53,8 @@ def process(
     scores = logits.float()
     numbers = settings.numbers.index_select(0, sequences)  # [K, 6]
     table = settings.table.index_select(0, sequences)  # [K, 5]
+    if program.bias:
+        scores = scores + _biases(settings, scores, sequences)
     if program.output_penalties or program.repetition:
         assert ids is not None
         scores = _penalised(program, scores, numbers, table, ids.index_select(0, sequences), lengths)
@@ -142,6 +144,14 @@ def _penalised(
         penalty = _column(numbers, REPETITION)
         scores = torch.where(occurs, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
     return scores
+
+
+def _biases(settings: SamplingSettings, scores: Tensor, sequences: Tensor) -> Tensor:
+    """What is added to each logit, float32 `[K, V]`."""
+    ids = settings.biased.index_select(0, sequences)  # [K, A]
+    added = _with_spare(scores, torch.float32)
+    added.scatter_(1, _in_range(ids, ids >= 0, scores), settings.biases.index_select(0, sequences))
+    return added[:, :-1]
 
 
 def _bad_words(settings: SamplingSettings, scores: Tensor, sequences: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:

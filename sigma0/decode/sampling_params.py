@@ -1,5 +1,7 @@
 """Sampling as a request asks for it, and log-probabilities as it gets them."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,7 @@ class SamplingParams:
         repetition_penalty: Above 0; 1 for none.
         presence_penalty: Subtracted from the logits of ids that occur in the output.
         frequency_penalty: Subtracted from the logits of ids for each occurrence in the output.
+        logit_bias: Ids, and what is added to the logit of each before anything else.
         seed: Seed of the random draws; None draws one.
     """
 
@@ -30,7 +33,26 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+
+
+def check_logit_bias(biases: Mapping[int, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    """Biases of logits as `SamplingParams` has them.
+
+    Args:
+        biases: By id.
+        vocabulary: V.
+
+    Raises:
+        ValueError: For an id that the head does not have, or a bias that is no finite number.
+    """
+    for token_id, bias in biases.items():
+        if type(token_id) is not int or not 0 <= token_id < vocabulary:
+            raise ValueError(f"logit_bias takes ids from 0 to {vocabulary - 1}, got {token_id!r:.40}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+            raise ValueError(f"logit_bias takes finite numbers, got {bias!r:.40} for id {token_id}")
+    return tuple((token_id, float(bias)) for token_id, bias in biases.items())
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Sampling of every sequence as tensors, so that one pass serves any mixture of settings."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ class SequenceSampling:
         min_length: Number of ids, prompt and pads included, before which no end comes.
         eos: Ids that are an end.
         bad_words: Runs of ids that are never completed.
+        logit_bias: Ids, each once, and what is added to their logits, ahead of all else.
 
     Raises:
         ValueError: For a value that transformers refuses.
@@ -60,6 +62,7 @@ class SequenceSampling:
     min_length: int = 0
     eos: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, holds, wanted in (
@@ -69,6 +72,7 @@ class SequenceSampling:
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("bad_words", all(word and min(word) >= 0 for word in self.bad_words), "runs of ids, none empty"),
+            ("logit_bias", _are_biases(self.logit_bias), "ids, each once, with finite numbers"),
         ):
             if not holds:
                 raise ValueError(f"{name} has to be {wanted}, got {getattr(self, name)!r}")
@@ -90,6 +94,7 @@ class SequenceSampling:
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "prompt": prompt,
+            "logit_bias": params.logit_bias,
         }
         if params.temperature == 0.0:
             return cls(**penalties)  # type: ignore[arg-type]
@@ -113,6 +118,7 @@ class SamplingProgram:
         output_penalties: Some sequence has a presence or frequency penalty.
         repetition: Some sequence has a repetition penalty.
         bad_words: Some sequence has bad words.
+        bias: Some sequence has a bias of logits.
         min_length: Some sequence has a minimal length.
         temperature: Some sequence has a temperature other than 1.
         top_k: Bound on the sequences' top_k, a power of two; 0 where none has one.
@@ -124,6 +130,7 @@ class SamplingProgram:
     output_penalties: bool = False
     repetition: bool = False
     bad_words: bool = False
+    bias: bool = False
     min_length: bool = False
     temperature: bool = False
     top_k: int = 0
@@ -159,6 +166,8 @@ class SamplingSettings:
         words: Bad words: what must come before, `NO_ID` for anything, then the id that must not follow, `NO_ID` where
             there are fewer, int64 `[S + 1, W, P + 1]`.
         word_lengths: How many ids must come before, int64 `[S + 1, W]`.
+        biased: Ids whose logits are biased, `NO_ID` where there are fewer, int64 `[S + 1, A]`.
+        biases: What is added to them, float32 `[S + 1, A]`.
     """
 
     def __init__(self, sequences: int, device: torch.device) -> None:
@@ -171,6 +180,8 @@ class SamplingSettings:
             self.eos = torch.full((rows, 1), NO_ID, dtype=torch.int64, device=device)
             self.words = torch.full((rows, 1, 1), NO_ID, dtype=torch.int64, device=device)
             self.word_lengths = torch.zeros((rows, 1), dtype=torch.int64, device=device)
+            self.biased = torch.full((rows, 1), NO_ID, dtype=torch.int64, device=device)
+            self.biases = torch.zeros((rows, 1), dtype=torch.float32, device=device)
         self._set: list[SequenceSampling | None] = [None] * sequences
 
     def set(self, first: int, *wanted: SequenceSampling) -> None:
@@ -198,12 +209,20 @@ class SamplingSettings:
                     words[row, number, -len(word) :] = word
                     lengths[row, number] = len(word) - 1
             self.words[rows], self.word_lengths[rows] = self._moved(words), self._moved(lengths)
+        if any(each.logit_bias for each in wanted):
+            biased = np.full((len(wanted), self.biased.shape[1]), NO_ID)  # [N, A]
+            biases = np.zeros(biased.shape, dtype=np.float32)
+            for row, each in enumerate(wanted):
+                for number, (token_id, bias) in enumerate(each.logit_bias):
+                    biased[row, number], biases[row, number] = token_id, bias
+            self.biased[rows], self.biases[rows] = self._moved(biased), self._moved(biases)
         self._set[rows] = wanted
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
-        return self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths
+        lists = self.eos, self.words, self.word_lengths, self.biased, self.biases
+        return self.numbers, self.table, self.keys, *lists
 
     def clear(self, sequence: int) -> None:
         """Forgets a sequence, which is greedy from now on."""
@@ -216,7 +235,7 @@ class SamplingSettings:
         self._set = [None] * len(self._set)
 
     def _forget(self, rows: slice) -> None:
-        for values in (self.numbers, self.table, self.keys, self.eos, self.words, self.word_lengths):
+        for values in self.tensors:
             values[rows] = values[-1]
 
     def program(self) -> SamplingProgram:
@@ -228,6 +247,7 @@ class SamplingSettings:
             output_penalties=any(each.presence_penalty or each.frequency_penalty for each in wanted),
             repetition=any(each.repetition_penalty != 1.0 for each in wanted),
             bad_words=any(each.bad_words for each in wanted),
+            bias=any(each.logit_bias for each in wanted),
             min_length=any(each.min_length and each.eos for each in wanted),
             temperature=any(each.temperature != 1.0 for each in wanted),
             top_k=1 << (most - 1).bit_length() if most else 0,
@@ -243,6 +263,7 @@ class SamplingSettings:
         words = [word for each in wanted for word in each.bad_words]
         more_eos = max(0, max(len(each.eos) for each in wanted) - self.eos.shape[1])
         more_words = max(0, max(len(each.bad_words) for each in wanted) - self.words.shape[1])
+        more_biases = max(0, max(len(each.logit_bias) for each in wanted) - self.biased.shape[1])
         longer = max(0, max(map(len, words), default=0) - self.words.shape[2])
         with torch.inference_mode(False):
             if more_eos:
@@ -250,6 +271,14 @@ class SamplingSettings:
             if more_words or longer:
                 self.words = pad(self.words, (longer, 0, 0, more_words), value=NO_ID)
                 self.word_lengths = pad(self.word_lengths, (0, more_words))
+            if more_biases:
+                self.biased = pad(self.biased, (0, more_biases), value=NO_ID)
+                self.biases = pad(self.biases, (0, more_biases))
+
+
+def _are_biases(biases: Sequence[tuple[int, float]]) -> bool:
+    ids = {token_id for token_id, _ in biases}
+    return len(ids) == len(biases) and all(token_id >= 0 and math.isfinite(bias) for token_id, bias in biases)
 
 
 def _padded(ids: Sequence[int], width: int) -> list[int]:

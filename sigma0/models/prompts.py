@@ -12,7 +12,13 @@ from sigma0.config import Messages
 from sigma0.models.special_tokens import text_encoder
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, prompt: str | Messages, special_tokens: bool = False) -> Tensor:
+def encode(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str | Messages,
+    special_tokens: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    **template: Any,
+) -> Tensor:
     """Ids `[1, P]` of a prompt: a string is continued as it is, messages go through the chat template.
 
     If the last message is the assistant's, it is the beginning of the answer and is continued.
@@ -22,6 +28,8 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompt: str | Messages, special_t
         prompt: A string, or messages with `role` and `content`.
         special_tokens: Whether a special token in the prompt (say `<|im_end|>`) is that token; by default it is text,
             and only the chat template's own are special.
+        tools: That the chat template shows beside messages.
+        **template: Further variables of the chat template.
 
     Raises:
         ValueError: For an empty prompt, a tokenizer without a chat template, or one that is not fast.
@@ -44,18 +52,18 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompt: str | Messages, special_t
     else:
         # the assistant's turn at the end is left open
         open_turn = prompt[-1].get("role") == "assistant"
-        template = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
+        template |= {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
 
-        def render(messages: list[dict[str, Any]]) -> str:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **template))
+        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+            return str(tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **template))
 
         try:
             if not special_tokens:
-                return torch.tensor([text_encoder(tokenizer).messages(prompt, render)], dtype=torch.long)
-            messages = [dict(message) for message in prompt]
-            ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True, **template)[
-                "input_ids"
-            ]
+                return torch.tensor([text_encoder(tokenizer).messages(prompt, render, tools)], dtype=torch.long)
+            messages, shown = [dict(message) for message in prompt], [dict(tool) for tool in tools]
+            ids = tokenizer.apply_chat_template(
+                messages, tools=shown or None, return_tensors="pt", return_dict=True, **template
+            )["input_ids"]
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
     encoded: Tensor = ids

@@ -54,25 +54,43 @@ class TextEncoder:
         return list(self._backend.encode(text).ids)
 
     def messages(
-        self, messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        render: Callable[[list[dict[str, Any]], list[dict[str, Any]]], str],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Ids of messages.
 
         Args:
             messages: Input of the chat template.
-            render: Renders the chat template as a string.
+            render: Renders the chat template, given messages and tools, as a string.
+            tools: Likewise its input.
+
+        Raises:
+            ValueError: For a special token in a name inside of them (an argument's, say), which is not replaced.
         """
-        given = [dict(message) for message in messages]
-        rendered = render(self._hidden(given, self._in_text))
+        given = [dict(message) for message in messages], [dict(tool) for tool in tools]
+        self._check_names(given)
+        rendered = render(*self._hidden(given, self._in_text))
         halved = self._hidden(given, self._starts)
-        if halved != given:
-            safe = render(halved)
+        if halved != list(given):
+            safe = render(*halved)
             if self._in_template.findall(safe) != self._in_template.findall(rendered):
                 rendered = safe
         aliased = self._in_template.sub(lambda match: self._aliases[match[0]], rendered)
         text = self._marked.sub(lambda match: self._texts[match[0]], aliased)
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return [self._ids.get(number, number) for number in ids]
+
+    def _check_names(self, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                if found := self._in_text.search(str(name)):
+                    raise ValueError(f"a name holds the special token {found[0]!r}: choose another name")
+                self._check_names(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self._check_names(item)
 
     def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
         """A copy of a value in which every match of a pattern is replaced by its mark."""

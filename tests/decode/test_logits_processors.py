@@ -18,6 +18,7 @@ class Other(processors.TemperatureLogitsWarper):
 
 def test_every_part_is_read():
     items = [
+        processors.SequenceBiasLogitsProcessor({(4,): 1.5, (0,): -2.0}),
         OutputPenalty(3, 0.5, 0.25),
         processors.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([0, 2])),
         # a word that is an end itself is allowed
@@ -36,6 +37,7 @@ def test_every_part_is_read():
     assert (first.prompt, first.presence_penalty, first.frequency_penalty) == (3, 0.5, 0.25)
     assert (first.repetition_penalty, first.padding, second.padding, second.seed) == (1.2, 0, 2, 12)
     assert (first.bad_words, first.min_length, first.eos) == (((1,), (2, 3)), 8, (7,))
+    assert first.logit_bias == second.logit_bias == ((4, 1.5), (0, -2.0))
 
 
 def test_nothing_is_greedy():
@@ -57,7 +59,9 @@ def test_a_number_of_ignored_ids_holds_for_all():
         [Other(0.5)],
         [processors.TypicalLogitsWarper(0.5)],
         [REPETITION, lambda ids, scores: scores],
-        [processors.SequenceBiasLogitsProcessor([[[1], -1.0]])],
+        [processors.SequenceBiasLogitsProcessor([[[1, 2], -1.0]])],
+        [processors.SequenceBiasLogitsProcessor([[[1], -1.0], [[99], 1.0]])],
+        [processors.SequenceBiasLogitsProcessor([[[1], float("-inf")]])],
         [processors.TopKLogitsWarper(5, filter_value=-1e9)],
         [processors.TopPLogitsWarper(0.5, min_tokens_to_keep=2)],
         [processors.MinPLogitsWarper(0.5, min_tokens_to_keep=2)],

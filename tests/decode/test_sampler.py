@@ -16,12 +16,14 @@ from sigma0.decode.sampling_params import SamplingParams
 from sigma0.decode.sampling_settings import SamplingProgram, SamplingSettings, SequenceSampling
 
 CPU = torch.device("cpu")
-TENSORS = ("numbers", "table", "keys", "eos", "words", "word_lengths")
+TENSORS = ("numbers", "table", "keys", "eos", "words", "word_lengths", "biased", "biases")
 
 
 def processors_for(params, prompt):
     """Logits processors that do what a request asks for, in the order of transformers."""
     chosen = LogitsProcessorList()
+    if params.logit_bias:
+        chosen.append(bias_of(params.logit_bias))
     if params.presence_penalty or params.frequency_penalty:
         chosen.append(OutputPenalty(prompt, params.presence_penalty, params.frequency_penalty))
     if params.repetition_penalty != 1.0:
@@ -39,9 +41,15 @@ def processors_for(params, prompt):
     return chosen
 
 
+def bias_of(biases):
+    return processors.SequenceBiasLogitsProcessor({(token_id,): bias for token_id, bias in biases})
+
+
 def prepared(wanted):
     """What transformers would be given for the same."""
     chosen = LogitsProcessorList()
+    if wanted.logit_bias:
+        chosen.append(bias_of(wanted.logit_bias))
     if wanted.presence_penalty or wanted.frequency_penalty:
         chosen.append(OutputPenalty(wanted.prompt, wanted.presence_penalty, wanted.frequency_penalty))
     if wanted.repetition_penalty != 1.0:
@@ -85,6 +93,7 @@ def sampled(draw_from, vocabulary, longest):
         min_length=maybe(st.integers(1, 2 * longest), 0),
         eos=tuple(draw_from(st.lists(ids, min_size=1, max_size=3))),
         bad_words=tuple(draw_from(st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=4, unique=True))),
+        logit_bias=tuple(draw_from(st.dictionaries(ids, st.floats(-100, 100), max_size=4)).items()),
     )
 
 
@@ -179,6 +188,7 @@ def test_a_request_has_the_scores_of_its_processors(prompt):
         SamplingParams(temperature=0.7, top_k=5, top_p=0.8, min_p=0.05),
         SamplingParams(temperature=1.3, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1),
         SamplingParams(temperature=0.0, top_k=5, top_p=0.1, min_p=0.5, repetition_penalty=1.4, presence_penalty=0.3),
+        SamplingParams(temperature=0.0, logit_bias=((3, 2.5), (0, -1.5))),
     ):
         ids, logits = torch.randint(20, (1, 9), generator=source), torch.randn(1, 20, generator=source)
         rows = tables([SequenceSampling.of(params, request_seed(4), prompt)])
@@ -206,7 +216,7 @@ def test_greedy_rows_take_the_likeliest_beside_rows_that_draw():
 def test_logits_that_are_not_finite_give_some_id():
     everything = SequenceSampling(
         draws=True, seed=3, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1,
-        presence_penalty=0.5, bad_words=((1,), (2, 3)), min_length=9, eos=(0,),
+        presence_penalty=0.5, bad_words=((1,), (2, 3)), min_length=9, eos=(0,), logit_bias=((1, 5.0),),
     )  # fmt: skip
     rows = tables([everything, SequenceSampling()])
     logits = torch.zeros(8, 7)
@@ -241,6 +251,9 @@ def test_what_nobody_asks_for_is_not_computed():
     assert rows.program().reads_ids
     rows.clear(2)
     rows.clear(3)
+    rows.set(0, SequenceSampling(logit_bias=((3, 1.0), (4, -2.0))))
+    assert rows.program() == SamplingProgram(bias=True) and not rows.program().reads_ids
+    rows.clear(0)
     assert rows.program().is_greedy
     for name in TENSORS:
         values = getattr(rows, name)
@@ -286,7 +299,7 @@ EVERYTHING = [
     SequenceSampling(),
     SequenceSampling(draws=True, seed=1, temperature=0.7, top_k=5, top_p=0.8, min_p=0.05),
     SequenceSampling(draws=True, seed=2, presence_penalty=0.4, repetition_penalty=1.3, bad_words=((3,), (1, 2, 0))),
-    SequenceSampling(frequency_penalty=0.2, prompt=2, min_length=6, eos=(1, 4)),
+    SequenceSampling(frequency_penalty=0.2, prompt=2, min_length=6, eos=(1, 4), logit_bias=((5, 3.0), (7, -1.0))),
 ]
 
 
@@ -346,6 +359,7 @@ def test_the_compiled_sampler_draws_the_same_ids():
     [
         {"temperature": 0.0}, {"temperature": -1.0}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": -0.1}, {"min_p": 2.0},
         {"repetition_penalty": 0.0}, {"bad_words": ((),)}, {"bad_words": ((1, -1),)}, {"temperature": math.nan},
+        {"logit_bias": ((1, 2.0), (1, 3.0))}, {"logit_bias": ((-1, 2.0),)}, {"logit_bias": ((1, math.inf),)},
     ],
 )  # fmt: skip
 def test_a_value_that_transformers_refuses_is_named(wrong):

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sigma0.decode.grammar.bounds import check_grammar, check_schema
-from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec
+from sigma0.decode.grammar.calls import lark_of
+from sigma0.decode.grammar.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Spec, ToolCalls
 
 Bits = npt.NDArray[np.int32]
 # As `json.dumps` writes it. Where white space is free, a model may go on writing it for ever.
@@ -157,6 +158,10 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
         case Choice():
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choices)
             return "choice", kind.grammar_from_lark(f"start: {texts}")
+        case ToolCalls():
+            for tool in spec.tools:
+                check_schema(tool.schema.schema)
+            return "tools", kind.grammar_from_lark(lark_of(spec, _LAYOUT))
         case Grammar():
             try:
                 lark = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark(spec.grammar)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 # Types of JSON Schema, and the characters without which no value of the type can be written.
 _STRUCTURE = {"object": '{}":', "array": "[]", "string": '"', "boolean": "truefals", "null": "nul"}
@@ -143,7 +143,71 @@ class Grammar:
         return frozenset()
 
 
-Spec = JsonSchema | JsonObject | Regex | Choice | Grammar
+# How a checkpoint's chat template writes a call of a tool, see `sigma0.decode.grammar.calls`.
+CallStyle = Literal["hermes", "nanbeige"]
+
+
+def parse_call_style(name: str | None) -> CallStyle | None:
+    """A style by its name.
+
+    Raises:
+        ValueError: For a name that is none.
+    """
+    match name:
+        case None | "hermes" | "nanbeige":
+            return name
+    raise ValueError(f"--tool-parser takes hermes or nanbeige, got {name!r:.40}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that may be called.
+
+    Attributes:
+        name: Letters, digits, `_` and `-`.
+        schema: Of its arguments, a JSON object.
+    """
+
+    name: str
+    schema: JsonSchema
+
+
+@dataclass(frozen=True)
+class ToolCalls:
+    """Calls of tools, each with arguments that the tool's schema allows; nothing follows them.
+
+    Attributes:
+        tools: At least one, each with another name.
+        style: How calls are written.
+        begins: What stands ahead of the first call: `call` nothing; `thought` text up to `</think>`; `text` any text,
+            and then there may be no call at all.
+        several: Whether there may be more than one call.
+    """
+
+    tools: tuple[Tool, ...]
+    style: CallStyle = "hermes"
+    begins: Literal["text", "call", "thought"] = "text"
+    several: bool = True
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if not names:
+            raise ValueError("there has to be at least one tool")
+        for name in names:
+            _filled("a tool's name", name)
+            if names.count(name) > 1:
+                raise ValueError(f"two tools are called {name!r:.80}")
+
+    def needs(self) -> frozenset[str]:
+        """Characters without which some call cannot be written."""
+        needed = {*"<tool_call></tool_call>\n", *("</think>" if self.begins == "thought" else "")}
+        needed |= {*('{"name": "", "arguments": }' if self.style == "hermes" else "<function=></function>")}
+        for tool in self.tools:
+            needed |= {*tool.name, *(tool.schema.needs() if self.style == "hermes" else "")}
+        return frozenset(needed)
+
+
+Spec = JsonSchema | JsonObject | Regex | Choice | Grammar | ToolCalls
 
 
 def parse_spec(

@@ -61,7 +61,12 @@ class Vocabulary:
             self.engine = hf.from_tokenizer(tokenizer, size, ends)
         except ValueError:
             # another decoder than those of byte-level and SentencePiece vocabularies
-            self.engine = llguidance.LLTokenizer(_Table(tokenizer, size, ends), n_vocab=size, eos_token=ends)
+            self.engine = llguidance.LLTokenizer(_decoded_table(tokenizer, size, ends), n_vocab=size, eos_token=ends)
+        else:
+            texts = _texts_for_special(tokenizer, self.engine, self._known)
+            if texts:
+                table = _relisted_table(self.engine, texts, size, ends)
+                self.engine = llguidance.LLTokenizer(table, n_vocab=size, eos_token=ends)
         self._grammars: OrderedDict[Spec, CompiledGrammar] = OrderedDict()
         self._bytes: frozenset[int] | None = None
         # a server parses requests in threads
@@ -102,28 +107,23 @@ class Vocabulary:
 
 
 class _Table:
-    """The ids of any tokenizer as llguidance takes them: the bytes that each is decoded to."""
+    """A table of ids as llguidance takes it.
+
+    Args:
+        tokens: The bytes of each id; b"" for one that is never allowed.
+        special: Ids that are no text.
+        eos: Ids that end an answer.
+    """
 
     is_tokenizer_wrapper, bos_token_id = True, None
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int, eos: Sequence[int]) -> None:
-        known = min(size, len(tokenizer))
-        special = set(tokenizer.all_special_ids) | set(eos)
-        texts = ["" if each in special else _decoded(tokenizer, [each]) for each in range(known)]
-        plain = [each for each in range(known) if each not in special][:_PROBED]
-        for first, second in pairwise(plain):
-            if _decoded(tokenizer, [first, second]) != texts[first] + texts[second]:
-                raise ValueError(
-                    "structured output needs a tokenizer whose tokens follow each other as they are; this one writes "
-                    f"{_decoded(tokenizer, [first, second])!r} for {texts[first]!r} and {texts[second]!r}"
-                )
+    def __init__(self, tokens: list[bytes], special: Iterable[int], eos: Sequence[int]) -> None:
         self.eos_token_id = eos[0]
-        self.special_token_ids = sorted(each for each in special if each < size)
+        self.special_token_ids = sorted(each for each in special if each < len(tokens))
         names = {each: f"<|{each}|>".encode() for each in self.special_token_ids}
-        self.tokens = [names.get(each, text.encode()) for each, text in enumerate(texts)]
-        self.tokens += [names.get(each, b"") for each in range(known, size)]
+        self.tokens = [names.get(each, text) for each, text in enumerate(tokens)]
         # longest first, so that a text is cut into few tokens
-        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in special)
+        self._spelled = sorted((text, each) for each, text in enumerate(self.tokens) if text and each not in names)
         self._spelled.sort(key=lambda entry: -len(entry[0]))
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -138,6 +138,34 @@ class _Table:
             else:
                 rest = rest[1:]
         return ids
+
+
+def _decoded_table(tokenizer: PreTrainedTokenizerFast, size: int, ends: Sequence[int]) -> _Table:
+    """The ids of any tokenizer, with the bytes that each is decoded to."""
+    known = min(size, len(tokenizer))
+    special = set(tokenizer.all_special_ids) | set(ends)
+    texts = ["" if each in special else _decoded(tokenizer, [each]) for each in range(known)]
+    plain = [each for each in range(known) if each not in special][:_PROBED]
+    for first, second in pairwise(plain):
+        if _decoded(tokenizer, [first, second]) != texts[first] + texts[second]:
+            raise ValueError(
+                "structured output needs a tokenizer whose tokens follow each other as they are; this one writes "
+                f"{_decoded(tokenizer, [first, second])!r} for {texts[first]!r} and {texts[second]!r}"
+            )
+    return _Table([*(text.encode() for text in texts), *[b""] * (size - known)], special, ends)
+
+
+def _texts_for_special(tokenizer: PreTrainedTokenizerFast, engine: Any, known: int) -> frozenset[int]:
+    """Ids that are text, such as `<tool_call>`, which llguidance takes for special by their looks."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain = (number for number, token in added.items() if number < known and not token.special)
+    return frozenset(number for number in plain if engine.is_special_token(number))
+
+
+def _relisted_table(engine: Any, texts: frozenset[int], size: int, ends: Sequence[int]) -> _Table:
+    """The ids of llguidance's own table, of which some more are text."""
+    special = [each for each in range(size) if each in ends or (each not in texts and engine.is_special_token(each))]
+    return _Table([engine.decode_bytes([each]) for each in range(size)], special, ends)
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:

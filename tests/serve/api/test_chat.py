@@ -185,7 +185,7 @@ def test_what_is_asked_for_reaches_the_service(plain, pocket):
     job = plain.service.tickets[-1].request
     assert vars(job.sampling) == {
         "temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 2**63 - 1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": (), "seed": 2**63 - 1,
     }  # fmt: skip
     assert STORY in job.context[0] and job.context[1:] == ("A source.",)
     post(plain, max_tokens=2)

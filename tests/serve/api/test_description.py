@@ -90,6 +90,7 @@ def test_nothing_that_is_sent_breaks_it_or_is_answered_otherwise_than_described(
 CHAT = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 TEXT = {"model": "pocket", "prompt": "Hi", "max_tokens": 1}
 
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
 
 
@@ -122,6 +123,20 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "n": 3}, False),
         ({**CHAT, "tools": []}, True),
         ({**CHAT, "tools": [{}]}, False),
+        ({**CHAT, "tool_choice": "auto"}, True),
+        ({**CHAT, "tool_choice": "required"}, False),
+        ({**CHAT, "messages": [{"role": "user"}]}, False),
+        ({**CHAT, "messages": [{"role": "user", "content": None}]}, False),
+        ({**CHAT, "messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, True),
+        ({**CHAT, "messages": [{"role": "assistant", "tool_calls": [CALL]}]}, False),
+        ({**CHAT, "messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, False),
+        ({**CHAT, "messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, False),
+        *[({**CHAT, "logit_bias": {str(number): 1}}, number < 596) for number in (0, 9, 10, 99, 100, 589, 595, 596)],
+        ({**CHAT, "logit_bias": {"600": 1}}, False),
+        ({**CHAT, "logit_bias": {"1000": 1}}, False),
+        ({**CHAT, "logit_bias": {"05": 1}}, False),
+        ({**CHAT, "logit_bias": {"5": 101}}, False),
+        ({**TEXT, "logit_bias": {}}, True),
         ({**CHAT, "guided_json": {}}, True),
         ({**CHAT, "guided_json": []}, False),
         ({**CHAT, "guided_xml": {}}, False),

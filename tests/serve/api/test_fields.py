@@ -1,19 +1,29 @@
 """Every field that OpenAI has: it works, has no effect on the answer, or is refused by name. None is ignored."""
 
 import re
+import typing
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from openai.types import chat, completion_create_params
+from openai.types import chat, completion_create_params, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 import sigma0
 from sigma0.models.prompts import encode
-from sigma0.serve.api.fields import NO_EFFECT, UNSUPPORTED, UNSUPPORTED_IN_MESSAGES, ChatMessage
+from sigma0.serve.api.fields import (
+    NO_EFFECT,
+    UNSUPPORTED,
+    UNSUPPORTED_IN_MESSAGES,
+    CallField,
+    ChatMessage,
+    StreamOptions,
+)
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
+from sigma0.serve.api.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, TextFormat
+from sigma0.serve.api.tools import AllowedChoice, AllowedTools, FunctionTool, NamedChoice, ToolField
 from tests.serve.api.test_chat import ASKED, SAID, STORY, post
 from tests.serve.api.test_completions import SAID as CONTINUED
 from tests.serve.api.test_refusals import error_of
@@ -21,6 +31,7 @@ from tests.serve.api.test_refusals import error_of
 README = Path(sigma0.__file__).parent / "serve" / "README.md"
 SHARED = {
     "frequency_penalty",
+    "logit_bias",
     "logprobs",
     "max_tokens",
     "model",
@@ -34,7 +45,9 @@ SHARED = {
     "top_p",
 }
 WORKS = {
-    "chat": SHARED | {"max_completion_tokens", "messages", "reasoning_effort", "response_format", "top_logprobs"},
+    "chat": SHARED
+    | {"max_completion_tokens", "messages", "reasoning_effort", "response_format", "top_logprobs"}
+    | {"parallel_tool_calls", "tool_choice", "tools"},
     "completion": SHARED | {"prompt"},
 }
 OPENAIS = {
@@ -43,13 +56,11 @@ OPENAIS = {
 }
 OURS = {"chat": ChatRequest, "completion": CompletionRequest}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 # of each field that is refused: values that are, and values that ask for nothing
 CHAT = {
     "audio": ([{"voice": "ash", "format": "mp3"}], [None]),
     "function_call": ([{"name": "look"}], [None, "none", "auto"]),
     "functions": ([[{"name": "look"}]], [None, []]),
-    "logit_bias": ([{"5": 100}, {"5": -1}], [None, {}]),
     "modalities": ([["text", "audio"], ["audio"], []], [None, ["text"]]),
     "moderation": ([{"model": "omni"}], [None]),
     "prediction": ([{"type": "content", "content": "Sara"}], [None]),
@@ -57,20 +68,16 @@ CHAT = {
     "prompt_cache_retention": (["24h"], [None, "in_memory"]),
     "service_tier": (["flex", "priority"], [None, "auto", "default"]),
     "store": ([True], [None, False]),
-    "tool_choice": (["required", {"type": "function", "function": {"name": "look"}}], [None, "none", "auto"]),
-    "tools": ([[TOOL]], [None, []]),
     "verbosity": (["low", "high"], [None, "medium"]),
     "web_search_options": ([{}], [None]),
 }
 COMPLETION = {
     "best_of": ([2, 3], [None, 1]),
     "echo": ([True], [None, False]),
-    "logit_bias": ([{"5": 100}], [None, {}]),
     "suffix": (["the end"], [None, ""]),
 }
 HARMLESS = {
     "metadata": {"secret": "hush"},
-    "parallel_tool_calls": False,
     "prompt_cache_key": "a",
     "safety_identifier": "b",
     "user": "kim",
@@ -111,7 +118,43 @@ def test_every_field_of_a_message_is_decided():
     kinds = ("Developer", "System", "User", "Assistant", "Tool", "Function")
     params = [getattr(chat, f"ChatCompletion{kind}MessageParam") for kind in kinds]
     names = set().union(*(each.__annotations__ for each in params)) | set(chat.ChatCompletionMessage.model_fields)
-    assert names == {"role", "content"} | set(UNSUPPORTED_IN_MESSAGES) == set(ChatMessage.model_fields)
+    works = {"role", "content", "tool_calls", "tool_call_id"}
+    assert names == works | set(UNSUPPORTED_IN_MESSAGES) == set(ChatMessage.model_fields)
+
+
+def fields_of(kind):
+    return set(getattr(chat, kind).__annotations__)
+
+
+def test_every_field_about_tools_is_decided():
+    """Custom tools, and calls of them, are refused by their type; of what is left every field is there."""
+    definition = typing.get_type_hints(shared_params.FunctionDefinition)
+    assert set(definition) == set(FunctionTool.model_fields)
+    assert fields_of("ChatCompletionFunctionToolParam") == set(ToolField.model_fields)
+    assert fields_of("ChatCompletionNamedToolChoiceParam") == set(NamedChoice.model_fields)
+    assert fields_of("ChatCompletionAllowedToolChoiceParam") == set(AllowedChoice.model_fields)
+    assert fields_of("ChatCompletionAllowedToolsParam") == set(AllowedTools.model_fields)
+    assert fields_of("ChatCompletionMessageFunctionToolCallParam") == set(CallField.model_fields)
+    kinds = {each.__name__.removesuffix("Param") for each in typing.get_args(chat.ChatCompletionToolUnionParam)}
+    assert kinds == {"ChatCompletionFunctionTool", "ChatCompletionCustomTool"}
+
+
+@pytest.mark.parametrize(
+    "kind, ours", [("json_schema", JsonSchemaFormat), ("json_object", JsonObjectFormat), ("text", TextFormat)]
+)
+def test_every_field_of_a_format_is_decided(kind, ours):
+    params = shared_params.response_format_json_schema
+    theirs = {
+        "json_schema": params.ResponseFormatJSONSchema,
+        "json_object": shared_params.ResponseFormatJSONObject,
+        "text": shared_params.ResponseFormatText,
+    }[kind]
+    # a field called `schema` would hide pydantic's own
+    names = {"schema" if name == "json_schema" and ours is not JsonSchemaFormat else name for name in ours.model_fields}
+    assert set(theirs.__annotations__) == names
+    inside = {"schema" if name == "json_schema" else name for name in NamedSchema.model_fields}
+    assert set(params.JSONSchema.__annotations__) == inside
+    assert set(chat.ChatCompletionStreamOptionsParam.__annotations__) == set(StreamOptions.model_fields)
 
 
 @pytest.mark.parametrize("name, value", each_of(CHAT, 0))
@@ -161,7 +204,7 @@ def test_names_that_nobody_knows_are_refused(plain):
 def test_openais_client_is_told(plain):
     with pytest.raises(openai.BadRequestError) as caught:
         plain.client.chat.completions.create(model="pocket", messages=ASKED, tools=[TOOL], tool_choice="required")
-    assert caught.value.code == "unsupported_parameter" and caught.value.param in ("tools", "tool_choice")
+    assert caught.value.code == "unsupported_parameter" and caught.value.param == "tools"
     with pytest.raises(openai.BadRequestError, match="suffix"):
         plain.client.completions.create(model="pocket", prompt=STORY, suffix="the end")
 
@@ -170,11 +213,10 @@ def test_openais_client_is_told(plain):
     "message, param",
     [
         ({"role": "user", "content": STORY, "name": "kim"}, "name"),
-        ({"role": "assistant", "content": STORY, "tool_calls": [CALL]}, "tool_calls"),
         ({"role": "assistant", "content": STORY, "function_call": {"name": "look", "arguments": ""}}, "function_call"),
         ({"role": "assistant", "content": STORY, "refusal": "no"}, "refusal"),
         ({"role": "assistant", "content": STORY, "audio": {"id": "1"}}, "audio"),
-        ({"role": "tool", "content": STORY, "tool_call_id": "1"}, "role"),
+        ({"role": "tool", "content": STORY, "tool_call_id": "1", "name": "look"}, "name"),
         ({"role": "function", "content": STORY, "name": "look"}, "role"),
     ],
 )
@@ -289,3 +331,50 @@ def test_a_job_holds_its_salt(plain):
     assert [job.cache_salt for job in jobs] == ["mine", "mine"] and jobs[0] == replace(
         jobs[1], sampling=jobs[0].sampling
     )
+
+
+@pytest.mark.parametrize("after", ["finish", "verify"])
+def test_logits_are_biased(plain, after):
+    body = {"sigma0": {"exit": {"mode": "margin", "theta": 0.5, "after_exit": after}}, "max_tokens": 6}
+    (answer,) = post(plain, **body, logprobs=True).json()["choices"]
+    first = plain.service.tokenizer.convert_tokens_to_ids(SAID.split()[0]) or 5
+    wanted = {"logit_bias": {str(first): 100}, "sigma0": {**body["sigma0"], "on_collapse": "ignore"}}
+    for told in (post(plain, **{**body, **wanted}), complete(plain, **{**body, **wanted})):
+        (choice,) = told.json()["choices"]
+        assert plain.service.tickets[-1].request.sampling.logit_bias == ((first, 100.0),)
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        assert text.strip() == (plain.service.tokenizer.decode([first]) * 6).strip()
+    empty = post(plain, **body, logprobs=True, logit_bias={}).json()["choices"][0]
+    assert empty == answer
+
+
+def test_verify_under_a_bias_is_full_depth_under_it(plain):
+    bias = {str(token_id): 15 if token_id % 2 else -15 for token_id in range(3, 303)}
+
+    def said(**exits):
+        return post(plain, logit_bias=bias, sigma0={"exit": exits}).json()["choices"][0]["message"]["content"]
+
+    assert said(mode="margin", theta=0.1, after_exit="verify") == said(mode="full") != SAID
+
+
+@pytest.mark.parametrize(
+    "bias, message",
+    [
+        ({"5": 100.5}, "less than or equal to 100"),
+        ({"5": -101}, "greater than or equal to -100"),
+        ({"x": 1}, "pattern"),
+        ({"05": 1}, "pattern"),
+        ({"596": 1}, "ids from 0 to 595, got 596"),
+        ({str(token_id): 1 for token_id in range(301)}, "over 300 ids"),
+        ([5], "dictionary"),
+    ],
+)
+def test_what_is_no_bias_is_named(plain, bias, message):
+    for answer in (post(plain, logit_bias=bias), complete(plain, logit_bias=bias)):
+        error = error_of(answer, 400)
+        assert error["param"] == "logit_bias" and message in error["message"]
+
+
+def test_a_ladder_biases_nothing(climbing):
+    error = error_of(post(climbing, logit_bias={"5": 1}, sigma0={"ladder": True}), 400)
+    assert error["param"] == "sigma0.ladder" and "logit_bias" in error["message"]
