@@ -8,7 +8,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_
 
 from sigma0.config import Effort, ExitConfig, OnCollapse
 from sigma0.ladder import Budget
-from sigma0.serve.api.fields import FILLED, FIRST_ERROR, ChatFields, ChatMessage, Closed, Settings, StreamOptions, Text
+from sigma0.serve.api.fields import (
+    FILLED,
+    FIRST_ERROR,
+    ChatFields,
+    ChatMessage,
+    Closed,
+    No,
+    Settings,
+    StreamOptions,
+    Text,
+)
 from sigma0.serve.api.structured import FilledText, StructuredFields
 
 MAX_STOPS = 4
@@ -198,7 +208,7 @@ class CompletionRequest(RequestFields):
     prompt: FilledText | Annotated[list[FilledText], FILLED] | Ids | Annotated[list[Ids], FILLED]
     logprobs: Annotated[int, Field(ge=0, le=5), _WHOLE] | None = None
     best_of: Count | None = None
-    echo: Literal[False] | None = None
+    echo: No | None = None
     suffix: Literal[""] | None = None
 
     @field_validator("best_of")

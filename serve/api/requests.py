@@ -19,6 +19,8 @@ from sigma0.serve.engine.messages import EngineRequest, Service
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
+# code of a request that a ladder cannot answer, though it would be answered without one
+NOT_WITH_LADDER = "not_with_a_ladder"
 NO_LADDER = (
     "sigma0.ladder: this server has no ladder; start it with one (its rungs are named when the server is started), "
     "or leave sigma0.ladder out"
@@ -137,7 +139,8 @@ class RequestParser:
         sampling, grammar = self._sampling(body), self._grammar(body)
         if grammar is not None and unit is not None and not routed:
             name = "sigma0.ladder"
-            raise ApiError(400, f"{name}: its rungs follow no schema or grammar: leave one of both out", name)
+            message = f"{name}: its rungs follow no schema or grammar: leave one of both out"
+            raise ApiError(400, message, name, NOT_WITH_LADDER)
         # each rung fills in the thresholds that it leaves open from its own checkpoint
         setting = None if options.exit is None else ExitConfig.parse(options.exit)
         choices = []
@@ -213,9 +216,9 @@ class RequestParser:
         if self._ladder_runner is None or unit is None or routed:
             return
         if choice.task is None:
-            raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt")
+            raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt", NOT_WITH_LADDER)
         ladder, task = self._ladder_runner, choice.task
-        _or_400("sigma0.ladder", lambda: ladder.check(task))
+        _or_400("sigma0.ladder", lambda: ladder.check(task), NOT_WITH_LADDER)
 
     def _prompts(self, body: ChatRequest | CompletionRequest) -> Sequence[str | Messages | tuple[int, ...]]:
         if isinstance(body, ChatRequest):
@@ -304,9 +307,9 @@ def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     return SamplingParams(**{**vars(sampling), "seed": (sampling.seed + choice) % 2**63})
 
 
-def _or_400(param: str, make: Callable[[], T]) -> T:
+def _or_400(param: str, make: Callable[[], T], code: str | None = None) -> T:
     """The result of a function, or a 400 that names a field where it raises a ValueError."""
     try:
         return make()
     except ValueError as error:
-        raise ApiError(400, f"{param}: {error}", param) from error
+        raise ApiError(400, f"{param}: {error}", param, code) from error

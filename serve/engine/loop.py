@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 from sigma0.decode.grammar.compiled import CompiledGrammar
-
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
@@ -89,7 +88,11 @@ class EngineLoop:
             case Compiled(key, grammar):
                 if key in self._compiling:
                     request = self._compiling.pop(key)
-                    return [(key, _failed(grammar))] if isinstance(grammar, Exception) else self._submit(key, request, grammar)
+                    return (
+                        [(key, _failed(grammar))]
+                        if isinstance(grammar, Exception)
+                        else self._submit(key, request, grammar)
+                    )
             case Cancel(key):
                 self._compiling.pop(key, None)
                 if key in self._engine_keys:
