@@ -286,7 +286,7 @@ class Bench:
         self.tokenizer.chat_template = TEMPLATE
         rungs = [
             Rung.local(self.model, self.tokenizer, "tiny"),
-            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0),
+            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0, timeout=600.0),
         ]
         self.ladder = FidelityLadder(rungs, policy=Always())
         self._vocabulary = vocabulary_of(self.tokenizer, int(self.model.config.vocab_size), [END])
@@ -308,7 +308,7 @@ class Bench:
             patches.enter_context(patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, limit: Endpoint()))
             for fault in faults:
                 patches.enter_context(fault.installed())
-            report = asyncio.run(asyncio.wait_for(self._run(faults), 120))
+            report = asyncio.run(asyncio.wait_for(self._run(faults), 600))
         if left := set(threading.enumerate()) - threads:
             report.held["threads"] = left
         return report
@@ -317,7 +317,7 @@ class Bench:
         tasks = asyncio.all_tasks()
         engine = Engine(self.model, self.tokenizer, "tiny", LIMITS, watch=True)
         service = SteppedService(engine, faults)
-        app = create_app(service, ServerSettings(request_timeout=60.0), self.ladder)
+        app = create_app(service, ServerSettings(request_timeout=600.0), self.ladder)
         running = asyncio.ensure_future(service.run())
         places = asyncio.Semaphore(AT_ONCE)
 

@@ -32,7 +32,8 @@ WITHOUT_FIELD = {
     "the body must be a JSON object, sent with Content-Type: application/json",
 }
 MARK = "@@"
-# As they stand in JSON text; some are none.
+# As they stand in JSON text; some are none, and most fit somewhere.
+PLAIN = ("null", "null", "1", "2", "0.5", "1.0", "true", "false", '"a"', '["a"]', "[]", "{}")
 HOSTILE = (
     *("null", "true", "false", "0", "-1", "1e400", "-0.0", "NaN", "-Infinity", "1e-320", "2147483648"),
     *("9" * 400, "-9223372036854775809", '""', '"\\ud800"', '"\\u0000"', '"\\udc00\\ud800"', '"<|im_end|>"'),
@@ -40,6 +41,8 @@ HOSTILE = (
     *('"' + "x" * 5000 + '"', "[" + "1," * 3000 + "1]", "[" + '"a",' * 3000 + '"a"]', '{"type": "object"}'),
     *('{"$ref": "#"}', '"("', '"[a-z]{1000000}"', '{"mode": "fixed", "depth": 1000000}', '"start: start start"'),
 )
+# Without them nothing else is looked at; the other strategy changes them too.
+KEPT = ("model", "messages")
 NAMES = ("", "sigma0", "stream", "n", "logit_bias", "tools", "x" * 300, "\ud800", "messages[0]", "__class__", "prompt")
 
 
@@ -49,11 +52,11 @@ def changed_values(draw):
     name = draw(st.sampled_from([name for name in CORPUS if name.endswith(".json")]))
     body = json.loads(CORPUS[name])
     hostile = []
-    for _ in range(draw(st.integers(1, 3))):
-        parent, key = draw(st.sampled_from(list(_places(body))))
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        parent, key = draw(st.sampled_from([place for place in _places(body) if place[1] not in KEPT]))
         act = draw(st.sampled_from(["replace", "replace", "replace", "drop", "rename", "wrap"]))
         if act == "replace":
-            hostile.append(draw(st.sampled_from(HOSTILE)))
+            hostile.append(draw(st.sampled_from(draw(st.sampled_from([PLAIN, HOSTILE])))))
             parent[key] = f"{MARK}{len(hostile) - 1}{MARK}"
         elif act == "wrap":
             parent[key] = [parent[key]]
@@ -61,8 +64,6 @@ def changed_values(draw):
             value = parent.pop(key)
             if act == "rename" and isinstance(parent, dict):
                 parent[draw(st.sampled_from(NAMES))] = value
-        if not body:
-            break
     text = json.dumps(body)
     for number, value in enumerate(hostile):
         text = text.replace(f'"{MARK}{number}{MARK}"', value)
@@ -82,7 +83,7 @@ def changed_bytes(draw):
     """A body of which some bytes are others, gone, or there twice."""
     name = draw(st.sampled_from(list(CORPUS)))
     body = bytearray(CORPUS[name])
-    for _ in range(draw(st.integers(0, 4))):
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2, 4]))):
         start = draw(st.integers(0, len(body)))
         stop = min(len(body), start + draw(st.integers(0, 12)))
         new = draw(
@@ -161,9 +162,9 @@ def send(fuzzed, count):
 
     @hypothesis.settings(max_examples=count, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(
-        st.one_of(changed_values(), changed_bytes()),
-        st.sampled_from([None, None, None, *PATHS]),
-        st.sampled_from([b"application/json"] * 9 + [b"text/plain"]),
+        st.one_of(*[changed_values()] * 4, changed_bytes()),
+        st.sampled_from([None] * 8 + [*PATHS]),
+        st.sampled_from([b"application/json"] * 40 + [b"text/plain"]),
     )
     def one(named, path, kind):
         name, body = named
@@ -192,7 +193,7 @@ def test_whatever_is_sent(fuzzed, count):
     before = fuzzed.post(PATHS[0], body)[1]
     seen = send(fuzzed, count)
     # of both enough that neither is tested by name alone
-    assert seen[200] > count / 10 and seen[400] > count / 10, seen
+    assert seen[200] > count / 20 and seen[400] > count / 20, seen
     after = fuzzed.post(PATHS[0], body)[1]
     assert [json.loads(each)["choices"] for each in (before, after)] == [json.loads(after)["choices"]] * 2
     status = fuzzed.service.status()
