@@ -14,6 +14,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -184,15 +185,18 @@ class Fault:
     calls: int = 0
     phases: list[tuple[str, ...]] = field(default_factory=list)
     armed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count(self) -> None:
         """Counts a call, and raises if it is the one."""
         if not self.armed:
             return
-        self.calls += 1
+        with self._lock:
+            self.calls += 1
+            call = self.calls
         if not self.at:
             self.phases.append(_phase())
-        if self.calls == self.at:
+        if call == self.at:
             raise POINTS[self.point].error()
 
     @contextmanager

@@ -206,10 +206,11 @@ async def exchange(app: Any, asked: Asked) -> Outcome:
         return Outcome("broken", 0)
     if asked.leaves is not None and client.gone.is_set():
         return Outcome("left", 0)
-    return _outcome(client.messages, is_stream)
+    return outcome_of(client.messages, is_stream)
 
 
-def _outcome(messages: list[dict[str, Any]], is_stream: bool) -> Outcome:
+def outcome_of(messages: list[dict[str, Any]], is_stream: bool) -> Outcome:
+    """What a client has seen, of the messages of ASGI."""
     starts = [message for message in messages if message["type"] == "http.response.start"]
     assert len(starts) <= 1, "answered twice"
     ends = [message for message in messages if message["type"] == "http.response.body" and not message.get("more_body")]
