@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 from tests.serve.faults import POINTS, Fault, spread
 from tests.serve.mixed_run import Bench, mixed, problems
 
-FAST = 5
+FAST = 4
 SLOW = dict.fromkeys(POINTS, 60) | {"template": 1000, "endpoint": 1000, "grammar": 1000}
 
 

@@ -114,9 +114,8 @@ def case(point, at, fast=False):
 @pytest.mark.parametrize(
     "point, at",
     [
-        case("socket", 1, fast=True),
         case("socket", 60, fast=True),
-        *(case("socket", at) for at in (20, 40, 80, 100)),
+        *(case("socket", at) for at in (1, 20, 40, 80, 100)),
         case("tokeniser", 200, fast=True),
         *(case("tokeniser", at) for at in (2, 50, 400)),
         case("step", 300, fast=True),

@@ -126,7 +126,20 @@ def test_a_context_that_is_too_long(plain):
 )
 def test_what_is_no_request_at_all(plain, body):
     headers = {"Content-Type": "application/json"}
-    error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers), 400)
+    error = error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers), 400)
+    assert error["code"] == "invalid_json" or error["param"] or "JSON object" in error["message"]
+
+
+def test_an_answer_that_cannot_be_written_counts_once(pocket, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no text for an id")
+
+    monkeypatch.setattr("sigma0.serve.api.responses.chat_logprobs", broken)
+    with served(pocket) as server:
+        assert error_of(post(server, logprobs=True), 500)["code"] == "internal_error"
+        text = httpx.get(f"{server.url}/metrics").text
+    counted = [line for line in text.splitlines() if line.startswith("sigma0_requests_total")]
+    assert counted == ['sigma0_requests_total{kind="chat",status="500"} 1.0']
 
 
 def test_half_a_character(plain):
