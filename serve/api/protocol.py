@@ -92,6 +92,10 @@ class Sigma0Options(Closed):
     @classmethod
     def _is_a_budget(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
+            for name, limit in value.items():
+                # Budget takes false for 0
+                if isinstance(limit, bool):
+                    raise ValueError(f"{name} is a number, not {json.dumps(limit)}")
             Budget(**value)
         return value
 

@@ -79,6 +79,7 @@ def error_of(answer, status):
         ({"sigma0": {"exit": {"mod": "full"}}}, "sigma0.exit.mod", "nexpected keyword"),
         ({"sigma0": {"budget": {"calls": -1}}}, "sigma0.budget.calls", "greater than"),
         ({"sigma0": {"budget": {"calls": 1}}}, "sigma0.budget", "needs sigma0.ladder"),
+        ({"sigma0": {"budget": {"calls": False}}}, "sigma0.budget", "calls is a number, not false"),
         ({"sigma0": {"trail": True}}, "sigma0.trail", "needs sigma0.ladder"),
         ({"sigma0": {"ladder": "paragraph"}}, "sigma0.ladder", '"draft" or "answer"'),
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "this server has no ladder; start it with one"),
