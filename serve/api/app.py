@@ -106,7 +106,7 @@ def create_app(
         """Continues texts."""
         return await answer(request, body)
 
-    describe(app, Served(service, settings, ladder_runner is not None))
+    describe(app, Served(service, settings, ladder_runner))
     return app
 
 

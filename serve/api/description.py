@@ -1,20 +1,42 @@
 """`/openapi.json`: FastAPI's description, completed with the model and the limits of this server."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from sigma0.config import THRESHOLDS, ExitConfig
+from sigma0.config import THRESHOLDS, ExitConfig, switches
 from sigma0.ladder import Budget
 from sigma0.serve.api.access import ServerSettings
+from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.protocol import MAX_SETTING
 from sigma0.serve.api.tools import call_style
 from sigma0.serve.engine.messages import Service
 
 Schema = dict[str, Any]
 _NULL = {"type": "null"}
+_UNITS = ("token", "draft", "answer")
+# Formats of texts: JSON text of a JSON Schema; an expression without look-around and back-references; a grammar in
+# Lark's notation or in EBNF.
+_TEXT_FORMATS = {
+    **dict.fromkeys(("json", "guided_json"), "json-schema"),
+    **dict.fromkeys(("regex", "guided_regex"), "regular-expression"),
+    **dict.fromkeys(("grammar", "guided_grammar"), "grammar"),
+}
+# Of the fields that say what an answer has to be, the values that say nothing.
+_INSIDE: Mapping[str, Schema] = {
+    **dict.fromkeys(("json", "regex", "choice", "grammar"), _NULL),
+    "json_object": {"enum": [False, None]},
+}
+_STRUCTURES: Mapping[str, Schema] = {
+    "response_format": {"anyOf": [{"$ref": "#/components/schemas/TextFormat"}, _NULL]},
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"), _NULL),
+    "structured_outputs": {
+        "anyOf": [{"type": "object", "additionalProperties": False, "properties": dict(_INSIDE)}, _NULL]
+    },
+}
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
@@ -25,12 +47,12 @@ class Served:
     Attributes:
         service: The engine.
         settings: Limits.
-        has_ladder: Whether there is a ladder.
+        ladder: Its ladder, if it has one.
     """
 
     service: Service
     settings: ServerSettings
-    has_ladder: bool
+    ladder: LadderRunner | None
 
 
 def describe(app: FastAPI, served: Served) -> None:
@@ -52,18 +74,32 @@ def describe(app: FastAPI, served: Served) -> None:
             for operation in path.values():
                 operation["responses"].pop("422", None)
                 operation["responses"]["421"] = {"description": "Misdirected Request", "content": _ERROR}
-        schemas = schema["components"]["schemas"]
+        schemas = _whole(schema["components"]["schemas"])
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        _limit_options(schemas["Sigma0Options"]["properties"], served)
+        _limit_options(schemas["Sigma0Options"], served)
+        _name_texts(schemas["StructuredOutputs"]["properties"])
+        _one_of(schemas["StructuredOutputs"], _INSIDE)
         for name, needs in (("ChatRequest", _chat_needs), ("CompletionRequest", _completion_needs)):
             _limit_request(schemas[name]["properties"], served)
+            _name_texts(schemas[name]["properties"])
             schemas[name]["allOf"] = [_needs("stream_options", [None], "stream"), *needs(served)]
+            _one_of(schemas[name], _STRUCTURES)
         _limit_messages(schemas, served)
         _limit_prompt(schemas["CompletionRequest"]["properties"]["prompt"], served)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _whole(schema: Any) -> Any:
+    """A schema, in place, with the limits of whole numbers as whole numbers: as floats they are read less precisely."""
+    parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        _whole(part)
+    if isinstance(schema, dict) and schema.get("type") == "integer":
+        schema |= {name: int(value) for name, value in schema.items() if type(value) is float}
+    return schema
 
 
 def _limit_request(properties: Schema, served: Served) -> None:
@@ -119,6 +155,22 @@ def _limit_messages(schemas: Schema, served: Served) -> None:
     schemas["ChatMessage"]["anyOf"] = variants
 
 
+def _name_texts(properties: Schema) -> None:
+    """Names the formats of texts that say what an answer has to be: not every text is one."""
+    for name, kind in _TEXT_FORMATS.items():
+        for part in properties.get(name, {}).get("anyOf", ()):
+            if part.get("type") == "string":
+                part["format"] = kind
+
+
+def _one_of(schema: Schema, fields: Mapping[str, Schema]) -> None:
+    """Of some fields at most one has a value that says something; `fields` has the schema of a value that does not."""
+    alternatives: list[Schema] = [
+        {"properties": {name: empty for name, empty in fields.items() if name != given}} for given in fields
+    ]
+    schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": alternatives}]
+
+
 def _limit_prompt(prompt: Schema, served: Served) -> None:
     _, texts, ids, several = prompt["anyOf"]
     texts["maxItems"] = several["maxItems"] = served.settings.max_prompts
@@ -127,14 +179,20 @@ def _limit_prompt(prompt: Schema, served: Served) -> None:
         one["maxItems"] = served.service.context - 1
 
 
-def _limit_options(properties: Schema, served: Served) -> None:
-    model = served.service.model
+def _limit_options(options: Schema, served: Served) -> None:
+    model, properties = served.service.model, options["properties"]
     properties["exit"] = {"anyOf": [*_exits(int(model.num_loops), model.has_gate), _NULL]}
     budget = TypeAdapter(Budget).json_schema()
-    properties["budget"] = {"anyOf": [budget, _NULL]} if served.has_ladder else _NULL
-    if not served.has_ladder:
+    properties["budget"] = {"anyOf": [budget, _NULL]} if served.ladder else _NULL
+    if served.ladder is None:
         properties["ladder"] = {"enum": [False, None]}
         properties["trail"] = {"const": False}
+        return
+    unread = {"on_collapse": _NULL, "special_tokens": {"const": False}}
+    asked: Schema = {"properties": {"ladder": {"enum": [True, *_UNITS]}, **unread}, "required": ["ladder"]}
+    left_out = {"budget": _NULL, "trail": {"const": False}}
+    routes = [{"properties": {"ladder": _NULL}}] if switches().routing else []
+    options["allOf"] = [{"anyOf": [asked, {"properties": {"ladder": {"enum": [False, None]}, **left_out}}, *routes]}]
 
 
 def _exits(total_loops: int, has_gate: bool) -> list[Schema]:

@@ -205,7 +205,10 @@ def install(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
-        if not isinstance(error, ApiError):
+        if error.status_code == 400 and not isinstance(error, ApiError):
+            # FastAPI's own, of what json.loads raises beside its own error
+            error = ApiError(400, "the body is not valid JSON in UTF-8, or nested too deep", code="invalid_json")
+        elif not isinstance(error, ApiError):
             error = ApiError(error.status_code, str(error.detail), headers=error.headers)
         return error.response()
 

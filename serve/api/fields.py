@@ -8,7 +8,16 @@ only its empty values are accepted.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 # fields of an object at most: each unknown one would be an error of its own
 _MAX_NAMES = 64
@@ -24,6 +33,16 @@ def _is_text(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_is_text)]
+
+
+def _is_false(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
+    return value
+
+
+# not Literal[False], which 0 equals
+No = Annotated[bool, AfterValidator(_is_false), WithJsonSchema({"type": "boolean", "const": False})]
 Settings = Annotated[dict[str, Any], Field(max_length=_MAX_NAMES)]
 NoMembers = Annotated[list[Any], Field(max_length=0)]
 # one error is sent; one for each of a million members would fill the memory
@@ -222,7 +241,7 @@ class StreamOptions(Closed):
     """
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: No | None = None
 
 
 class CacheOptions(Closed):
@@ -256,6 +275,6 @@ class ChatFields(Closed):
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: No | None = None
     verbosity: Literal["medium"] | None = None
     web_search_options: None = None

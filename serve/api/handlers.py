@@ -94,8 +94,9 @@ class RequestHandler:
             raise as_api_error(error, request_id) from error
         finally:
             await running.close()
+        response = JSONResponse(builder.response(ends))
         self.count(parsed, 200)
-        return JSONResponse(builder.response(ends))
+        return response
 
     def _left(self, parsed: ParsedRequest) -> None:
         self.count(parsed, GONE)
@@ -175,8 +176,9 @@ class EventStream(StreamingResponse):
         builder, running = self._builder, self._running
         ends: dict[int, RequestOutput] = {}
         # what comes together is sent together
-        chunks = list(builder.opening())
+        chunks: list[bytes] = []
         try:
+            chunks += builder.opening()
             if chunks:
                 yield b"".join(chunks)
                 chunks.clear()

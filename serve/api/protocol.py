@@ -8,7 +8,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_
 
 from sigma0.config import Effort, ExitConfig, OnCollapse
 from sigma0.ladder import Budget
-from sigma0.serve.api.fields import FILLED, FIRST_ERROR, ChatFields, ChatMessage, Closed, Settings, StreamOptions, Text
+from sigma0.serve.api.fields import (
+    FILLED,
+    FIRST_ERROR,
+    ChatFields,
+    ChatMessage,
+    Closed,
+    No,
+    Settings,
+    StreamOptions,
+    Text,
+)
 from sigma0.serve.api.structured import FilledText, StructuredFields
 from sigma0.serve.api.tools import ToolFields
 
@@ -99,6 +109,10 @@ class Sigma0Options(Closed):
     @classmethod
     def _is_a_budget(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
+            for name, limit in value.items():
+                # Budget takes false for 0
+                if isinstance(limit, bool):
+                    raise ValueError(f"{name} is a number, not {json.dumps(limit)}")
             Budget(**value)
         return value
 
@@ -215,7 +229,7 @@ class CompletionRequest(RequestFields):
     prompt: FilledText | Annotated[list[FilledText], FILLED] | Ids | Annotated[list[Ids], FILLED]
     logprobs: Annotated[int, Field(ge=0, le=5), _WHOLE] | None = None
     best_of: Count | None = None
-    echo: Literal[False] | None = None
+    echo: No | None = None
     suffix: Literal[""] | None = None
 
     @field_validator("best_of")

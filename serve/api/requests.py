@@ -20,6 +20,8 @@ from sigma0.serve.engine.messages import EngineRequest, Service
 
 Kind = Literal["chat", "completion"]
 T = TypeVar("T")
+# code of a request that a ladder cannot answer, though it would be answered without one
+NOT_WITH_LADDER = "not_with_a_ladder"
 NO_LADDER = (
     "sigma0.ladder: this server has no ladder; start it with one (its rungs are named when the server is started), "
     "or leave sigma0.ladder out"
@@ -144,7 +146,8 @@ class RequestParser:
             raise ApiError(400, f"{name}: its rungs know no tools: leave it out, or tools and their turns", name)
         if grammar is not None and unit is not None and not routed:
             name = "sigma0.ladder"
-            raise ApiError(400, f"{name}: its rungs follow no schema or grammar: leave one of both out", name)
+            message = f"{name}: its rungs follow no schema or grammar: leave one of both out"
+            raise ApiError(400, message, name, NOT_WITH_LADDER)
         # each rung fills in the thresholds that it leaves open from its own checkpoint
         setting = None if options.exit is None else ExitConfig.parse(options.exit)
         choices = []
@@ -251,9 +254,9 @@ class RequestParser:
         if self._ladder_runner is None or unit is None or routed:
             return
         if choice.task is None:
-            raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt")
+            raise ApiError(400, "prompt: a ladder takes texts, not ids", "prompt", NOT_WITH_LADDER)
         ladder, task = self._ladder_runner, choice.task
-        _or_400("sigma0.ladder", lambda: ladder.check(task))
+        _or_400("sigma0.ladder", lambda: ladder.check(task), NOT_WITH_LADDER)
 
     def _prompts(self, body: ChatRequest | CompletionRequest) -> Sequence[str | Messages | tuple[int, ...]]:
         if isinstance(body, ChatRequest):

@@ -1,7 +1,8 @@
 """Running batch: the lanes of all running requests, prefill beside them, and one pass over both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -122,6 +123,11 @@ class RunningBatch:
         assert state is not None, f"a row of slot {slot}, which is free"
         return state
 
+    @property
+    def broken(self) -> list[int]:
+        """Slots whose request cannot run on."""
+        return list(self._errors)
+
     def error_of(self, slot: int) -> Exception | None:
         """What broke in a processor or the grammar of a slot's request."""
         return self._sampler.errors.get(slot) or self._errors.get(slot)
@@ -160,15 +166,22 @@ class RunningBatch:
         hosted = Tighten(state.prompt_length) if request.on_collapse == "tighten" else None
         self._sampler.set(slot, state.sampling, state.entry.token_ids, hosted)
         if state.grammar is not None:
-            self._grammars.set(slot, state.grammar, state.prompt_length, state.forces)
+            self._follow(slot, partial(self._grammars.set, slot, state.grammar, state.prompt_length, state.forces))
         self._use_program()
 
-    def _use_program(self) -> None:
+    def _follow(self, slot: int, act: Callable[[], None]) -> None:
+        """Does something with the grammar of a slot's request; what breaks there ends that one alone."""
+        try:
+            act()
+        except Exception as error:
+            self._errors[slot] = error
+
+    def _use_program(self, anew: bool = False) -> None:
         kernel = self.notes is not None and self.notes.from_kernel
         paths = self.notes is not None and not kernel
         draws, masked = self._sampler.program.draws, bool(self._grammars)
         program = self._settings.program(watch=kernel, paths=paths, draws=draws, masked=masked)
-        if program != self._runner.program:
+        if anew or program != self._runner.program:
             self._runner.use(program)
 
     def _preempt(self, state: RequestState, slot: int) -> None:
@@ -184,6 +197,19 @@ class RunningBatch:
         state = self.state_of(slot)
         state.passes += int(self._passes[slot])
         state.rows += int(self._rows[slot])
+        self._drop(slot)
+        self._use_program()
+
+    def reset(self) -> None:
+        """Removes all requests, whatever a pass that broke has left of them."""
+        for slot in range(len(self.states)):
+            self._drop(slot)
+        if isinstance(self._runner, LateRunner):
+            self._runner.forget()
+        self._use_program(anew=True)
+
+    def _drop(self, slot: int) -> None:
+        """Frees a slot, if it is not free."""
         self.states[slot] = None
         self._recomputing.discard(slot)
         self._waiting.pop(slot, None)
@@ -199,7 +225,6 @@ class RunningBatch:
         self._sampler.clear(slot)
         self._grammars.clear(slot)
         self._errors.pop(slot, None)
-        self._use_program()
 
     def work_of(self, slot: int) -> tuple[int, int]:
         """Passes with a row of a new token of the request in a slot, and its rows in them."""
@@ -215,12 +240,15 @@ class RunningBatch:
             if not state.entry.remaining and not self.prefill.has(slot):
                 assert state.saved is not None
                 state.saved.restore(self.lanes, slot)
-                self._grammars.restore(slot, state.entry.token_ids[state.prompt_length :], state.saved.loops)
+                self._follow(slot, partial(self._restore_grammar, slot, state, state.saved.loops))
                 self._known = None
                 if self.notes is not None:
                     self.notes.restore(slot, state.saved_notes)
                 state.saved = None
                 self._recomputing.remove(slot)
+
+    def _restore_grammar(self, slot: int, state: RequestState, positions: Iterable[int]) -> None:
+        self._grammars.restore(slot, state.entry.token_ids[state.prompt_length :], positions)
 
     def _enter(self, entering: Sequence[tuple[RequestState, int, int]]) -> None:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside."""
@@ -253,7 +281,7 @@ class RunningBatch:
         self._known = None
         self.lanes.enter(self.lanes.lane_of(slots, at), hidden, at, at)
         for slot, _ in tokens:
-            self._grammars.start(slot)
+            self._follow(slot, partial(self._grammars.start, slot))
 
     @torch.no_grad()
     def run(self) -> PassOutput:

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from sigma0.config import ExitConfig, switches
 from sigma0.decode.batch import PassCounts
 from sigma0.decode.detokenizer import IncrementalDetokenizer, eos_ids
-from sigma0.decode.finite import BROKEN, NOT_FINITE
+from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.decode.grammar.vocabulary import vocabulary_of
 from sigma0.decode.paged_planes import PagedPlanes
@@ -99,9 +99,8 @@ class Engine:
         blocks = shape.count_in(self.limits.kv_bytes, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
-        self.pool = BlockPool(blocks, shape.size)
+        self._open_scheduler(blocks, shape.size)
         slots = self.limits.max_running
-        self.scheduler = Scheduler(self.pool, slots, self.limits.max_waiting, self.limits.pass_rows)
         longest = min(model.config.max_position_embeddings, blocks * shape.size)
         planes = PagedPlanes(shape, blocks, model.dtype, model.device, slots, longest)
         watching = switches().verdict if watch is None else watch
@@ -111,6 +110,11 @@ class Engine:
         self._keys = count()
         self._tokens = self._exit_loops = self._preemptions = 0
         self._eos = eos_ids(model.generation_config.eos_token_id)
+
+    def _open_scheduler(self, blocks: int, size: int) -> None:
+        limits = self.limits
+        self.pool = BlockPool(blocks, size)
+        self.scheduler = Scheduler(self.pool, limits.max_running, limits.max_waiting, limits.pass_rows)
 
     @property
     def has_work(self) -> bool:
@@ -155,15 +159,19 @@ class Engine:
         """
         check_request(request, self.model, self.context)
 
-    def submit(self, request: EngineRequest) -> int:
+    def submit(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> int:
         """Queues a request; returns its number.
+
+        Args:
+            request: The request.
+            grammar: What `compile` made of it; None: it is compiled here, if there is one.
 
         Raises:
             ValueError: For one that can never run.
             Busy: If the queue is full.
         """
         self.check(request)
-        grammar = self._compile(request)
+        grammar = grammar or self.compile(request)
         if self.scheduler.is_full:
             raise Busy(f"{len(self.scheduler.waiting)} requests are waiting already")
         length = len(request.prompt_ids)
@@ -183,8 +191,8 @@ class Engine:
         self.scheduler.add(entry)
         return entry.key
 
-    def _compile(self, request: EngineRequest) -> CompiledGrammar | None:
-        """What the answer of a request follows; the last few grammars are kept."""
+    def compile(self, request: EngineRequest) -> CompiledGrammar | None:
+        """What the answer of a request follows; may be called from any thread. The last few grammars are kept."""
         if request.grammar is None:
             return None
         vocabulary = vocabulary_of(self.tokenizer, int(self.model.config.vocab_size), self._eos)
@@ -206,12 +214,23 @@ class Engine:
         if state is not None:
             self._remove(state)
 
+    def reset(self) -> None:
+        """Ends all requests without further output, and empties the prefix cache, whatever state both are in.
+
+        A step that breaks leaves requests between scheduler and batch, and blocks that nothing has been written to.
+        """
+        self._states.clear()
+        self._open_scheduler(self.pool.total, self.pool.size)
+        self._batch.reset()
+        self._outputs.reset()
+
     def step(self) -> list[KeyedEvent]:
         """One pass; what it output."""
-        self._schedule()
-        return self._postprocess(self._batch.run()) if len(self._batch) else []
+        events = self._schedule()
+        return events + self._postprocess(self._batch.run()) if len(self._batch) else events
 
-    def _schedule(self) -> None:
+    def _schedule(self) -> list[KeyedEvent]:
+        """Makes the batch what the scheduler wants it to be; ends of requests whose grammar broke at that."""
         step = self.scheduler.schedule(len(self._batch))
         self._preemptions += len(step.preempted)
         if step.preempted:
@@ -220,7 +239,9 @@ class Engine:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
                 self._states[entry.key].cached = entry.cached
-        self._batch.apply(step, self._states)
+        batch = self._batch
+        batch.apply(step, self._states)
+        return [self._fail(batch.state_of(slot), batch.error_of(slot)) for slot in batch.broken]
 
     def _remove(self, state: RequestState) -> None:
         """Ends a request, waiting or running."""
@@ -242,7 +263,7 @@ class Engine:
         events: list[KeyedEvent] = []
         for slot in broken:
             state = batch.state_of(slot)
-            events.append(self._fail(state, batch.error_of(slot) or FloatingPointError(NOT_FINITE)))
+            events.append(self._fail(state, batch.error_of(slot)))
         rows = [row for row in rows if lines[row][EMITTED]]
         states, own = [batch.state_of(lines[row][SEQUENCE]) for row in rows], [lines[row] for row in rows]
         known = self._outputs.known(states, own, _rows(passed.logits, rows)) if rows else []
@@ -289,10 +310,10 @@ class Engine:
         self._remove(state)
         return state.entry.key, finished
 
-    def _fail(self, state: RequestState, error: Exception) -> KeyedEvent:
-        """Ends a request in which something broke; the others go on."""
+    def _fail(self, state: RequestState, error: Exception | None) -> KeyedEvent:
+        """Ends a request in which something broke, None for logits that are no numbers; the others go on."""
         # the message may quote a prompt: the caller logs its type and frames
-        kind = type(error).__name__
+        kind = "FloatingPointError" if error is None else type(error).__name__
         self._remove(state)
         return state.entry.key, RequestFailed(f"{kind} inside of this request", kind)
 

@@ -1,9 +1,16 @@
-"""Loop of an engine: takes commands in between passes and reports what came of them; in a thread or a process."""
+"""Loop of an engine: takes commands in between passes and reports what came of them; in a thread or a process.
+
+Grammars are compiled in a thread beside it, one at a time: a large one takes seconds, in which others go on.
+"""
 
 import logging
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
+from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.serve.engine.engine import Engine
 from sigma0.serve.engine.inbox import Inbox
 from sigma0.serve.engine.messages import (
@@ -14,7 +21,7 @@ from sigma0.serve.engine.messages import (
     RequestFailed,
     TokenOutput,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, PassReport, Submit
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,49 +42,84 @@ class EngineLoop:
         # the service's numbers of requests by the engine's, and the other way round
         self._keys: dict[int, int] = {}
         self._engine_keys: dict[int, int] = {}
+        # requests whose grammar is being compiled, by the service's numbers
+        self._compiling: dict[int, EngineRequest] = {}
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def run(self) -> None:
         """Runs until it is drained or closed."""
-        while not self._is_over:
-            commands = self._inbox.take(wait=not self._engine.has_work)
-            events = [event for command in commands for event in self._obey(command)]
-            if self._engine.has_work and not self._is_closed:
-                events += self._pass()
-            if commands or events:
-                self._tell(events)
+        while not self.is_over:
+            self.turn()
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         self._tell(self._fail_all(RequestCutOff("the server is being shut down")))
 
+    def turn(self, wait: bool = True) -> None:
+        """Takes the commands that are there, runs a pass if there is work, and reports.
+
+        Args:
+            wait: Whether to wait for a command where there is no work.
+        """
+        commands = self._inbox.take(wait=wait and not self._engine.has_work)
+        events = [event for command in commands for event in self._obey(command)]
+        if self._engine.has_work and not self._is_closed:
+            events += self._pass()
+        if commands or events:
+            self._tell(events)
+
     @property
-    def _is_over(self) -> bool:
-        return self._is_closed or (self._is_draining and not self._engine.has_work)
+    def is_over(self) -> bool:
+        """Whether it was drained or closed."""
+        return self._is_closed or (self._is_draining and not self._engine.has_work and not self._compiling)
 
     def _tell(self, events: list[tuple[int, Event]]) -> None:
-        self._report(PassReport(tuple(events), self._engine.status(), self._taken))
+        status = self._engine.status()
+        status = replace(status, waiting=status.waiting + len(self._compiling))
+        self._report(PassReport(tuple(events), status, self._taken))
 
     def _obey(self, command: Command) -> list[tuple[int, Event]]:
         match command:
             case Submit(key, request):
                 self._taken += 1
-                return self._submit(key, request)
+                if request.grammar is None:
+                    return self._submit(key, request)
+                self._compiling[key] = request
+                compiled = self._compiler.submit(self._engine.compile, request)
+                compiled.add_done_callback(partial(self._have_compiled, key))
+            case Compiled(key, grammar):
+                if key in self._compiling:
+                    request = self._compiling.pop(key)
+                    return (
+                        [(key, _failed(grammar))]
+                        if isinstance(grammar, Exception)
+                        else self._submit(key, request, grammar)
+                    )
             case Cancel(key):
+                self._compiling.pop(key, None)
                 if key in self._engine_keys:
-                    self._engine.cancel(self._engine_keys[key])
-                    self._end(key)
+                    return self._cancel(key)
             case Drain():
                 self._is_draining = True
             case Close():
                 self._is_closed = True
         return []
 
-    def _submit(self, key: int, request: EngineRequest) -> list[tuple[int, Event]]:
+    def _have_compiled(self, key: int, compiled: "Future[CompiledGrammar | None]") -> None:
+        """Called in the thread that compiles."""
+        if not compiled.cancelled():
+            error = compiled.exception()
+            assert error is None or isinstance(error, Exception)
+            self._inbox.put(Compiled(key, error or compiled.result()))
+
+    def _submit(
+        self, key: int, request: EngineRequest, grammar: CompiledGrammar | None = None
+    ) -> list[tuple[int, Event]]:
         try:
-            engine_key = self._engine.submit(request)
+            engine_key = self._engine.submit(request) if grammar is None else self._engine.submit(request, grammar)
         except Busy as error:
             return [(key, error)]
         except Exception as error:
             # caught here, since without its loop the service would neither answer nor end; the caller logs the cause
-            kind = type(error).__name__
-            return [(key, RequestFailed(f"{kind} as this request began", kind))]
+            return [(key, _failed(error))]
         self._keys[engine_key], self._engine_keys[key] = key, engine_key
         return []
 
@@ -85,11 +127,7 @@ class EngineLoop:
         try:
             passed = self._engine.step()
         except Exception as error:
-            # a pass that breaks leaves no request in a known state;
-            # the message is left out, since it may quote a prompt
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            _LOG.error("a pass failed: %s; all requests under way end\n%s", type(error).__name__, frames)
-            return self._fail_all(RequestFailed(f"{type(error).__name__} in the engine"))
+            return self._broke(error)
         events: list[tuple[int, Event]] = [(self._keys[engine_key], event) for engine_key, event in passed]
         for key, event in events:
             if not isinstance(event, TokenOutput):
@@ -99,9 +137,39 @@ class EngineLoop:
     def _end(self, key: int) -> None:
         del self._keys[self._engine_keys.pop(key)]
 
-    def _fail_all(self, failure: RequestFailed) -> list[tuple[int, Event]]:
+    def _cancel(self, key: int) -> list[tuple[int, Event]]:
+        engine_key = self._engine_keys[key]
+        self._end(key)
+        try:
+            self._engine.cancel(engine_key)
+        except Exception as error:
+            return self._broke(error)
+        return []
+
+    def _broke(self, error: Exception) -> list[tuple[int, Event]]:
+        """What breaks in the engine leaves no request in it in a known state: all end, and those that come are served.
+
+        Where even that cannot be had, the loop ends, and the service with it.
+        """
+        # the message is left out, since it may quote a prompt
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        _LOG.error("the engine failed: %s; all requests under way end\n%s", type(error).__name__, frames)
+        failure = RequestFailed(f"{type(error).__name__} in the engine")
         keys = list(self._engine_keys)
-        for key in keys:
+        self._engine.reset()
+        self._keys.clear()
+        self._engine_keys.clear()
+        return [(key, failure) for key in keys]
+
+    def _fail_all(self, failure: RequestFailed) -> list[tuple[int, Event]]:
+        keys = [*self._engine_keys, *self._compiling]
+        self._compiling.clear()
+        for key in list(self._engine_keys):
             self._engine.cancel(self._engine_keys[key])
             self._end(key)
         return [(key, failure) for key in keys]
+
+
+def _failed(error: Exception) -> RequestFailed:
+    kind = type(error).__name__
+    return RequestFailed(f"{kind} as this request began", kind)

@@ -81,6 +81,10 @@ class OutputProcessor:
         # what it needs is compiled before the first request
         self.texts.text()
 
+    def reset(self) -> None:
+        """Forgets tokens that have left their lanes."""
+        self._left, self._waited = [], 0
+
     def known(self, states: Sequence[RequestState], lines: Sequence[Line], logits: Tensor | None) -> list[Known]:
         """What is known of the tokens of one pass, at most one of each request.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.models.stored_settings import StoredSettings
 from sigma0.serve.engine.engine import Engine, EngineLimits
 from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, ServiceStatus
@@ -34,6 +35,19 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """The grammar of a request is compiled; from a thread of the engine's own.
+
+    Attributes:
+        key: Number of the request.
+        grammar: What came of it; an exception where it cannot be compiled.
+    """
+
+    key: int
+    grammar: CompiledGrammar | Exception | None
+
+
+@dataclass(frozen=True)
 class Drain:
     """The engine's loop ends once all requests are finished; none comes after this."""
 
@@ -43,7 +57,7 @@ class Close:
     """The engine's loop ends at once; unfinished requests fail."""
 
 
-Command = Submit | Cancel | Drain | Close
+Command = Submit | Cancel | Compiled | Drain | Close
 
 
 @dataclass(frozen=True)

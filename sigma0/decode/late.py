@@ -58,6 +58,11 @@ class LateRunner(EagerRunner):
         """Takes it from the host how many lanes are live before the next step, and of how many sequences."""
         self._seen = live, sequences
 
+    def forget(self) -> None:
+        """Drops what is under way: nobody reads it."""
+        self._under_way.clear()
+        self._seen = None
+
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Launches a step, the first time `lag` more, and then reads the oldest that is under way.
 

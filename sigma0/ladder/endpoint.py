@@ -131,7 +131,11 @@ class Asker:
         left = self.purse.seconds_left
         limit = self.rung.timeout if left is None else max(0.001, min(self.rung.timeout, left))
         answer = _Answer()
-        client = self._open(limit)
+        try:
+            client = self._open(limit)
+        except (OSError, RuntimeError, ValueError):
+            # it reads certificates and proxies: files and descriptors may be missing
+            return replace(answer, outcome="no client")
         thread = Thread(target=self._request, args=(client, messages, max_new_tokens, options, answer), daemon=True)
         thread.start()
         thread.join(limit)

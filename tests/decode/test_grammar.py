@@ -341,6 +341,34 @@ def test_beams_follow_no_grammar(byte):
         model.generate(prompts(1), num_beams=2, grammar=Constraint(Choice(("a",)), tokenizer), max_new_tokens=3)
 
 
+def test_a_choice_has_any_number_of_texts(byte):
+    """Of a rule with over 2,000 alternatives the parser gives up at the second id."""
+    texts = tuple(f"number {number}" for number in range(5000))
+    matcher = vocabulary_of(byte[1], 260, {END}).compile(Choice(texts)).matcher()
+    ids = byte[1]("number 4321")["input_ids"]
+    for token_id in ids:
+        assert matcher.mask()[token_id // 32] >> (token_id % 32) & 1
+        matcher.take(token_id)
+    matcher.check(END)
+
+
+def test_a_choice_allows_its_texts_and_no_other(byte):
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        signs, count = list('ab"\\\n /|.*é'), rng.integers(1, 8)
+        texts = {"".join(rng.choice(signs, rng.integers(1, 5))) for _ in range(count)}
+        compiled = vocabulary_of(byte[1], 260, {END}).compile(Choice(tuple(texts)))
+        spelled = [tuple(byte[1](text)["input_ids"]) for text in texts]
+        for ids in spelled:
+            matcher = compiled.matcher()
+            for at in range(len(ids) + 1):
+                follow = {END if each == ids[:at] else each[at] for each in spelled if each[:at] == ids[:at]}
+                bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+                assert set(np.flatnonzero(bits).tolist()) == follow, (texts, ids[:at])
+                if at < len(ids):
+                    matcher.take(ids[at])
+
+
 def test_specs_are_plain_data():
     specs = [JsonSchema.of({"type": "null"}), JsonObject(), Regex("a"), Choice(("a", "b")), Grammar("start: A")]
     assert len(set(specs)) == len(specs) and copy.deepcopy(specs) == specs

@@ -117,6 +117,17 @@ def test_a_broken_endpoint_costs_one_rung_and_never_the_answer(pocket, url, name
     assert KEY not in shown and KEY not in repr(Rung.endpoint(url, name, KEY))
 
 
+def test_a_client_that_cannot_be_opened_costs_one_rung_and_never_the_answer(pocket, url, monkeypatch):
+    """It reads certificates: descriptors may have run out."""
+
+    def broken(self, limit):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("sigma0.ladder.endpoint.Asker._open", broken)
+    found = ladder(pocket, url, ["good"]).generate(QUESTION, unit="answer", max_new_tokens=8)
+    assert found.rung == "pocket" and found.text and found.trail.decisions[-1].why == "no client"
+
+
 def test_a_flaky_endpoint_is_asked_again(pocket, url):
     found = ladder(pocket, url, ["flaky"], attempts=3).generate(QUESTION, unit="answer", max_new_tokens=20)
     assert found.text == ANSWER and found.costs[1].calls == 3

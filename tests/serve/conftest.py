@@ -31,10 +31,10 @@ def pytest_collection_modifyitems(items):
 
 
 @contextmanager
-def serving(app):
+def serving(app, **settings):
     """A real server; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2, **settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     # the socket listens already: whoever connects before the app is up waits for it

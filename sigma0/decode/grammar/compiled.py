@@ -157,7 +157,8 @@ def _source(spec: Spec, kind: Any) -> tuple[str, str]:
             return "regex", kind.grammar_from_regex(spec.pattern)
         case Choice():
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choices)
-            return "choice", kind.grammar_from_lark(f"start: {texts}")
+            # a terminal: of a rule with over 2,000 alternatives the parser gives up at the second id
+            return "choice", kind.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
         case ToolCalls():
             for tool in spec.tools:
                 check_schema(tool.schema.schema)

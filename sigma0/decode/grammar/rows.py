@@ -14,7 +14,7 @@ from torch import Tensor
 from sigma0.config import ExitConfig
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.finite import BROKEN
-from sigma0.decode.grammar.compiled import Bits, CompiledGrammar, GrammarError, Matcher
+from sigma0.decode.grammar.compiled import Bits, CompiledGrammar, Matcher
 from sigma0.decode.lanes import Lanes
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.step import ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
@@ -82,7 +82,7 @@ class GrammarRows:
             lane = self._lane(sequence, own.first - 1)
             self._write([(lane, own.matcher.mask(), _ANY)])
 
-    def advance(self, lines: Iterable[Sequence[int]]) -> dict[int, GrammarError]:
+    def advance(self, lines: Iterable[Sequence[int]]) -> dict[int, Exception]:
         """Takes the ids that a step has fed, and masks their lanes.
 
         Args:
@@ -91,7 +91,7 @@ class GrammarRows:
         Returns:
             Why sequences cannot go on, by sequence.
         """
-        errors: dict[int, GrammarError] = {}
+        errors: dict[int, Exception] = {}
         masks: list[_Mask] = []
         for line in lines:
             sequence, token_id, fed_at = line[SEQUENCE], line[TOKEN], line[FED_AT]
@@ -105,7 +105,7 @@ class GrammarRows:
                 else:
                     own.matcher.take(token_id)
                     masks.append(self._mask(sequence, own, fed_at))
-            except GrammarError as error:
+            except Exception as error:  # whatever it is, it belongs to this sequence
                 errors[sequence] = error
         self._write(masks)
         return errors

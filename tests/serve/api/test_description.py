@@ -7,11 +7,12 @@ pytest.importorskip("schemathesis")
 import hypothesis
 import jsonschema_rs
 import schemathesis
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import positive_data_acceptance, status_code_conformance
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from sigma0.config import ExitConfig
-from sigma0.ladder import FidelityLadder, Rung
+from sigma0.ladder import Always, FidelityLadder, Rung
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
 from tests.serve.engine.spied_worker import SpiedService
@@ -41,10 +42,37 @@ def lasting(app):
     return only_requests
 
 
+# what the formats of texts stand for, of which the description has the names alone
+for name, texts in {
+    "regular-expression": st.from_regex(r"\A[a-c]{1,3}(x|y)?\Z"),
+    "grammar": st.sampled_from(['start: "a" | "b"', 'root ::= "a" "b"?']),
+    "json-schema": st.sampled_from(['{"type": "boolean"}', "{}", "true", '{"enum": ["a", 1]}']),
+}.items():
+    schemathesis.openapi.format(name, texts)
+SETTINGS = ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver",))
+
+
+def described(app):
+    """An app as schemathesis takes it."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", lasting(app))
+    # texts out of the source code are put in without regard to formats
+    schema.config.analysis.constants.enabled = False
+    return schema
+
+
 @pytest.fixture(scope="module")
 def description(pocket):
-    app = create_app(SpiedService(*pocket), ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver",)))
-    return schemathesis.openapi.from_asgi("/openapi.json", lasting(app))
+    service = SpiedService(*pocket)
+    yield described(create_app(service, SETTINGS))
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def with_ladder(pocket):
+    service = SpiedService(*pocket)
+    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")], policy=Always())
+    yield described(create_app(service, SETTINGS, ladder))
+    service.close()
 
 
 def test_every_route_is_described(description):
@@ -53,38 +81,72 @@ def test_every_route_is_described(description):
     assert set(told) == {"200", "400", "401", "404", "408", "413", "421", "429", "500", "503", "504"}
 
 
-def error_code(answer):
-    return answer.json()["error"]["code"] if answer.status_code >= 400 else None
+def is_limited(case, answer):
+    """Whether a request is refused by a limit that the description has no word for, but the answer has a name for.
+
+    They are: the tokens of a context, what a ladder cannot, and which objects are JSON Schemas that can be followed.
+    """
+    if answer.status_code != 400:
+        return False
+    code, body = answer.json()["error"]["code"], case.body
+    if code != "invalid_grammar":
+        return code in ("context_length_exceeded", "not_with_a_ladder")
+    schemas = (body.get("guided_json"), (body.get("structured_outputs") or {}).get("json"))
+    return any(isinstance(schema, dict) for schema in schemas) or body["response_format"]["type"] == "json_schema"
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_nothing_that_is_sent_breaks_it_or_is_answered_otherwise_than_described(description, path):
-    method = "POST" if path.endswith("completions") else "GET"
-    operation = description[path][method]
+def check(description, path, mode, examples):
+    """Sends what fits the description, or what does not; all of schemathesis's checks hold."""
+    operation = description[path]["POST" if path.endswith("completions") else "GET"]
     counts = {}
 
     @hypothesis.settings(
-        max_examples=25 if method == "POST" else 5,
+        max_examples=examples,
         derandomize=True,
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(case=operation.as_strategy())
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def send(case):
         if case.path_parameters and not counts:
             case.path_parameters["name"] = "pocket"
         answer = case.call()
         counts[answer.status_code] = counts.get(answer.status_code, 0) + 1
-        checks = [not_a_server_error, status_code_conformance]
-        # what fits the description is answered: it has no word for tokens, of which a context holds so many, nor for
-        # which texts are regular expressions, schemas or grammars
-        if method == "POST" and error_code(answer) not in ("context_length_exceeded", "invalid_grammar"):
-            checks.append(positive_data_acceptance)
-        case.validate_response(answer, checks=checks)
+        limited = mode is GenerationMode.POSITIVE and is_limited(case, answer)
+        case.validate_response(answer, excluded_checks=[positive_data_acceptance] if limited else [])
 
     send()
-    assert counts.get(200), counts
+    return counts
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_fits_the_description_is_answered_as_described(description, path):
+    counts = check(description, path, GenerationMode.POSITIVE, 25 if path.endswith("completions") else 5)
+    # nothing but named limits refuses anything
+    assert counts.get(200, 0) >= 0.9 * sum(counts.values()) or path.endswith("{name}"), counts
+    assert counts[200]
+
+
+@pytest.mark.parametrize("path", PATHS[:2])
+def test_what_does_not_fit_is_refused_as_described(description, path):
+    counts = check(description, path, GenerationMode.NEGATIVE, 25)
+    assert set(counts) <= {400, 404} and counts[400] > 10, counts
+
+
+@pytest.mark.parametrize("path", PATHS[:2])
+def test_so_with_a_ladder(with_ladder, path):
+    counts = check(with_ladder, path, GenerationMode.POSITIVE, 15)
+    assert counts[200] >= 10, counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS[:2])
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("server", ["description", "with_ladder"])
+def test_many_of_both(request, server, mode, path):
+    counts = check(request.getfixturevalue(server), path, mode, 300)
+    assert set(counts) <= {200, 400, 404} and sum(counts.values()) >= 200, counts
 
 
 CHAT = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -142,12 +204,23 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "guided_xml": {}}, False),
         ({**CHAT, "response_format": {"type": "json_object"}}, True),
         ({**CHAT, "response_format": {"type": "json_schema"}}, False),
+        ({**CHAT, "guided_regex": "a", "guided_choice": ["a"]}, False),
+        ({**CHAT, "guided_regex": "a", "guided_choice": None, "response_format": {"type": "text"}}, True),
+        ({**CHAT, "guided_regex": "a", "structured_outputs": {"json_object": False}}, True),
+        ({**CHAT, "guided_regex": "a", "structured_outputs": {"json_object": True}}, False),
+        ({**CHAT, "structured_outputs": {"regex": "a", "json_object": True}}, False),
+        ({**CHAT, "guided_choice": ["a"], "structured_outputs": {}}, True),
+        ({**CHAT, "store": False}, True),
+        ({**CHAT, "store": 0}, False),
+        ({**CHAT, "seed": -(2**63)}, True),
+        ({**CHAT, "seed": -(2**63) - 1}, False),
         ({**CHAT, "stream_options": {"include_usage": True}}, False),
         ({**CHAT, "stream_options": {"include_usage": True}, "stream": True}, True),
         ({**CHAT, "cache_salt": ""}, False),
         (TEXT, True),
         ({**TEXT, "echo": True}, False),
         ({**TEXT, "echo": False}, True),
+        ({**TEXT, "echo": 0}, False),
         ({**TEXT, "prompt": ""}, False),
         ({**TEXT, "prompt": []}, False),
         ({**TEXT, "prompt": ["Hi", ""]}, False),
@@ -168,12 +241,10 @@ def test_the_description_and_the_server_agree(description, body, fits):
     assert (answer.status_code == 200) == fits and answer.status_code in (200, 400, 404), answer.text
 
 
-def test_a_ladder_is_described_where_there_is_one(pocket):
-    service = SpiedService(*pocket)
-    ladder = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.local(*pocket, "above")])
-    try:
-        options = create_app(service, ServerSettings(), ladder).openapi()["components"]["schemas"]["Sigma0Options"]
-    finally:
-        service.close()
+def test_a_ladder_is_described_where_there_is_one(with_ladder):
+    options = with_ladder.raw_schema["components"]["schemas"]["Sigma0Options"]
     assert options["properties"]["trail"]["type"] == "boolean" and len(options["properties"]["ladder"]["anyOf"]) == 3
     assert "calls" in options["properties"]["budget"]["anyOf"][0]["properties"]
+    fits = jsonschema_rs.validator_for({**options, "components": with_ladder.raw_schema["components"]}).is_valid
+    assert fits({"ladder": "token", "trail": True, "budget": {"calls": 1}}) and fits({"on_collapse": "stop"})
+    assert not fits({"trail": True}) and not fits({"ladder": True, "on_collapse": "stop"})

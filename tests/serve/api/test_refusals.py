@@ -79,6 +79,7 @@ def error_of(answer, status):
         ({"sigma0": {"exit": {"mod": "full"}}}, "sigma0.exit.mod", "nexpected keyword"),
         ({"sigma0": {"budget": {"calls": -1}}}, "sigma0.budget.calls", "greater than"),
         ({"sigma0": {"budget": {"calls": 1}}}, "sigma0.budget", "needs sigma0.ladder"),
+        ({"sigma0": {"budget": {"calls": False}}}, "sigma0.budget", "calls is a number, not false"),
         ({"sigma0": {"trail": True}}, "sigma0.trail", "needs sigma0.ladder"),
         ({"sigma0": {"ladder": "paragraph"}}, "sigma0.ladder", '"draft" or "answer"'),
         ({"sigma0": {"ladder": True}}, "sigma0.ladder", "this server has no ladder; start it with one"),
@@ -126,7 +127,20 @@ def test_a_context_that_is_too_long(plain):
 )
 def test_what_is_no_request_at_all(plain, body):
     headers = {"Content-Type": "application/json"}
-    error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers), 400)
+    error = error_of(httpx.post(f"{plain.url}/v1/chat/completions", content=body, headers=headers), 400)
+    assert error["code"] == "invalid_json" or error["param"] or "JSON object" in error["message"]
+
+
+def test_an_answer_that_cannot_be_written_counts_once(pocket, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no text for an id")
+
+    monkeypatch.setattr("sigma0.serve.api.responses.chat_logprobs", broken)
+    with served(pocket) as server:
+        assert error_of(post(server, logprobs=True), 500)["code"] == "internal_error"
+        text = httpx.get(f"{server.url}/metrics").text
+    counted = [line for line in text.splitlines() if line.startswith("sigma0_requests_total")]
+    assert counted == ['sigma0_requests_total{kind="chat",status="500"} 1.0']
 
 
 def test_half_a_character(plain):

@@ -141,7 +141,7 @@ def climbing(replicas, pocket):
 def description(replicas, pocket):
     service = SpiedRayService(pocket, replicas, None)
     app = create_app(service, ServerSettings(max_new_tokens=3, max_n=2, allowed_hosts=("testserver",)))
-    yield test_description.schemathesis.openapi.from_asgi("/openapi.json", test_description.lasting(app))
+    yield test_description.described(app)
     service.close()
 
 

@@ -53,16 +53,16 @@ class HeldEngine(Engine):
 
     def step(self):
         if not self.gate.is_set() or (self.tokens is not None and not self.tokens.acquire(blocking=False)):
-            self._schedule()
+            events = self._schedule()
             sleep(0.002)
-            return []
+            return events
         events = super().step()
         while self.tokens is not None and not events:
             events = super().step()
         return events
 
-    def submit(self, request):
-        key = super().submit(request)
+    def submit(self, request, grammar=None):
+        key = super().submit(request, grammar)
         failing, self.fails = self.fails, None
         if failing is not None:
 

@@ -170,3 +170,17 @@ def test_what_a_device_shows_is_enough(model, pocket, captures, device, watch): 
         if runner == "auto":
             assert 0 < len(device) < CountedLanding.made
     assert found["auto"] == found["eager"]
+
+
+def test_an_engine_that_was_reset_writes_the_same(model, pocket, captures):  # noqa: F811
+    jobs = [job for job in work(8, 8) if job.exit_config.after_exit != "drop"]
+    expected, engine = outcomes(model, pocket[1], jobs, "cudagraph", True)
+    for job in jobs:
+        engine.submit(job)
+    for _ in range(5):
+        engine.step()
+    engine.reset()
+    assert not engine.has_work and engine.status().blocks_used == 0
+    keys = [engine.submit(job) for job in jobs[::2] + jobs[1::2]]
+    events = drain(engine)
+    assert [outcome(events[key]) for number, key in enumerate(keys) if number != 1] == expected

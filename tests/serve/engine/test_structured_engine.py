@@ -8,7 +8,7 @@ import pytest
 
 import sigma0
 from sigma0 import ExitConfig
-from sigma0.decode.grammar.compiled import GrammarError, Matcher
+from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Matcher
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
@@ -155,6 +155,31 @@ def test_a_request_that_cannot_go_on_fails_alone(byte, monkeypatch):
     if isinstance(first[-1], RequestFailed):
         assert first[-1].cause == "GrammarError" and len(first) <= 5
     assert [outcome(events) for events in others] == expected
+
+
+@pytest.mark.parametrize(
+    "kind, name, at",
+    [(CompiledGrammar, "matcher", 2), *((Matcher, name, at) for name in ("mask", "take", "back_to") for at in (2, 9))],
+)
+def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, name, at):
+    """Whatever it raises, as a request enters, in a pass, and as one that was preempted goes on."""
+    wanted = jobs(9, 8)
+    expected = [outcome(alone(*byte, job))[:4] for job in wanted]
+    whole, calls = getattr(kind, name), []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        if len(calls) == at:
+            raise RuntimeError("an engine of grammars that breaks")
+        return whole(*arguments)
+
+    monkeypatch.setattr(kind, name, broken)
+    found, engine = together(byte, wanted, POSITION_BYTES * 8 * 16)
+    failed = [number for number, events in enumerate(found) if isinstance(events[-1], RequestFailed)]
+    assert len(failed) == 1 and found[failed[0]][-1].cause == "RuntimeError"
+    others = [number for number in range(len(wanted)) if number not in failed]
+    assert [outcome(found[number])[:4] for number in others] == [expected[number] for number in others]
+    assert engine.status().blocks_used == 0
 
 
 def test_a_request_is_plain_data():

@@ -7,8 +7,9 @@ import pytest
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.decode.grammar.spec import Choice
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput, Unavailable
 from sigma0.serve.engine.worker import EngineService
 from tests.serve.engine.spied_worker import KV
 
@@ -194,3 +195,105 @@ def test_no_room_in_the_engine_is_told_as_such(service, pocket, monkeypatch):
     monkeypatch.setattr(service._engine, "submit", full)
     with pytest.raises(Busy, match="9 requests"):
         asyncio.run(_one(service, job(pocket)))
+
+
+@pytest.fixture
+def compiling(service, monkeypatch):
+    """A service whose grammars are not compiled before `go_on`; `begun` says that one is to be."""
+    begun, go_on, compile_ = threading.Event(), threading.Event(), service._engine.compile
+
+    def slow(request):
+        if request.grammar is not None:
+            begun.set()
+            assert go_on.wait(60)
+        return compile_(request)
+
+    monkeypatch.setattr(service._engine, "compile", slow)
+    yield begun, go_on
+    go_on.set()
+
+
+def yes_or_no(pocket, **settings):
+    return job(pocket, grammar=Choice(("yes", "no")), **settings)
+
+
+def test_others_go_on_while_a_grammar_is_compiled(service, pocket, compiling):
+    begun, go_on = compiling
+
+    async def run():
+        waiting = service.submit(yes_or_no(pocket))
+        await asyncio.to_thread(begun.wait, 60)
+        other = await collect(service.submit(job(pocket)))
+        # it counts as waiting meanwhile
+        assert service.status().waiting == 1 and isinstance(other[-1], RequestOutput)
+        go_on.set()
+        return await collect(waiting)
+
+    assert asyncio.run(run())[-1].text in ("yes", "no")
+
+
+def test_a_request_is_cancelled_while_its_grammar_is_compiled(service, pocket, compiling):
+    begun, go_on = compiling
+
+    async def run():
+        waiting = service.submit(yes_or_no(pocket))
+        await asyncio.to_thread(begun.wait, 60)
+        await waiting.aclose()
+        go_on.set()
+        await collect(service.submit(yes_or_no(pocket)))
+        return service.status()
+
+    status = asyncio.run(run())
+    assert (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
+
+
+def test_draining_waits_for_a_grammar_and_closing_does_not(pocket, service, compiling):
+    begun, _ = compiling
+
+    async def run():
+        waiting = asyncio.ensure_future(collect(service.submit(yes_or_no(pocket))))
+        await asyncio.to_thread(begun.wait, 60)
+        draining = asyncio.ensure_future(service.drain())
+        await asyncio.sleep(0.1)
+        assert not draining.done() and service.is_up
+        service.close()
+        with pytest.raises(RequestFailed, match="shut down"):
+            await waiting
+        await draining
+
+    asyncio.run(run())
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(service, pocket, monkeypatch):
+    def broken(request):
+        raise RuntimeError("an engine of grammars that breaks")
+
+    async def run():
+        with monkeypatch.context() as patched:
+            patched.setattr(service._engine, "compile", broken)
+            with pytest.raises(RequestFailed, match="RuntimeError as this request began"):
+                await collect(service.submit(yes_or_no(pocket)))
+        return await collect(service.submit(yes_or_no(pocket)))
+
+    assert asyncio.run(run())[-1].text in ("yes", "no")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_be_emptied_ends_the_service(service, pocket, monkeypatch):
+    """Else requests would be taken that nobody answers."""
+
+    def broken():
+        raise RuntimeError("the device is lost, say")
+
+    async def run():
+        events = service.submit(endless(pocket))
+        await anext(events)
+        monkeypatch.setattr(service._engine, "reset", broken)
+        monkeypatch.setattr(service._engine._batch, "run", broken)
+        with pytest.raises(Unavailable, match="has ended"):
+            await collect(events)
+        assert not service.is_up
+        with pytest.raises(Unavailable):
+            service.submit(job(pocket))
+
+    asyncio.run(run())

@@ -1,0 +1,86 @@
+"""Whatever fails once, every request is answered or failed once, nothing is held, and the server serves on.
+
+The fast runs fail at most `FAST` calls of each point, spread over the phases that the mixed run has; the slow ones as
+many as `SLOW` says, which is every call of template, endpoint and grammar, and several of each phase of the others.
+`python -m tests.serve.mixed_run` fails every call of every point but allocation, of which there are many thousands.
+"""
+
+import logging
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+pytest.importorskip("llguidance")
+
+from tests.serve.faults import POINTS, Fault, spread
+from tests.serve.mixed_run import Bench, mixed, problems
+
+FAST = 4
+SLOW = dict.fromkeys(POINTS, 60) | {"template": 1000, "endpoint": 1000, "grammar": 1000}
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench()
+
+
+@pytest.fixture(scope="module")
+def counted(bench):
+    return bench.count()
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    # every fault is logged with its frames
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_the_mixed_run_is_mixed_and_the_same_each_time(bench, counted):
+    report, faults = counted
+    assert len(report.outcomes) == 40 and report.held == {} and report.counted == 40 and report.health == 200
+    kinds = [outcome.kind for outcome in report.outcomes]
+    assert kinds.count("answer") == 36 and kinds.count("left") == 4 and report.preemptions > 0
+    assert all(fault.calls > 20 for fault in faults.values())
+    # what a request gets does not depend on its place
+    assert report.outcomes[:20] == report.outcomes[20:][::-1]
+    again, counts = bench.count()
+    assert again == report
+    assert {name: fault.phases for name, fault in counts.items()} == {
+        name: fault.phases for name, fault in faults.items()
+    }
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_one_fault(bench, counted, point):
+    _fail(bench, counted, point, FAST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_many_faults(bench, counted, point):
+    _fail(bench, counted, point, SLOW[point])
+
+
+def _fail(bench, counted, point, most):
+    clean, faults = counted
+    for at in spread(faults[point].phases, most):
+        fault = Fault(point, at)
+        wrong = problems(fault, bench.run(fault), clean)
+        assert not wrong, (point, at, faults[point].phases[at - 1], wrong)
+
+
+def test_calls_are_spread_over_phases():
+    phases = [("a",)] * 50 + [("b",)] + [("c",)] * 9
+    assert spread(phases, 100) == list(range(1, 61))
+    assert spread(phases, 3) == [1, 51, 52] and spread(phases, 2) == [1, 51]
+    assert spread(phases, 5) == [1, 50, 51, 52, 60] and spread(phases, 6) == [1, 25, 50, 51, 52, 60]
+
+
+def test_a_mixed_run_has_all_kinds():
+    bodies = [asked.body for asked in mixed()]
+    assert len(bodies) == 40
+    for name in ("stream", "temperature", "guided_choice", "response_format", "sigma0", "logprobs", "n", "cache_salt"):
+        assert any(name in body for body in bodies), name
