@@ -51,7 +51,7 @@ class TextEncoder:
 
     def text(self, text: str) -> list[int]:
         """Ids of a text, with the BOS and EOS that the tokenizer adds to every text."""
-        return list(self._backend.encode(text).ids)
+        return self._encoded(text)
 
     def messages(
         self, messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
@@ -71,8 +71,11 @@ class TextEncoder:
                 rendered = safe
         aliased = self._in_template.sub(lambda match: self._aliases[match[0]], rendered)
         text = self._marked.sub(lambda match: self._texts[match[0]], aliased)
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return [self._ids.get(number, number) for number in ids]
+        return [self._ids.get(number, number) for number in self._encoded(text, add_special_tokens=False)]
+
+    def _encoded(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        # a batch of one: `encode` holds Python's lock, so that other threads stand still while a long text is encoded
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
         """A copy of a value in which every match of a pattern is replaced by its mark."""
