@@ -51,6 +51,7 @@ class ServerSettings:
         max_at_once: Choices of one request that are in the engine at once; the others wait for those to end.
         max_concurrent: Requests that are being answered at once; more get a 429.
         max_parsing: Requests that are being tokenized or wait for it; more get a 429.
+        stream_buffer: Bytes of an event of a stream, about, where a client that reads slowly gets many tokens in one.
         header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
         body_timeout: Seconds until its body must have come, from the headers on.
         drain_timeout: Seconds for requests in progress when the server shuts down; what is left then is cut off.
@@ -69,6 +70,7 @@ class ServerSettings:
     max_at_once: Count = 32
     max_concurrent: Count = 256
     max_parsing: Count = 64
+    stream_buffer: Count = 2**16
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = DRAIN_TIMEOUT

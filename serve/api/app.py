@@ -67,6 +67,7 @@ def create_app(
         yield
         await drain(app)
         parsing_pool.close()
+        handler.close()
         if ladder_runner is not None:
             ladder_runner.close()
 

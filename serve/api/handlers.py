@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -15,15 +16,18 @@ from sigma0.serve.api.errors import ApiError, as_api_error, busy
 from sigma0.serve.api.events import ClientGone, RunningChoices, unless_gone
 from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import Metrics
+from sigma0.serve.api.outgoing import Outgoing
 from sigma0.serve.api.requests import ParsedRequest
-from sigma0.serve.api.responses import DONE, ResponseBuilder, server_sent
+from sigma0.serve.api.responses import DONE, ResponseBuilder, encoded, server_sent
 from sigma0.serve.api.telemetry import RequestTelemetry
 from sigma0.serve.api.turns import Backlog, Turns
-from sigma0.serve.engine.messages import Busy, RequestOutput, Service, TokenOutput
+from sigma0.serve.engine.messages import Busy, Service
 
 logger = logging.getLogger(__name__)
 # seconds beyond the time limit of a request for its client to read the rest
 SENDING = 5.0
+# tokens and alternatives of a whole response from which on it is written in a thread: some milliseconds of work
+LONG = 1024
 # status of a client that disconnected: only an access log reads it
 GONE = 499
 
@@ -41,6 +45,7 @@ class RequestHandler:
         draining: Whether no more requests are taken; `sigma0.serve.api.access.BodyLimit` refuses them then.
         open: Requests that are being answered.
         telemetry: Log with a line for each choice; None: no log.
+        stream_buffer: Bytes of an event with several tokens, about.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class RequestHandler:
         # as many as the largest request has, so that it is taken whenever nothing else waits
         self._backlog = Backlog(settings.max_n * settings.max_prompts)
         self.telemetry: TelemetryLog | None = None
+        self.stream_buffer = settings.stream_buffer
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="writing")
 
     @contextmanager
     def room(self) -> Iterator[None]:
@@ -82,7 +89,7 @@ class RequestHandler:
             return EventStream(self, running, builder, request_id)
         try:
             with self._metrics.latency.time():
-                ends = await unless_gone(request.receive, running.all_done())
+                response = await unless_gone(request.receive, self._whole(running, builder))
         except ClientGone:
             self._left(parsed)
             return Response(status_code=GONE)
@@ -95,7 +102,21 @@ class RequestHandler:
         finally:
             await running.close()
         self.count(parsed, 200)
-        return JSONResponse(builder.response(ends))
+        return response
+
+    async def _whole(self, running: RunningChoices, builder: ResponseBuilder) -> Response:
+        """The response once all choices are over; a long one is written in a thread."""
+        ends = await running.all_done()
+        values = sum(len(done.tokens) for done in ends) * (1 + (builder.parsed.choices[0].request.logprobs or 0))
+        if values < LONG:
+            return JSONResponse(builder.response(ends))
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(self._writing, lambda: b"".join(encoded(builder.response(ends))))
+        return Response(body, media_type="application/json")
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._writing.shutdown(wait=False)
 
     def _left(self, parsed: ParsedRequest) -> None:
         self.count(parsed, GONE)
@@ -173,30 +194,30 @@ class EventStream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         builder, running = self._builder, self._running
-        ends: dict[int, RequestOutput] = {}
-        # what comes together is sent together
-        chunks = list(builder.opening())
+        outgoing = Outgoing(builder, self._handler.stream_buffer)
+        opening, waited = b"".join(builder.opening()), False
         try:
-            if chunks:
-                yield b"".join(chunks)
-                chunks.clear()
+            if opening:
+                yield opening
             async with aclosing(running.events()) as events:
                 async for index, event in events:
-                    if isinstance(event, TokenOutput):
-                        chunks.append(builder.token(index, event))
-                    else:
-                        ends[index] = event
-                        chunks += builder.end(index, event)
-                    if not running.has_more:
-                        yield b"".join(chunks)
-                        chunks.clear()
-            if builder.parsed.include_usage:
-                chunks.append(builder.usage([ends[index] for index in sorted(ends)]))
+                    outgoing.add(index, event)
+                    if running.has_more:
+                        continue
+                    # what comes together is sent together
+                    for piece in outgoing.take(is_slow=waited):
+                        yield piece
+                    # a send that is taken at once gives way to nobody: what is there behind it came while it waited
+                    waited = running.has_more
+            ends = outgoing.ends
+            usage = [builder.usage([ends[index] for index in sorted(ends)])] if builder.parsed.include_usage else []
         except Exception as error:
             # the status line was sent long ago: the failure is an event, and ends the stream
             failure = as_api_error(error, self._request_id)
             self._status = failure.status_code
-            yield b"".join([*chunks, b"event: error\n", server_sent(failure.body)])
+            for piece in outgoing.take(is_slow=waited):
+                yield piece
+            yield b"event: error\n" + server_sent(failure.body)
             return
         self._status = 200
-        yield b"".join([*chunks, DONE])
+        yield b"".join([*usage, DONE])
