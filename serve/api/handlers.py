@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 SENDING = 5.0
 # tokens and alternatives of a whole response from which on it is written in a thread: some milliseconds of work
 LONG = 1024
+# characters of the id of a request that its slot shows
+SHOWN = 8
 # status of a client that disconnected: only an access log reads it
 GONE = 499
 
@@ -141,11 +144,11 @@ class RequestHandler:
         self.open += 1
         turns = Turns(self._service, self._settings.max_at_once, self._backlog)
         try:
-            for choice in parsed.choices:
+            for index, choice in enumerate(parsed.choices):
                 if self._ladder_runner is not None and choice.task is not None and not choice.routed:
                     running.add(self._ladder_runner.run(choice.task))
                     continue
-                engine = turns.add(choice.request)
+                engine = turns.add(replace(choice.request, id=f"{request_id[:SHOWN]}-{index}"))
                 if self._ladder_runner is not None and choice.task is not None:
                     running.add(self._ladder_runner.route(engine, choice.task), engine)
                 else:

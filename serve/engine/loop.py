@@ -14,7 +14,7 @@ from sigma0.serve.engine.messages import (
     RequestFailed,
     TokenOutput,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, Look, PassReport, Submit
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, inbox: Inbox[Command], report: Callable[[PassReport], None]) -> None:
         self._engine, self._inbox, self._report = engine, inbox, report
         self._taken = 0
-        self._is_draining = self._is_closed = False
+        self._is_draining = self._is_closed = self._is_looked_at = False
         # the service's numbers of requests by the engine's, and the other way round
         self._keys: dict[int, int] = {}
         self._engine_keys: dict[int, int] = {}
@@ -52,7 +52,9 @@ class EngineLoop:
         return self._is_closed or (self._is_draining and not self._engine.has_work)
 
     def _tell(self, events: list[tuple[int, Event]]) -> None:
-        self._report(PassReport(tuple(events), self._engine.status(), self._taken))
+        slots = self._engine.slots() if self._is_looked_at else None
+        self._is_looked_at = False
+        self._report(PassReport(tuple(events), self._engine.status(), self._taken, slots))
 
     def _obey(self, command: Command) -> list[tuple[int, Event]]:
         match command:
@@ -67,6 +69,8 @@ class EngineLoop:
                 self._is_draining = True
             case Close():
                 self._is_closed = True
+            case Look():
+                self._is_looked_at = True
         return []
 
     def _submit(self, key: int, request: EngineRequest) -> list[tuple[int, Event]]:
