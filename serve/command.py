@@ -45,6 +45,17 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(help="Key that clients must send; better as the variable SIGMA0_API_KEY.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File of keys, one a line, of which clients must send one; others may not read it."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="File of a certificate chain (PEM): the server speaks https.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="File of its private key (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="File of authorities (PEM), of one of which clients need a certificate.")
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Name that clients may use for this server beside localhost; may be repeated, * for all."),
@@ -128,6 +139,8 @@ def serve(
                     raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
+            if tls_client_ca is not None:
+                raise ValueError("--tls-client-ca goes with one engine: Ray's proxy asks for no certificates")
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.cluster.command import serve_on_ray
@@ -149,6 +162,7 @@ def serve(
                 "page_size": page_size,
                 "kv_memory": parse_bytes(kv_memory),
                 "api_key": key,
+                "api_key_file": api_key_file,
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
                 "allowed_hosts": allowed,
@@ -157,13 +171,19 @@ def serve(
                 "budget": budget,
                 "policy": policy,
             }
-            serve_on_ray(RaySettings(**options), host, _free(host, port), address)
+            # what does not fit is refused before a cluster is started
+            ServerSettings(api_key_file=api_key_file, tls_cert=tls_cert, tls_key=tls_key)
+            serve_on_ray(RaySettings(**options), host, _free(host, port), address, (tls_cert, tls_key))
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
             needs = "need" if len(ray_options) > 1 else "needs"
             raise ValueError(f"{', '.join(ray_options)} {needs} --ray")
         settings = ServerSettings(
             api_key=key,
+            api_key_file=api_key_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
             max_new_tokens=max_new_tokens,
             request_timeout=request_timeout,
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
@@ -200,11 +220,10 @@ def serve(
             climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known)
             service = EngineService(engine, spec.name, threads)
         address, bound = listener.getsockname()[:2]
-        if key is None and not ip_address(address).is_loopback:
+        if not settings.keys and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
-        console.print(
-            f"{spec.name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C"
-        )
+        where = f"{'https' if tls_cert else 'http'}://{f'[{address}]' if ':' in address else address}:{bound}"
+        console.print(f"{spec.name} on {where} - stop with Ctrl+C")
         run(service, settings, climbing, listener, log)
 
 

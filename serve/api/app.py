@@ -72,8 +72,8 @@ def create_app(
             ladder_runner.close()
 
     middleware = [Middleware(RequestIdMiddleware), Middleware(HostCheck, allowed=settings.allowed_hosts)]
-    if settings.api_key is not None:
-        middleware.append(Middleware(KeyCheck, key=settings.api_key))
+    if keys := settings.keys:
+        middleware.append(Middleware(KeyCheck, keys=keys))
     limit, seconds = settings.max_body_bytes, settings.body_timeout
     middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
     middleware.append(Middleware(LargeBodies))

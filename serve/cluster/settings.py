@@ -1,5 +1,6 @@
 """Settings of a Ray Serve application: the arguments of `serve.yaml`, and of `sigma0 serve --ray`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -39,6 +40,7 @@ class RaySettings(BaseModel):
         page_size: Tokens of a block of K/V.
         kv_memory: Bytes for K/V of one engine.
         api_key: Key that clients must send; None: SIGMA0_API_KEY of the front, or none.
+        api_key_file: File of further keys, one a line, where the front runs; None: no file.
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
@@ -70,6 +72,7 @@ class RaySettings(BaseModel):
     page_size: Count = 16
     kv_memory: ByteSize = ByteSize(2**28)
     api_key: SecretStr | None = None
+    api_key_file: Path | None = None
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
     allowed_hosts: tuple[str, ...] = ()

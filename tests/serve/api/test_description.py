@@ -24,6 +24,7 @@ PATHS = (
     "/v1/sigma0",
     "/health",
     "/metrics",
+    "/slots",
 )
 
 
