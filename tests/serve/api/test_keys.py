@@ -62,7 +62,7 @@ def test_what_is_no_key_is_refused_without_being_shown(keys, content, why):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="cannot read the keys in .*nowhere: No such file"):
+    with pytest.raises(ValueError, match=r"cannot read the keys in .*nowhere: No such file"):
         read_keys(tmp_path / "nowhere")
 
 

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 pytest.importorskip("fastapi")
-x509 = pytest.importorskip("cryptography.x509")
+pytest.importorskip("cryptography")
 
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
