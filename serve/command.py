@@ -87,6 +87,10 @@ def serve(
     ] = None,
     telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
     telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) for one span a request."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's choice.")
     ] = None,
@@ -166,13 +170,14 @@ def serve(
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
                 "allowed_hosts": allowed,
+                "otlp_endpoint": otlp_endpoint,
                 "on_collapse": collapse,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
             }
             # what does not fit is refused before a cluster is started
-            ServerSettings(api_key_file=api_key_file, tls_cert=tls_cert, tls_key=tls_key)
+            ServerSettings(api_key_file=api_key_file, tls_cert=tls_cert, tls_key=tls_key, otlp_endpoint=otlp_endpoint)
             serve_on_ray(RaySettings(**options), host, _free(host, port), address, (tls_cert, tls_key))
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
@@ -188,6 +193,7 @@ def serve(
             request_timeout=request_timeout,
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
             allowed_hosts=allowed,
+            otlp_endpoint=otlp_endpoint,
             on_collapse=collapse,
         )
         limits = EngineLimits(max_running, max_waiting, pass_rows, page_size, parse_bytes(kv_memory))

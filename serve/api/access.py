@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.config import OnCollapse
+from sigma0.serve.api.collector import check_collector
 from sigma0.serve.api.errors import ApiError, busy, unavailable
 from sigma0.serve.api.hosts import check_hosts
 from sigma0.serve.api.keys import KeyRing, is_key, read_keys
@@ -64,6 +65,7 @@ class ServerSettings:
         drain_timeout: Seconds for requests in progress when the server shuts down; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
+        otlp_endpoint: Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
     """
 
@@ -87,6 +89,7 @@ class ServerSettings:
     drain_timeout: Seconds = DRAIN_TIMEOUT
     request_timeout: Seconds = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    otlp_endpoint: str | None = None
     on_collapse: OnCollapse = "stop"
 
     @field_validator("allowed_hosts")
@@ -107,6 +110,13 @@ class ServerSettings:
     def _holds_keys(cls, value: Path | None) -> Path | None:
         if value is not None:
             read_keys(value)
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_collector(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_collector(value)
         return value
 
     @model_validator(mode="after")

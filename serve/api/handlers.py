@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -21,6 +21,7 @@ from sigma0.serve.api.outgoing import Outgoing
 from sigma0.serve.api.requests import ParsedRequest
 from sigma0.serve.api.responses import DONE, ResponseBuilder, encoded, server_sent
 from sigma0.serve.api.telemetry import RequestTelemetry
+from sigma0.serve.api.tracing import RequestSpan, Tracing
 from sigma0.serve.api.turns import Backlog, Turns
 from sigma0.serve.engine.messages import Busy, Service
 
@@ -48,6 +49,7 @@ class RequestHandler:
         draining: Whether no more requests are taken; `sigma0.serve.api.access.BodyLimit` refuses them then.
         open: Requests that are being answered.
         telemetry: Log with a line for each choice; None: no log.
+        tracing: Makes a span for each request; None: no spans.
         stream_buffer: Bytes of an event with several tokens, about.
     """
 
@@ -60,6 +62,7 @@ class RequestHandler:
         # as many as the largest request has, so that it is taken whenever nothing else waits
         self._backlog = Backlog(settings.max_n * settings.max_prompts)
         self.telemetry: TelemetryLog | None = None
+        self.tracing: Tracing | None = None
         self.stream_buffer = settings.stream_buffer
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="writing")
 
@@ -87,7 +90,7 @@ class RequestHandler:
         service = self._service
         builder = ResponseBuilder(parsed, service.name, service.tokenizer, service.model.num_loops)
         request_id = str(request.state.request_id)
-        running = await self._start(parsed, request_id)
+        running = await self._start(parsed, request_id, request.headers)
         if parsed.stream:
             return EventStream(self, running, builder, request_id)
         try:
@@ -117,9 +120,11 @@ class RequestHandler:
         body = await loop.run_in_executor(self._writing, lambda: b"".join(encoded(builder.response(ends))))
         return Response(body, media_type="application/json")
 
-    def close(self) -> None:
-        """Ends its thread."""
+    async def close(self) -> None:
+        """Ends its thread, and sends the last spans."""
         self._writing.shutdown(wait=False)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _left(self, parsed: ParsedRequest) -> None:
         self.count(parsed, GONE)
@@ -129,16 +134,21 @@ class RequestHandler:
         """Counts a finished request by its kind and status."""
         self._metrics.requests.labels(parsed.kind, str(status)).inc()
 
-    async def _start(self, parsed: ParsedRequest, request_id: str) -> RunningChoices:
-        observe, over = self._metrics.watch(), self._over
+    async def _start(self, parsed: ParsedRequest, request_id: str, headers: Mapping[str, str]) -> RunningChoices:
+        observe = self._metrics.watch()
+        watching: list[RequestTelemetry | RequestSpan] = []
         if self.telemetry is not None:
             loops = self._service.model.num_loops
-            telemetry = RequestTelemetry(self.telemetry, parsed, request_id, self._service.name, loops)
-            observe = telemetry.watch(observe)
+            watching.append(RequestTelemetry(self.telemetry, parsed, request_id, self._service.name, loops))
+        if self.tracing is not None:
+            watching.append(self.tracing.begin(parsed, request_id, headers))
+        for each in watching:
+            observe = each.watch(observe)
 
-            def over() -> None:
-                telemetry.close(running.failure)
-                self._over()
+        def over() -> None:
+            for each in watching:
+                each.close(running.failure)
+            self._over()
 
         running = RunningChoices(self._settings.request_timeout, observe, over)
         self.open += 1
@@ -154,9 +164,11 @@ class RequestHandler:
                 else:
                     running.add(engine)
         except ValueError as error:
+            running.failure = error
             await running.close()
             raise ApiError(400, str(error)) from error
         except Exception as error:
+            running.failure = error
             await running.close()
             raise as_api_error(error, request_id) from error
         return running

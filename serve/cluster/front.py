@@ -72,6 +72,7 @@ class Front:
             max_new_tokens=settings.max_new_tokens,
             request_timeout=settings.request_timeout,
             allowed_hosts=settings.allowed_hosts,
+            otlp_endpoint=settings.otlp_endpoint,
             on_collapse=settings.on_collapse,
         )
         ladder = None

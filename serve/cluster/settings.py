@@ -44,6 +44,7 @@ class RaySettings(BaseModel):
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
+        otlp_endpoint: Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
         ladder: Rungs, the lowest first; they run in the front.
         budget: Hard limits of the ladder.
@@ -76,6 +77,7 @@ class RaySettings(BaseModel):
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    otlp_endpoint: str | None = None
     on_collapse: OnCollapse = "stop"
     ladder: str | None = None
     budget: str = ""
