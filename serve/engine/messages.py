@@ -111,7 +111,7 @@ class EngineRequest:
     cache_salt: str | None = None
     on_collapse: OnCollapse = "stop"
     grammar: Spec | None = None
-    id: str = ""
+    id: str = field(default="", compare=False)
 
 
 def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
