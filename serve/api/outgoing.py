@@ -55,7 +55,10 @@ class Outgoing:
             if size >= self._limit:
                 yield b"".join(chunks)
                 chunks, size = [], 0
-            chunks += self._chunks_of(index, event)
+            if isinstance(event, TokenOutput):
+                chunks.append(self._builder.tokens(index, (event,)))
+            else:
+                chunks += self._builder.end(index, event)
             size += len(chunks[-1])
         if chunks:
             yield b"".join(chunks)
@@ -71,9 +74,3 @@ class Outgoing:
         for index, event in waiting:
             if isinstance(event, RequestOutput):
                 yield from self._builder.end(index, event)
-
-    def _chunks_of(self, index: int, event: TokenOutput | RequestOutput) -> Iterator[bytes]:
-        if isinstance(event, TokenOutput):
-            yield self._builder.tokens(index, (event,))
-        else:
-            yield from self._builder.end(index, event)

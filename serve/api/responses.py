@@ -128,7 +128,8 @@ class ResponseBuilder:
 
     def tokens(self, index: int, tokens: Sequence[TokenOutput]) -> bytes:
         """The chunk of one token of a choice, or of several that follow one another."""
-        return self._chunk(index, {"content": "".join(token.text for token in tokens)}, tokens, None)
+        text = tokens[0].text if len(tokens) == 1 else "".join(token.text for token in tokens)
+        return self._chunk(index, {"content": text}, tokens, None)
 
     def end(self, index: int, done: RequestOutput) -> Iterator[bytes]:
         """The chunks after all tokens of a choice: text that no token chunk held, and the end."""

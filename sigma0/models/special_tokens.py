@@ -18,6 +18,10 @@ from weakref import WeakKeyDictionary
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+# Characters from which on a text is encoded without Python's lock, by threads of the tokenizers library, which cost
+# more than a short text takes: about a millisecond.
+_LONG = 2**12
+
 
 class TextEncoder:
     """Encodes prompts with their special tokens as text. Thread-safe.
@@ -74,6 +78,8 @@ class TextEncoder:
         return [self._ids.get(number, number) for number in self._encoded(text, add_special_tokens=False)]
 
     def _encoded(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) < _LONG:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         # a batch of one: `encode` holds Python's lock, so that other threads stand still while a long text is encoded
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
