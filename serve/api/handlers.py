@@ -23,7 +23,7 @@ from sigma0.serve.api.responses import DONE, ResponseBuilder, encoded, server_se
 from sigma0.serve.api.telemetry import RequestTelemetry
 from sigma0.serve.api.tracing import RequestSpan, Tracing
 from sigma0.serve.api.turns import Backlog, Turns
-from sigma0.serve.engine.messages import Busy, Service
+from sigma0.serve.engine.messages import Busy, Service, TokenOutput
 
 logger = logging.getLogger(__name__)
 # seconds beyond the time limit of a request for its client to read the rest
@@ -216,12 +216,17 @@ class EventStream(StreamingResponse):
                 yield opening
             async with aclosing(running.events()) as events:
                 async for index, event in events:
-                    outgoing.add(index, event)
-                    if running.has_more:
-                        continue
-                    # what comes together is sent together
-                    for piece in outgoing.take(is_slow=waited):
-                        yield piece
+                    has_more = running.has_more
+                    if isinstance(event, TokenOutput) and not (waited or has_more or outgoing.waiting):
+                        # as nearly always
+                        yield builder.tokens(index, (event,))
+                    else:
+                        outgoing.add(index, event)
+                        if has_more:
+                            continue
+                        # what comes together is sent together
+                        for piece in outgoing.take(is_slow=waited):
+                            yield piece
                     # a send that is taken at once gives way to nobody: what is there behind it came while it waited
                     waited = running.has_more
             ends = outgoing.ends

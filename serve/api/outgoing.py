@@ -21,12 +21,13 @@ class Outgoing:
         limit: Bytes of a piece, about.
 
     Attributes:
+        waiting: Events that were added since the last `take`, each with the index of its choice.
         ends: Outputs of the choices that are over, by index.
     """
 
     def __init__(self, builder: ResponseBuilder, limit: int) -> None:
         self._builder, self._limit = builder, limit
-        self._waiting: list[tuple[int, TokenOutput | RequestOutput]] = []
+        self.waiting: list[tuple[int, TokenOutput | RequestOutput]] = []
         wanted = builder.parsed.choices[0].request.logprobs
         each = TOKEN_BYTES + (0 if wanted is None else (1 + wanted) * LOGPROB_BYTES)
         self._most = max(1, limit // each)
@@ -34,7 +35,7 @@ class Outgoing:
 
     def add(self, index: int, event: TokenOutput | RequestOutput) -> None:
         """Adds an event of a choice."""
-        self._waiting.append((index, event))
+        self.waiting.append((index, event))
         if isinstance(event, RequestOutput):
             self.ends[index] = event
 
@@ -45,7 +46,7 @@ class Outgoing:
             is_slow: Whether the client reads slowly: tokens of a choice then share an event. Else each has its own, and
                 a piece is many events.
         """
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         if is_slow:
             yield from self._joined(waiting)
             return
