@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Mapping
 from ipaddress import ip_address
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,13 +14,7 @@ from sigma0.serve.cluster.cluster import join
 from sigma0.serve.cluster.settings import RaySettings
 
 
-def serve_on_ray(
-    settings: RaySettings,
-    host: str,
-    port: int,
-    address: str | None,
-    tls: tuple[Path | None, Path | None] = (None, None),
-) -> None:
+def serve_on_ray(settings: RaySettings, host: str, port: int, address: str | None) -> None:
     """Serves until a signal; then refuses further requests and finishes those that were taken.
 
     Args:
@@ -29,7 +22,6 @@ def serve_on_ray(
         host: Of the interface to listen on.
         port: To listen on.
         address: Of a running cluster; None: starts one on this machine.
-        tls: Files of a certificate chain and of its private key, for Serve's proxy; None: no TLS.
 
     Raises:
         ValueError: If there is no such model or cluster, Ray is not installed, the machine has no room for so many
@@ -48,17 +40,13 @@ def serve_on_ray(
         if address is None:
             check_room(settings, ray.cluster_resources())
         was_there = bool(serve.status().proxies)
-        serve.start(
-            http_options={"host": host, "port": port, **_tls_options(*tls)}, logging_config={"log_level": "WARNING"}
-        )
+        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
         console.print(f"starting {settings.bounds[0]} engine(s) with {settings.model}")
         try:
             front = serve.run(build(settings), name=NAME)
         except RuntimeError as error:
             raise ValueError(f"the application did not come up: {error}") from error
-        where = (
-            "where this cluster's Serve listens" if was_there else f"on {'https' if tls[0] else 'http'}://{host}:{port}"
-        )
+        where = "where this cluster's Serve listens" if was_there else f"on http://{host}:{port}"
         has_key = settings.api_key is not None or settings.api_key_file is not None
         if not has_key and not was_there and not ip_address(host).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
@@ -69,13 +57,6 @@ def serve_on_ray(
     finally:
         # a cluster that was started here ends with it
         ray.shutdown()
-
-
-def _tls_options(cert: Path | None, key: Path | None) -> dict[str, str]:
-    """Serve's options for TLS, which takes two files."""
-    if cert is None:
-        return {}
-    return {"ssl_certfile": str(cert.absolute()), "ssl_keyfile": str((key or cert).absolute())}
 
 
 def check_room(settings: RaySettings, resources: Mapping[str, float]) -> None:
