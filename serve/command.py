@@ -143,8 +143,8 @@ def serve(
                     raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
-            if tls_client_ca is not None:
-                raise ValueError("--tls-client-ca goes with one engine: Ray's proxy asks for no certificates")
+            if any((tls_cert, tls_key, tls_client_ca)):
+                raise ValueError("--tls-cert, --tls-key and --tls-client-ca go with one engine: Ray's proxy listens")
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.cluster.command import serve_on_ray
@@ -177,8 +177,8 @@ def serve(
                 "policy": policy,
             }
             # what does not fit is refused before a cluster is started
-            ServerSettings(api_key_file=api_key_file, tls_cert=tls_cert, tls_key=tls_key, otlp_endpoint=otlp_endpoint)
-            serve_on_ray(RaySettings(**options), host, _free(host, port), address, (tls_cert, tls_key))
+            ServerSettings(api_key_file=api_key_file, otlp_endpoint=otlp_endpoint)
+            serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
             needs = "need" if len(ray_options) > 1 else "needs"

@@ -163,3 +163,9 @@ def test_files_that_make_no_server_are_refused(files, cert, key, client_ca, why)
 def test_the_command_refuses_them_before_it_loads_a_model(files):
     told = CliRunner().invoke(app, ["serve", "/no/such/model", "--tls-cert", str(files["folder"] / "nowhere.pem")])
     assert told.exit_code == 2 and "nowhere.pem: No such file" in " ".join(told.output.split())
+
+
+def test_rays_proxy_takes_none_of_them(files):
+    pytest.importorskip("ray")
+    told = CliRunner().invoke(app, ["serve", "--ray", "--tls-cert", str(files["folder"] / "server.pem")])
+    assert told.exit_code == 2 and "go with one engine" in " ".join(told.output.split())
