@@ -45,6 +45,17 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(help="Key that clients must send; better as the variable SIGMA0_API_KEY.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File of keys, one a line, of which clients must send one; others may not read it."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="File of a certificate chain (PEM): the server speaks https.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="File of its private key (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="File of authorities (PEM), of one of which clients need a certificate.")
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Name that clients may use for this server beside localhost; may be repeated, * for all."),
@@ -79,6 +90,10 @@ def serve(
     ] = None,
     telemetry_max_bytes: Annotated[str, typer.Option(help="Size at which that file is rotated: 64MiB.")] = "64MiB",
     telemetry_keep: Annotated[int, typer.Option(min=1, help="Rotated files that are kept.")] = KEPT_FILES,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) for one span a request."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of a pass; by default torch's choice.")
     ] = None,
@@ -133,6 +148,8 @@ def serve(
                     raise ValueError(f"--{option} goes with one engine: leave it out with --ray")
             if not check:
                 raise ValueError("--no-check does not go with --ray, whose replicas look at their weights")
+            if any((tls_cert, tls_key, tls_client_ca)):
+                raise ValueError("--tls-cert, --tls-key and --tls-client-ca go with one engine: Ray's proxy listens")
             if drain_timeout is not None:
                 raise ValueError("--drain-timeout does not go with --ray, where what was begun has --request-timeout")
             from sigma0.serve.cluster.command import serve_on_ray
@@ -154,15 +171,19 @@ def serve(
                 "page_size": page_size,
                 "kv_memory": parse_bytes(kv_memory),
                 "api_key": key,
+                "api_key_file": api_key_file,
                 "max_new_tokens": max_new_tokens,
                 "request_timeout": request_timeout,
                 "allowed_hosts": allowed,
+                "otlp_endpoint": otlp_endpoint,
                 "on_collapse": collapse,
                 "tool_parser": style,
                 "ladder": ladder,
                 "budget": budget,
                 "policy": policy,
             }
+            # what does not fit is refused before a cluster is started
+            ServerSettings(api_key_file=api_key_file, otlp_endpoint=otlp_endpoint)
             serve_on_ray(RaySettings(**options), host, _free(host, port), address)
             return
         if ray_options := [f"--{name}" for name, value in engines.items() if value is not None]:
@@ -170,10 +191,15 @@ def serve(
             raise ValueError(f"{', '.join(ray_options)} {needs} --ray")
         settings = ServerSettings(
             api_key=key,
+            api_key_file=api_key_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
             max_new_tokens=max_new_tokens,
             request_timeout=request_timeout,
             drain_timeout=DRAIN_TIMEOUT if drain_timeout is None else drain_timeout,
             allowed_hosts=allowed,
+            otlp_endpoint=otlp_endpoint,
             on_collapse=collapse,
             tool_parser=style,
         )
@@ -207,11 +233,10 @@ def serve(
             climbing = open_ladder(ladder, budget, policy, device, dtype, _backend(backend), known)
             service = EngineService(engine, spec.name, threads)
         address, bound = listener.getsockname()[:2]
-        if key is None and not ip_address(address).is_loopback:
+        if not settings.keys and not ip_address(address).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
-        console.print(
-            f"{spec.name} on http://{f'[{address}]' if ':' in address else address}:{bound} - stop with Ctrl+C"
-        )
+        where = f"{'https' if tls_cert else 'http'}://{f'[{address}]' if ':' in address else address}:{bound}"
+        console.print(f"{spec.name} on {where} - stop with Ctrl+C")
         run(service, settings, climbing, listener, log)
 
 

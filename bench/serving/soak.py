@@ -36,6 +36,9 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 7},
 )
 LEAVES = 0.1
+# Share by which memory may grow from the second tenth of a load to the last, and seconds from which on that is judged:
+# before, what servers take once (threads, pages of allocators, compiled grammars) is most of it.
+FLAT, LASTS = 0.03, 600.0
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,27 @@ class Soak:
     exit_code: int | None = None
     floods: Floods | None = None
 
+    @property
+    def memory_mb(self) -> tuple[float, float]:
+        """Mean memory of the server in the second tenth of the load, and in the last."""
+        memory = [sample.memory_mb for sample in self.samples]
+        tenth = max(1, len(memory) // 10)
+        early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
+        return sum(early) / len(early), sum(late) / len(late)
+
+    @property
+    def memory_is_flat(self) -> bool | None:
+        """Whether memory stayed as it was; None of a load that is too short to say."""
+        early, late = self.memory_mb
+        return None if self.seconds < LASTS else late <= (1 + FLAT) * early
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         # `asdict` makes a counter of pairs out of a counter
         values = asdict(replace(self, broken=Counter(), floods=None))
         floods = None if self.floods is None else self.floods.to_dict()
-        return {**values, "broken": dict(self.broken), "floods": floods}
+        judged = {"memory_is_flat": self.memory_is_flat}
+        return {**values, "broken": dict(self.broken), "floods": floods, **judged}
 
 
 class _Asker:

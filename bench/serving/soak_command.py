@@ -58,19 +58,18 @@ def soak_server(
 
 
 def is_sound(found: "Soak") -> bool:
-    """Whether every request was answered once and rightly, and nothing was left on the server."""
+    """Whether every request was answered once and rightly, nothing was left on the server, and memory stayed flat."""
     last = found.samples[-1]
     left = last.pages_used + last.running + last.waiting
     faults = found.wrong + found.answered_twice + sum(found.broken.values()) + found.lost_after_term
     faults += 0 if found.floods is None else sum(found.floods.broken.values())
-    return not left and not faults and found.exit_code == 0
+    return not left and not faults and found.exit_code == 0 and found.memory_is_flat is not False
 
 
 def lines_of(found: "Soak") -> list[str]:
     """The result in words."""
-    memory = [sample.memory_mb for sample in found.samples]
-    tenth = max(1, len(memory) // 10)
-    early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
+    early, late = found.memory_mb
+    flat = {True: "flat", False: "not flat", None: "too short a load to judge"}[found.memory_is_flat]
     beside = [] if found.floods is None else [_line_of(found.floods)]
     return [
         f"{found.asked} requests in {found.seconds:g} s from {found.clients} clients: {found.answered} answered, "
@@ -78,7 +77,7 @@ def lines_of(found: "Soak") -> list[str]:
         f"wrong {found.wrong}, answered twice {found.answered_twice}, broken {dict(found.broken)}",
         f"{found.tokens} tokens, {found.preemptions} requests put back; "
         f"{found.samples[-1].pages_used} pages held at rest",
-        f"memory {sum(early) / len(early):.1f} MB in the second tenth, {sum(late) / len(late):.1f} MB in the last",
+        f"memory {early:.1f} MB in the second tenth, {late:.1f} MB in the last: {flat}",
         f"SIGTERM under load: {found.finished_after_term} finished, {found.lost_after_term} lost, "
         f"exit code {found.exit_code}",
         *beside,

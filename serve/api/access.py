@@ -1,11 +1,12 @@
 """Access limits of the server: settings, API key, and the size of a body and the time to send it."""
 
 import asyncio
-import hmac
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from starlette.datastructures import Headers
@@ -13,8 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sigma0.config import OnCollapse
 from sigma0.decode.grammar.spec import CallStyle
+from sigma0.serve.api.collector import check_collector
 from sigma0.serve.api.errors import ApiError, busy, unavailable
 from sigma0.serve.api.hosts import check_hosts
+from sigma0.serve.api.keys import KeyRing, is_key, read_keys
+from sigma0.serve.api.tls import check_tls
 from sigma0.serve.engine.messages import Busy
 
 # Readable without the key: whether the server is up, and the page, which has its own field for the key.
@@ -42,7 +46,11 @@ class ServerSettings:
     """Limits of the API; the length of the queue is a limit of the engine.
 
     Attributes:
-        api_key: Key that clients must send; None: none.
+        api_key: Key that clients must send; None: none, but for those of `api_key_file`.
+        api_key_file: File of further keys, one a line, which others may not read; None: no file.
+        tls_cert: File of a certificate chain in PEM, with which the server speaks TLS; None: it does not.
+        tls_key: File of its private key; None: in `tls_cert`.
+        tls_client_ca: File of authorities; a client has to have a certificate of one of them. None: it need not.
         max_body_bytes: Of a request.
         max_prompt_tokens: Of one prompt; None: what the context holds.
         max_new_tokens: Of one choice, also where a request names no limit.
@@ -52,16 +60,22 @@ class ServerSettings:
         max_at_once: Choices of one request that are in the engine at once; the others wait for those to end.
         max_concurrent: Requests that are being answered at once; more get a 429.
         max_parsing: Requests that are being tokenized or wait for it; more get a 429.
+        stream_buffer: Bytes of an event of a stream, about, where a client that reads slowly gets many tokens in one.
         header_timeout: Seconds until the headers of a request must have come, from the first byte or the connection on.
         body_timeout: Seconds until its body must have come, from the headers on.
         drain_timeout: Seconds for requests in progress when the server shuts down; what is left then is cut off.
         request_timeout: Seconds for one request, waiting included.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
+        otlp_endpoint: Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
         tool_parser: How the model writes calls of tools; None: as its chat template says.
     """
 
     api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     max_body_bytes: Count = 2**20
     max_prompt_tokens: Count | None = None
     max_new_tokens: Count = 4096
@@ -71,11 +85,13 @@ class ServerSettings:
     max_at_once: Count = 32
     max_concurrent: Count = 256
     max_parsing: Count = 64
+    stream_buffer: Count = 2**16
     header_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     drain_timeout: Seconds = DRAIN_TIMEOUT
     request_timeout: Seconds = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    otlp_endpoint: str | None = None
     on_collapse: OnCollapse = "stop"
     tool_parser: CallStyle | None = None
 
@@ -88,22 +104,47 @@ class ServerSettings:
     @classmethod
     def _is_a_key(cls, value: SecretStr | None) -> SecretStr | None:
         key = "x" if value is None else value.get_secret_value()
-        if not key or not key.isprintable() or " " in key:
+        if not is_key(key):
             raise ValueError("is empty, or holds spaces or signs that no header can (it is not shown here)")
         return value
 
+    @field_validator("api_key_file")
+    @classmethod
+    def _holds_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            read_keys(value)
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_collector(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_collector(value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ServerSettings":
+        check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return self
+
+    @property
+    def keys(self) -> tuple[SecretStr, ...]:
+        """All keys that clients may send, read from the file now; none where nobody needs one."""
+        from_file = () if self.api_key_file is None else read_keys(self.api_key_file)
+        return from_file if self.api_key is None else (self.api_key, *from_file)
+
 
 class KeyCheck:
-    """ASGI middleware: refuses requests without the API key (`Authorization: Bearer KEY`).
+    """ASGI middleware: refuses requests without an API key (`Authorization: Bearer KEY`).
 
     Args:
         app: The next layer.
-        key: The API key.
+        keys: Of which a client has to send one.
     """
 
-    def __init__(self, app: ASGIApp, key: SecretStr) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[SecretStr]) -> None:
         self._app = app
-        self._expected = b"Bearer " + key.get_secret_value().encode()
+        self._keys = KeyRing(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or refuses it."""
@@ -111,8 +152,7 @@ class KeyCheck:
         if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
             authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, given = authorization.partition(b" ")
-            # in constant time, so that the time for a wrong key says nothing of the right one
-            if not hmac.compare_digest(scheme.lower().capitalize() + b" " + given.strip(), self._expected):
+            if not self._keys.has(given.strip()) or scheme.lower() != b"bearer":
                 error = ApiError(
                     401,
                     "no API key, or a wrong one: send it as Authorization: Bearer KEY",

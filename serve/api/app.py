@@ -25,6 +25,7 @@ from sigma0.serve.api.middleware import RequestIdMiddleware
 from sigma0.serve.api.pools import BoundedPool
 from sigma0.serve.api.protocol import ChatRequest, CompletionRequest
 from sigma0.serve.api.requests import ParsedRequest, RequestParser
+from sigma0.serve.api.tracing import Tracing
 from sigma0.serve.engine.messages import Service
 
 _FAILURES = failure_responses(400, 401, 404, 408, 413, 429, 500, 503, 504)
@@ -59,6 +60,8 @@ def create_app(
     parser = RequestParser(service, settings, ladder_runner)
     handler = RequestHandler(service, settings, ladder_runner, metrics)
     handler.telemetry = telemetry
+    if settings.otlp_endpoint is not None:
+        handler.tracing = Tracing.to(settings.otlp_endpoint, service.name)
     # two threads: large bodies come one at a time, so that the other thread stays free for small ones
     parsing_pool, ending = BoundedPool("parsing", 2, settings.max_parsing), ShutdownSignal()
 
@@ -67,12 +70,13 @@ def create_app(
         yield
         await drain(app)
         parsing_pool.close()
+        await handler.close()
         if ladder_runner is not None:
             ladder_runner.close()
 
     middleware = [Middleware(RequestIdMiddleware), Middleware(HostCheck, allowed=settings.allowed_hosts)]
-    if settings.api_key is not None:
-        middleware.append(Middleware(KeyCheck, key=settings.api_key))
+    if keys := settings.keys:
+        middleware.append(Middleware(KeyCheck, keys=keys))
     limit, seconds = settings.max_body_bytes, settings.body_timeout
     middleware.append(Middleware(BodyLimit, limit=limit, seconds=seconds, ending=ending))
     middleware.append(Middleware(LargeBodies))

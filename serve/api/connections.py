@@ -11,9 +11,11 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -178,6 +180,10 @@ class Server(uvicorn.Server):
             # the access log has paths; what happens in a request is logged by its number alone
             access_log=False,
             server_header=False,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+            ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+            ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
             # until then clients may read what was generated; a client that does not read is dropped
             timeout_graceful_shutdown=int(settings.drain_timeout + SENDING) + 1,
         )
@@ -194,7 +200,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         """Begins to listen."""
-        asyncio.get_running_loop().set_exception_handler(self._handle)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._handle)
+        if self._settings.tls_cert is not None:
+            # uvicorn has no option for it, and by default a client may take a minute over its handshake
+            handshake = {"ssl_handshake_timeout": self._settings.header_timeout}
+            loop.create_server = partial(loop.create_server, **handshake)  # type: ignore[method-assign]
         await super().startup(sockets)
 
     def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Info routes: models, settings of the looped model, health, metrics, and the page."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,12 +10,12 @@ from pydantic import BaseModel
 
 from sigma0.checkpoints.about import read_about
 from sigma0.config import SHARES, exit_for
-from sigma0.serve.api.errors import ApiError, ErrorBody, unavailable
+from sigma0.serve.api.errors import ApiError, ErrorBody, as_api_error, unavailable
 from sigma0.serve.api.handlers import RequestHandler
 from sigma0.serve.api.ladder import LadderRunner
 from sigma0.serve.api.metrics import CONTENT_TYPE, Metrics
 from sigma0.serve.api.requests import RequestParser
-from sigma0.serve.engine.messages import Service
+from sigma0.serve.engine.messages import RequestCutOff, Service, SlotView, Unavailable
 
 PAGE = Path(__file__).parents[1] / "page"
 PAGE_HEADERS = {
@@ -158,6 +159,14 @@ def info_router(
     async def prometheus() -> Response:
         """Metrics for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @router.get("/slots", responses=failure_responses(401, 413, 503, 504))
+    async def slots() -> list[SlotView]:
+        """The requests in the engine, running and waiting, without their texts."""
+        try:
+            return list(await service.slots())
+        except (Unavailable, RequestCutOff, TimeoutError, asyncio.TimeoutError) as error:
+            raise as_api_error(error, "") from error
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -31,12 +31,41 @@ _LISTS = {
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"
+# Items of a list that are encoded in one call: Python's lock is held during it.
+_SLICE = 256
 
 
 def server_sent(value: Mapping[str, Any]) -> bytes:
     """An object as a server-sent event."""
     return b"data: " + _ENCODE(value).encode() + b"\n\n"
+
+
+def encoded(value: Any) -> Iterator[bytes]:
+    """A JSON value in pieces, between which other threads may run; together they are what one call would give.
+
+    Args:
+        value: Lists of up to 256 objects, and objects, are encoded item by item; longer lists 256 items at a time.
+    """
+    if isinstance(value, dict) and value:
+        for number, (name, item) in enumerate(value.items()):
+            yield (b"," if number else b"{") + _COMPACT(name).encode() + b":"
+            yield from encoded(item)
+        yield b"}"
+    elif isinstance(value, list) and value:
+        yield b"["
+        is_nested = len(value) <= _SLICE and isinstance(value[0], dict)
+        for start in range(0, len(value), 1 if is_nested else _SLICE):
+            if start:
+                yield b","
+            if is_nested:
+                yield from encoded(value[start])
+            else:
+                yield _COMPACT(value[start : start + _SLICE])[1:-1].encode()
+        yield b"]"
+    else:
+        yield _COMPACT(value).encode()
 
 
 @dataclass
@@ -104,9 +133,10 @@ class ResponseBuilder:
             for index in range(len(self.parsed.choices)):
                 yield self._chunk(index, "", (), None, {"role": "assistant", "content": ""})
 
-    def token(self, index: int, token: TokenOutput) -> bytes:
-        """The chunk of one token of a choice."""
-        return self._chunk(index, token.text, (token,), None)
+    def tokens(self, index: int, tokens: Sequence[TokenOutput]) -> bytes:
+        """The chunk of one token of a choice, or of several that follow one another."""
+        text = tokens[0].text if len(tokens) == 1 else "".join(token.text for token in tokens)
+        return self._chunk(index, text, tokens, None)
 
     def end(self, index: int, done: RequestOutput) -> Iterator[bytes]:
         """The chunks after all tokens of a choice: text that no token chunk held, and the end."""
@@ -165,7 +195,7 @@ class ResponseBuilder:
         self,
         index: int,
         text: str,
-        tokens: tuple[TokenOutput, ...],
+        tokens: Sequence[TokenOutput],
         done: RequestOutput | None,
         delta: dict[str, Any] | None = None,
     ) -> bytes:

@@ -47,7 +47,8 @@ def serve_on_ray(settings: RaySettings, host: str, port: int, address: str | Non
         except RuntimeError as error:
             raise ValueError(f"the application did not come up: {error}") from error
         where = "where this cluster's Serve listens" if was_there else f"on http://{host}:{port}"
-        if settings.api_key is None and not was_there and not ip_address(host).is_loopback:
+        has_key = settings.api_key is not None or settings.api_key_file is not None
+        if not has_key and not was_there and not ip_address(host).is_loopback:
             console.print("no API key is set, and whoever reaches this address may use the model: see --api-key")
         console.print(f"{settings.model} {where} - stop with Ctrl+C")
         _wait()

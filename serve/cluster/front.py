@@ -68,9 +68,11 @@ class Front:
         settings = self._settings
         limits = ServerSettings(
             api_key=settings.api_key or Environment().api_key,
+            api_key_file=settings.api_key_file,
             max_new_tokens=settings.max_new_tokens,
             request_timeout=settings.request_timeout,
             allowed_hosts=settings.allowed_hosts,
+            otlp_endpoint=settings.otlp_endpoint,
             on_collapse=settings.on_collapse,
             tool_parser=settings.tool_parser,
         )

@@ -7,7 +7,7 @@ memory-mapped file, so that all replicas of a node share one copy in the page ca
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray import serve
 
@@ -16,7 +16,7 @@ from sigma0.serve.cluster.cluster import bind_to_loopback
 from sigma0.serve.cluster.router import EngineReport
 from sigma0.serve.cluster.settings import RaySettings
 from sigma0.serve.engine.engine import Engine
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, SlotView, TokenOutput
 from sigma0.serve.engine.worker import EngineService
 
 _LOG = logging.getLogger(__name__)
@@ -121,6 +121,10 @@ class EngineReplica:
         limits = self._settings.limits
         capacity = limits.max_running + limits.max_waiting
         return EngineReport(self._name, limits.max_running, capacity, self._service.status())
+
+    async def slots(self) -> tuple[SlotView, ...]:
+        """The requests in this engine, with its name."""
+        return tuple(replace(slot, engine=self._name) for slot in await self._service.slots())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Rows per pass since the last call; called by Serve at intervals."""

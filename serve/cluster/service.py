@@ -31,7 +31,9 @@ from sigma0.serve.engine.messages import (
     RequestOutput,
     ServedModel,
     ServiceStatus,
+    SlotView,
     TokenOutput,
+    Unavailable,
     check_request,
     context_length,
 )
@@ -245,6 +247,22 @@ class RayService:
     def engines(self) -> Mapping[str, ServiceStatus]:
         """The latest report of each replica."""
         return self.fleet.engines()
+
+    async def slots(self) -> tuple[SlotView, ...]:
+        """The requests in all replicas that answer.
+
+        Raises:
+            Unavailable: Where none does.
+        """
+
+        def ask() -> list[Any]:
+            answers = self._handle.broadcast("slots").results(timeout_s=PATIENCE, return_exceptions=True)
+            return [answer for answer in answers if not isinstance(answer, Exception)]
+
+        answers = await asyncio.to_thread(ask)
+        if not answers:
+            raise Unavailable("no replica answers")
+        return tuple(slot for answer in answers for slot in answer)
 
     async def drain(self) -> None:
         """Takes no more requests and returns once all that were taken are finished; replicas stay."""

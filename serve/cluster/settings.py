@@ -1,5 +1,6 @@
 """Settings of a Ray Serve application: the arguments of `serve.yaml`, and of `sigma0 serve --ray`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -40,9 +41,11 @@ class RaySettings(BaseModel):
         page_size: Tokens of a block of K/V.
         kv_memory: Bytes for K/V of one engine.
         api_key: Key that clients must send; None: SIGMA0_API_KEY of the front, or none.
+        api_key_file: File of further keys, one a line, where the front runs; None: no file.
         max_new_tokens: New tokens of one answer at most.
         request_timeout: Seconds for one request at most.
         allowed_hosts: Hosts beside loopback names that requests may name, as `sigma0.serve.api.hosts` reads them.
+        otlp_endpoint: Address of a collector that gets a span for each request (OTLP over HTTP); None: no spans.
         on_collapse: What is done with a text that repeats itself, where a request does not say.
         tool_parser: How the model writes calls of tools; None: as its chat template says.
         ladder: Rungs, the lowest first; they run in the front.
@@ -72,9 +75,11 @@ class RaySettings(BaseModel):
     page_size: Count = 16
     kv_memory: ByteSize = ByteSize(2**28)
     api_key: SecretStr | None = None
+    api_key_file: Path | None = None
     max_new_tokens: Count = 4096
     request_timeout: Amount = 600.0
     allowed_hosts: tuple[str, ...] = ()
+    otlp_endpoint: str | None = None
     on_collapse: OnCollapse = "stop"
     tool_parser: CallStyle | None = None
     ladder: str | None = None

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 
@@ -15,11 +16,15 @@ from sigma0.serve.engine.messages import (
     RequestCutOff,
     ServiceStatus,
     ShuttingDown,
+    SlotView,
     TokenOutput,
     Unavailable,
     check_request,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Close, Command, Drain, EngineFacts, Look, PassReport, Submit
+
+# Seconds for the pass under way when requests are to be shown; a step that is being compiled takes longer.
+LOOKING = 10.0
 
 
 class EngineClient(ABC):
@@ -44,6 +49,7 @@ class EngineClient(ABC):
         self._inbox: Inbox[Command] = Inbox()
         self._listeners: dict[int, QueuedEvents] = {}
         self._keys = count()
+        self._looking: list[Future[tuple[SlotView, ...]]] = []
         self._sent = self._taken = 0
         self._lock = threading.Lock()
         self._is_ending = False
@@ -92,6 +98,23 @@ class EngineClient(ABC):
         """Empty: there is only the one that `status` is about."""
         return {}
 
+    async def slots(self) -> tuple[SlotView, ...]:
+        """The requests in the engine after its current pass: those that run, then those that wait.
+
+        Raises:
+            Unavailable: Where the engine was lost.
+            TimeoutError: Where no report came for `LOOKING` seconds.
+        """
+        future: Future[tuple[SlotView, ...]] = Future()
+        with self._lock:
+            if self._lost is not None:
+                raise Unavailable(self._lost)
+            # whoever asks meanwhile gets the same answer
+            if not self._looking:
+                self._inbox.put(Look())
+            self._looking.append(future)
+        return await asyncio.wait_for(asyncio.wrap_future(future), LOOKING)
+
     async def drain(self) -> None:
         """Takes no more requests and returns once all that were taken are finished."""
         with self._lock:
@@ -115,12 +138,19 @@ class EngineClient(ABC):
         deliveries: list[Delivery] = []
         with self._lock:
             self._status, self._taken = report.status, report.taken
+            looking = self._looking if report.slots is not None else []
+            if looking:
+                self._looking = []
             for key, event in report.events:
                 # of a request that was cancelled since, events may still come
                 over = not isinstance(event, TokenOutput)
                 listener = self._listeners.pop(key, None) if over else self._listeners.get(key)
                 if listener is not None:
                     deliveries.append((listener, event))
+        for future in looking:
+            # one that nobody waits for any more is cancelled
+            if future.set_running_or_notify_cancel():
+                future.set_result(report.slots or ())
         QueuedEvents.put(deliveries)
 
     def _lose(self, why: str) -> None:
@@ -130,4 +160,8 @@ class EngineClient(ABC):
             failure = RequestCutOff("the server is being shut down") if self._is_ending else Unavailable(why)
             left = [(listener, failure) for listener in self._listeners.values()]
             self._listeners.clear()
+            looking, self._looking = self._looking, []
+        for future in looking:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(failure)
         QueuedEvents.put(left)

@@ -40,6 +40,7 @@ from sigma0.serve.engine.messages import (
     RequestOutput,
     ServedModel,
     ServiceStatus,
+    SlotView,
     TokenOutput,
     check_request,
     context_length,
@@ -135,6 +136,11 @@ class Engine:
             blocks_cached=self.pool.cached,
             preemptions=self._preemptions,
         )
+
+    def slots(self) -> tuple[SlotView, ...]:
+        """The requests that run, in the order of their lanes, and those that wait, in that of the queue."""
+        running = sorted(self.scheduler.running.values(), key=lambda entry: entry.slot)
+        return tuple(self._states[entry.key].view() for entry in (*running, *self.scheduler.waiting))
 
     @property
     def counts(self) -> PassCounts:
@@ -239,6 +245,7 @@ class Engine:
             if not entry.preemptions:
                 # on resume it also finds the blocks that it wrote itself
                 self._states[entry.key].cached = entry.cached
+                self._states[entry.key].clock.admit()
         batch = self._batch
         batch.apply(step, self._states)
         return [self._fail(batch.state_of(slot), batch.error_of(slot)) for slot in batch.broken]
@@ -277,6 +284,8 @@ class Engine:
             token = self._outputs.output(state, text, line, signs, passed.logits, row)
             self._tokens += 1
             self._exit_loops += token.depth
+            if not state.outputs:
+                state.clock.begin()
             state.outputs.append(token)
             events.append((state.entry.key, token))
             if is_last:

@@ -21,7 +21,7 @@ from sigma0.serve.engine.messages import (
     RequestFailed,
     TokenOutput,
 )
-from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, PassReport, Submit
+from sigma0.serve.engine.wire import Cancel, Close, Command, Compiled, Drain, Look, PassReport, Submit
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, inbox: Inbox[Command], report: Callable[[PassReport], None]) -> None:
         self._engine, self._inbox, self._report = engine, inbox, report
         self._taken = 0
-        self._is_draining = self._is_closed = False
+        self._is_draining = self._is_closed = self._is_looked_at = False
         # the service's numbers of requests by the engine's, and the other way round
         self._keys: dict[int, int] = {}
         self._engine_keys: dict[int, int] = {}
@@ -72,9 +72,11 @@ class EngineLoop:
         return self._is_closed or (self._is_draining and not self._engine.has_work and not self._compiling)
 
     def _tell(self, events: list[tuple[int, Event]]) -> None:
+        slots = self._engine.slots() if self._is_looked_at else None
+        self._is_looked_at = False
         status = self._engine.status()
         status = replace(status, waiting=status.waiting + len(self._compiling))
-        self._report(PassReport(tuple(events), status, self._taken))
+        self._report(PassReport(tuple(events), status, self._taken, slots))
 
     def _obey(self, command: Command) -> list[tuple[int, Event]]:
         match command:
@@ -101,6 +103,8 @@ class EngineLoop:
                 self._is_draining = True
             case Close():
                 self._is_closed = True
+            case Look():
+                self._is_looked_at = True
         return []
 
     def _have_compiled(self, key: int, compiled: "Future[CompiledGrammar | None]") -> None:

@@ -1,6 +1,6 @@
 """Messages between the API and the engine: requests in, token outputs and request outputs out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -97,6 +97,7 @@ class EngineRequest:
         cache_salt: Only requests with the same one share K/V of a common prefix; None shares with all without one.
         on_collapse: What is done with a text that repeats itself.
         grammar: What the answer has to be; None for anything.
+        id: What it is called in a list of requests; nothing depends on it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -110,6 +111,7 @@ class EngineRequest:
     cache_salt: str | None = None
     on_collapse: OnCollapse = "stop"
     grammar: Spec | None = None
+    id: str = field(default="", compare=False)
 
 
 def context_length(model: ModelSettings, blocks: int, block_size: int) -> int:
@@ -185,6 +187,20 @@ class TokenOutput(NamedTuple):
     would_have_met: bool | None = None
 
 
+class Times(NamedTuple):
+    """Seconds of a request in its engine.
+
+    Attributes:
+        queue: Until it was first admitted.
+        prefill: From then on, until its first token.
+        decode: From then on, until its end.
+    """
+
+    queue: float
+    prefill: float
+    decode: float
+
+
 @dataclass(frozen=True)
 class RequestOutput:
     """The output of a finished request.
@@ -206,6 +222,7 @@ class RequestOutput:
         trail: Decisions of a ladder, one JSON object each; empty elsewhere.
         costs: Of each rung of a ladder, as JSON values; empty elsewhere.
         collapsed: Whether it was ended because it repeated itself.
+        times: How long it waited and ran; None where no engine says.
     """
 
     text: str
@@ -224,6 +241,7 @@ class RequestOutput:
     trail: tuple[dict[str, Any], ...] = ()
     costs: tuple[dict[str, Any], ...] = ()
     collapsed: bool = False
+    times: Times | None = field(default=None, compare=False)
 
     @property
     def tokens_forced(self) -> int:
@@ -258,6 +276,41 @@ class ServiceStatus:
     blocks_used: int
     blocks_cached: int
     preemptions: int
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A request in an engine, running or waiting, without anything of its text.
+
+    Attributes:
+        id: Beginning of the id of its HTTP request, and the number of its choice.
+        state: `waiting` for a lane and pages, also after a preemption; `prefill` until its first token; `decode`.
+        lane: Its place in the batch; None while it waits.
+        prompt_tokens: Ids of its prompt.
+        new_tokens: Tokens that it has written.
+        max_new_tokens: Tokens that it may write.
+        pages: Pages of K/V that it holds.
+        exit: Mode of its exit setting.
+        after_exit: What becomes of tokens behind their exits.
+        depth: Loop that its newest token was read at; None before the first one.
+        preemptions: How often it was preempted.
+        seconds: Since it was queued.
+        engine: Name of its engine; None where there is only one.
+    """
+
+    id: str
+    state: Literal["waiting", "prefill", "decode"]
+    lane: int | None
+    prompt_tokens: int
+    new_tokens: int
+    max_new_tokens: int
+    pages: int
+    exit: str
+    after_exit: str
+    depth: int | None
+    preemptions: int
+    seconds: float
+    engine: str | None = None
 
 
 class Busy(RuntimeError):
@@ -340,6 +393,14 @@ class Service(Protocol):
 
     def status(self) -> ServiceStatus:
         """Gauges and counters; of several engines, summed."""
+
+    async def slots(self) -> Sequence[SlotView]:
+        """The requests in the engine, or in all of several: those that run, then those that wait.
+
+        Raises:
+            Unavailable: Where no engine is up.
+            TimeoutError: Where one does not answer.
+        """
 
     def engines(self) -> Mapping[str, ServiceStatus]:
         """The status of each of several engines, by name; empty for a single one."""

@@ -238,6 +238,7 @@ class OutputProcessor:
             door_text=text,
             preemptions=state.entry.preemptions,
             collapsed=state.collapsed,
+            times=state.clock.times(),
         )
 
     def _with_final_fates(self, state: RequestState) -> list[TokenOutput]:

@@ -1,5 +1,7 @@
 """State of a request from the queue to its last token."""
 
+from time import monotonic
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -15,11 +17,40 @@ from sigma0.decode.repetition import CollapseStop
 from sigma0.decode.sampling_settings import SequenceSampling
 from sigma0.decode.settings import SequenceExit
 from sigma0.decode.text_stats import Text
-from sigma0.serve.engine.messages import EngineRequest, ServedModel, TokenOutput
+from sigma0.serve.engine.messages import EngineRequest, ServedModel, SlotView, Times, TokenOutput
 from sigma0.serve.engine.saved_lanes import SavedLanes
 from sigma0.serve.engine.scheduler import SequenceEntry
 
 _STOP = CollapseStop()
+
+
+class RequestClock:
+    """When a request was queued, first admitted, and had its first token."""
+
+    def __init__(self) -> None:
+        self._queued = monotonic()
+        self._admitted: float | None = None
+        self._first: float | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was queued."""
+        return monotonic() - self._queued
+
+    def admit(self) -> None:
+        """Called when it is admitted; the first time counts."""
+        self._admitted = self._admitted or monotonic()
+
+    def begin(self) -> None:
+        """Called at its first token."""
+        self._first = monotonic()
+
+    def times(self) -> Times:
+        """The times of a request that ends now."""
+        now = monotonic()
+        admitted = self._admitted or now
+        first = self._first or now
+        return Times(admitted - self._queued, first - admitted, now - first)
 
 
 class RequestState:
@@ -55,6 +86,7 @@ class RequestState:
         stops: Whether it is ended where it repeats itself.
         collapsed: Whether it was ended because it repeats itself.
         grammar: As given.
+        clock: When it was queued, admitted, and wrote its first token.
         forces: Whether ids that are the only ones allowed are fed without a reading.
     """
 
@@ -93,8 +125,28 @@ class RequestState:
         self.collapsed = False
         self.grammar = grammar
         self.forces = grammar is not None and may_force(model, self.rule, request.exit_config)
+        self.clock = RequestClock()
         # newest ids after each of which the text was near to collapse
         self._high = 0
+
+    def view(self) -> SlotView:
+        """What is shown of it."""
+        entry, config = self.entry, self.request.exit_config
+        runs = entry.slot >= 0
+        return SlotView(
+            id=self.request.id,
+            state="waiting" if not runs else "decode" if self.outputs else "prefill",
+            lane=entry.slot if runs else None,
+            prompt_tokens=self.prompt_length,
+            new_tokens=len(self.outputs),
+            max_new_tokens=self.request.max_new_tokens,
+            pages=len(entry.blocks),
+            exit=config.mode,
+            after_exit=config.after_exit,
+            depth=self.outputs[-1].depth if self.outputs else None,
+            preemptions=entry.preemptions,
+            seconds=self.clock.age,
+        )
 
     @property
     def exit(self) -> SequenceExit:

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from sigma0.decode.grammar.compiled import CompiledGrammar
 from sigma0.models.stored_settings import StoredSettings
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, ServiceStatus
+from sigma0.serve.engine.messages import EngineRequest, Event, ModelSettings, ServiceStatus, SlotView
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,12 @@ class Close:
     """The engine's loop ends at once; unfinished requests fail."""
 
 
-Command = Submit | Cancel | Compiled | Drain | Close
+@dataclass(frozen=True)
+class Look:
+    """The next report shows the requests."""
+
+
+Command = Submit | Cancel | Compiled | Drain | Close | Look
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,13 @@ class PassReport:
         events: Of requests, by number.
         status: The engine's, after the pass.
         taken: Requests that have reached the engine so far.
+        slots: The requests, where that was asked for.
     """
 
     events: tuple[tuple[int, Event], ...]
     status: ServiceStatus
     taken: int
+    slots: tuple[SlotView, ...] | None = None
 
 
 @dataclass(frozen=True)

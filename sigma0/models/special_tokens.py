@@ -18,6 +18,10 @@ from weakref import WeakKeyDictionary
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+# Characters from which on a text is encoded without Python's lock, by threads of the tokenizers library, which cost
+# more than a short text takes: about a millisecond.
+_LONG = 2**12
+
 
 class TextEncoder:
     """Encodes prompts with their special tokens as text. Thread-safe.
@@ -51,7 +55,7 @@ class TextEncoder:
 
     def text(self, text: str) -> list[int]:
         """Ids of a text, with the BOS and EOS that the tokenizer adds to every text."""
-        return list(self._backend.encode(text).ids)
+        return self._encoded(text)
 
     def messages(
         self,
@@ -79,8 +83,13 @@ class TextEncoder:
                 rendered = safe
         aliased = self._in_template.sub(lambda match: self._aliases[match[0]], rendered)
         text = self._marked.sub(lambda match: self._texts[match[0]], aliased)
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return [self._ids.get(number, number) for number in ids]
+        return [self._ids.get(number, number) for number in self._encoded(text, add_special_tokens=False)]
+
+    def _encoded(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) < _LONG:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # a batch of one: `encode` holds Python's lock, so that other threads stand still while a long text is encoded
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def _check_names(self, value: Any) -> None:
         if isinstance(value, Mapping):

@@ -1,6 +1,9 @@
 """Special tokens: the template's own are special, those in a prompt's text are text unless asked for."""
 
 import json
+import sys
+import threading
+from time import sleep
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 import sigma0
 from sigma0.cli import app
 from sigma0.models.prompts import encode
+from sigma0.models.special_tokens import text_encoder
 
 START, END = 1, 2
 QUESTION = "John went to the park. Where is Sara?"
@@ -160,3 +164,28 @@ def test_the_command_has_the_rule(pocket):
     assert counts == [len(ids_of(pocket[1], messages, special_tokens=special)) for special in (False, True)]
     refused = CliRunner().invoke(app, ["generate", "Hi", "--special-tokens", "--ladder", "pocket,pocket"])
     assert refused.exit_code == 2 and "--special-tokens has no meaning with --ladder" in refused.stderr
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(pocket):
+    """With no thread made to give way, another one runs only where the encoder lets go of Python's lock."""
+    encoder, text = text_encoder(pocket[1]), "Mary went to the kitchen. " * 40_000
+    turns, over, interval = 0, False, sys.getswitchinterval()
+
+    def other():
+        nonlocal turns
+        while not over:
+            turns += 1
+            sleep(0)
+
+    thread = threading.Thread(target=other)
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        before = turns
+        encoder.text(text)
+        during = turns - before
+    finally:
+        over = True
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert during > 0

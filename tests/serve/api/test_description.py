@@ -25,6 +25,7 @@ PATHS = (
     "/v1/sigma0",
     "/health",
     "/metrics",
+    "/slots",
 )
 
 

@@ -317,3 +317,25 @@ def streamed(answer):
     *told, end = lines(answer.text)
     values = [json.loads(line) for line in told]
     return "".join(value["choices"][0]["delta"].get("content", "") for value in values), end
+
+
+def test_the_requests_of_all_engines_are_listed(replicas, proxied):
+    replicas.hold()
+    body = {"model": "pocket", "messages": ASKED, "max_tokens": 4}
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            url = f"{proxied.url}/v1/chat/completions"
+            asked = [pool.submit(httpx.post, url, json=body, timeout=120) for _ in range(2)]
+            until(lambda: len(httpx.get(f"{proxied.url}/slots", timeout=60).json()) == 2)
+            told = httpx.get(f"{proxied.url}/slots", timeout=60).json()
+            replicas.go_on()
+            answers = [each.result() for each in asked]
+    finally:
+        replicas.go_on()
+    names = {report.engine for report in replicas.report("test")}
+    # a chat returns to the engine that read it
+    assert {each["engine"] for each in told} <= names and len(names) == 2
+    assert {each["state"] for each in told} == {"prefill"}
+    ids = {answer.headers["x-request-id"][:8] for answer in answers}
+    assert {each["id"].rpartition("-")[0] for each in told} == ids
+    until(lambda: httpx.get(f"{proxied.url}/slots", timeout=60).json() == [])
