@@ -276,8 +276,8 @@ def test_no_pass_takes_more_than_the_estimate(tokenizer, changes, requests, prom
     model = OuroForCausalLM(config).eval()
     # as `sigma0.load` leaves it
     model.pack_weights()
-    # statistics of logits in plain torch, which take the most
-    plain = replace(model.operations, certainty_rows=None)
+    # layers one by one, and statistics of logits in plain torch, which take the most
+    plain = replace(model.operations, certainty_rows=None, run_block=None)
     monkeypatch.setattr(OuroForCausalLM, "operations", property(lambda self: plain))
     model.generation_config.eos_token_id = None
     serving = Serving(4, 16, requests, 64)
