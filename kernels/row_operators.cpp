@@ -44,13 +44,17 @@ static int64_t width_of(const std::optional<Tensor>& tensor) {
 // Products of more than `most` rows are the library's.
 static Tensor row_dot_operator(Tensor hidden, Tensor weight, int64_t most) {
   const int64_t rows = hidden.size(0), width = hidden.size(1), columns = weight.size(0);
-  if (rows > most || hidden.scalar_type() != weight.scalar_type() || width != weight.size(1)) {
+  const auto kind = hidden.scalar_type();
+  const bool is_float = kind == torch::headeronly::ScalarType::Float;
+  const bool is_known = is_float || kind == torch::headeronly::ScalarType::BFloat16;
+  const bool fits = kind == weight.scalar_type() && width == weight.size(1) && weight.is_contiguous();
+  if (rows > most || !is_known || !fits) {
     return torch::stable::matmul(hidden, torch::stable::transpose(weight, 0, 1));
   }
   hidden = dense(hidden);
   const Tensor output = torch::stable::new_empty(hidden, {rows, columns});
   const int64_t threads = torch::stable::get_num_threads();
-  if (hidden.scalar_type() == torch::headeronly::ScalarType::Float) {
+  if (is_float) {
     row_dot(memory<float>(hidden), memory<float>(weight), memory<float>(output), rows, width, columns, threads);
   } else {
     STD_TORCH_CHECK(bfloat16_dot != nullptr, "the product in bfloat16 was not compiled");

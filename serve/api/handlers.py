@@ -229,6 +229,9 @@ class EventStream(StreamingResponse):
                             yield piece
                     # a send that is taken at once gives way to nobody: what is there behind it came while it waited
                     waited = running.has_more
+            # what came before an error that was never told, since all had ended by then
+            for piece in outgoing.take(is_slow=waited):
+                yield piece
             ends = outgoing.ends
             usage = [builder.usage([ends[index] for index in sorted(ends)])] if builder.parsed.include_usage else []
         except Exception as error:

@@ -153,10 +153,11 @@ class RequestParser:
         choices = []
         for number, prompt in enumerate(self._prompts(body)):
             ids = self._ids(prompt, options.special_tokens, tools)
+            # before a grammar is compiled, which a prompt that is too long for the context needs none of
+            new = self._new_tokens(body, len(ids))
             if tools is not None and tools.style is not None:
                 assert isinstance(body, ChatRequest)
                 grammar = self._calls(body, tools.style, ids)
-            new = self._new_tokens(body, len(ids))
             prompt_text = str(self._service.tokenizer.decode(list(ids), skip_special_tokens=True))
             # a prompt of ids has no text for other tokenizers, and a ladder does not parse special tokens
             text = None if isinstance(prompt, tuple) or options.special_tokens else prompt

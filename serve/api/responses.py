@@ -304,7 +304,8 @@ def _message(calls: ToolCalls, text: str) -> dict[str, Any]:
     parser = parser_of(calls)
     told = _delta([*parser.feed(text), *parser.flush()])
     if "tool_calls" not in told:
-        return {"content": text}
+        # of a call that was cut before its name nothing is shown, as in a stream
+        return {"content": text if parser.is_whole else told.get("content", "")}
     made = [{name: call[name] for name in ("id", "type", "function")} for call in told["tool_calls"]]
     return {"content": told.get("content"), "tool_calls": made}
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sigma0.decode.grammar.calls import CLOSE, END_OF_VALUE, OPEN, Parameter, parameters_of
+from sigma0.decode.grammar.calls import CLOSE, END_OF_VALUE, OPEN, THOUGHT, Parameter, parameters_of
 from sigma0.decode.grammar.spec import ToolCalls
 from sigma0.serve.engine.messages import RequestOutput
 
@@ -45,12 +45,15 @@ class CallParser(ABC):
     def __init__(self, calls: ToolCalls) -> None:
         self._calls = calls
         self._rest = ""
+        self._is_thought = calls.begins == "thought"
         self.count, self.is_whole = 0, True
 
     def feed(self, text: str) -> Iterator[Delta]:
         """Takes more of the answer, and gives what it adds."""
         self._rest += text
-        while True:
+        if self._is_thought:
+            yield from self._thought()
+        while not self._is_thought:
             if not self.is_whole:
                 yield from self._inside()
                 if not self.is_whole:
@@ -70,6 +73,14 @@ class CallParser(ABC):
         if self.is_whole and self.count == 0 and self._rest:
             yield self._rest
         self._rest = ""
+
+    def _thought(self) -> Iterator[Delta]:
+        """What is thought before the calls, with the tag that ends it: it may hold any other."""
+        before, mark, behind = self._rest.partition(THOUGHT)
+        kept = before + mark if mark else before[: len(before) - _overlap(before, THOUGHT)]
+        self._rest, self._is_thought = (behind, False) if mark else (self._rest[len(kept) :], True)
+        if kept:
+            yield kept
 
     def _content(self) -> Iterator[Delta]:
         """Text up to white space at its end, and what a call may begin with."""
@@ -178,7 +189,7 @@ class NanbeigeCalls(CallParser):
         if is_text:
             yield self._more(_json(text)[1:-1] + ('"' if mark else ""))
         else:
-            yield self._more(text if parameter.kinds is None else _json(parameter.value(text)))
+            yield self._more(parameter.json(text))
 
     @staticmethod
     def _is_text(parameter: Parameter) -> bool:

@@ -43,7 +43,7 @@ class EngineLoop:
         self._keys: dict[int, int] = {}
         self._engine_keys: dict[int, int] = {}
         # requests whose grammar is being compiled, by the service's numbers
-        self._compiling: dict[int, EngineRequest] = {}
+        self._compiling: dict[int, tuple[EngineRequest, Future[CompiledGrammar | None]]] = {}
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def run(self) -> None:
@@ -84,19 +84,21 @@ class EngineLoop:
                 self._taken += 1
                 if request.grammar is None:
                     return self._submit(key, request)
-                self._compiling[key] = request
                 compiled = self._compiler.submit(self._engine.compile, request)
+                self._compiling[key] = request, compiled
                 compiled.add_done_callback(partial(self._have_compiled, key))
             case Compiled(key, grammar):
                 if key in self._compiling:
-                    request = self._compiling.pop(key)
+                    request, _ = self._compiling.pop(key)
                     return (
                         [(key, _failed(grammar))]
                         if isinstance(grammar, Exception)
                         else self._submit(key, request, grammar)
                     )
             case Cancel(key):
-                self._compiling.pop(key, None)
+                if key in self._compiling:
+                    # one that nobody waits for any more would hold up those behind it
+                    self._compiling.pop(key)[1].cancel()
                 if key in self._engine_keys:
                     return self._cancel(key)
             case Drain():
@@ -111,7 +113,9 @@ class EngineLoop:
         """Called in the thread that compiles."""
         if not compiled.cancelled():
             error = compiled.exception()
-            assert error is None or isinstance(error, Exception)
+            if error is not None and not isinstance(error, Exception):
+                # a panic of the library, say: whoever waits is told all the same
+                error = RuntimeError(f"a grammar could not be compiled: {type(error).__name__}")
             self._inbox.put(Compiled(key, error or compiled.result()))
 
     def _submit(

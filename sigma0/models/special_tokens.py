@@ -41,6 +41,10 @@ class TextEncoder:
         self._texts = {mark: text for text, mark in self._marks.items()}
         single = {token.content for token in tokens.values() if token.single_word}
         self._in_text = _any_of(map(re.escape, contents))
+        # pieces of special tokens but for mere words, which names may end or begin with
+        cuts = [(content[:at], content[at:]) for content in contents for at in range(1, len(content))]
+        self._heads, self._tails = ({cut[side] for cut in cuts if not cut[side].isalnum()} for side in (0, 1))
+        self._longest = max(map(len, contents), default=0)
         self._starts = _any_of(map(re.escape, starts))
         # a `single_word` token is not special inside of another word
         self._in_template = _any_of(_pattern(content, content in single) for content in contents)
@@ -96,10 +100,22 @@ class TextEncoder:
             for name, item in value.items():
                 if found := self._in_text.search(str(name)):
                     raise ValueError(f"a name holds the special token {found[0]!r}: choose another name")
+                if piece := self._piece(str(name)):
+                    raise ValueError(
+                        f"a name begins or ends with {piece!r}, a piece of a special token: choose another"
+                    )
                 self._check_names(item)
         elif isinstance(value, list | tuple):
             for item in value:
                 self._check_names(item)
+
+    def _piece(self, name: str) -> str | None:
+        """What a template could make a special token of, by what it writes around a name."""
+        for size in range(1, min(self._longest, len(name) + 1)):
+            for piece, known in ((name[-size:], self._heads), (name[:size], self._tails)):
+                if piece in known:
+                    return piece
+        return None
 
     def _hidden(self, value: Any, pattern: re.Pattern[str]) -> Any:
         """A copy of a value in which every match of a pattern is replaced by its mark."""

@@ -84,3 +84,12 @@ def test_what_is_broken_stays_in_its_row():
 def test_weights_of_another_dtype_or_width_are_refused(width, dtype):
     with pytest.raises(RuntimeError):
         row_dot.row_dot(torch.randn(2, 20), torch.randn(8, width).to(dtype))
+
+
+def test_the_operator_itself_takes_what_it_cannot_read_to_the_library():
+    hidden, weight = torch.randn(3, 8), torch.randn(5, 8)
+    row_dot.ready_for_product(torch.bfloat16)
+    strided = torch.randn(8, 5).T
+    assert torch.equal(torch.ops.sigma0.row_dot(hidden, strided, 16), hidden @ strided.T)
+    wide = torch.ops.sigma0.row_dot(hidden.double(), weight.double(), 16)
+    assert torch.equal(wide, hidden.double() @ weight.double().T)

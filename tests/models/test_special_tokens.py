@@ -166,6 +166,18 @@ def test_the_command_has_the_rule(pocket):
     assert refused.exit_code == 2 and "--special-tokens has no meaning with --ladder" in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["<|im_end|>", "a<|im_end|>b", "<|im_end|", "a<", "|>a", "m_end|>"])
+def test_names_are_no_pieces_of_special_tokens(pocket, name):
+    """A template writes names between signs of its own, which would make them whole."""
+    encoder, messages = text_encoder(pocket[1]), [{"role": "user", "content": "Hi."}]
+    tools = [{"type": "function", "function": {"name": "w", "parameters": {"properties": {name: {}}}}}]
+    with pytest.raises(ValueError, match="special token"):
+        encoder.messages(messages, lambda *given: "", tools)
+    for other in ("im", "im_end", "end", "city"):
+        named = [{"type": "function", "function": {"name": "w", "parameters": {"properties": {other: {}}}}}]
+        encoder.messages(messages, lambda *given: "", named)
+
+
 def test_other_threads_run_while_a_long_text_is_encoded(pocket):
     """With no thread made to give way, another one runs only where the encoder lets go of Python's lock."""
     encoder, text = text_encoder(pocket[1]), "Mary went to the kitchen. " * 40_000

@@ -76,16 +76,22 @@ def _matched(schema: Any, root: Any, known: dict[str, Counter[str]]) -> Counter[
             most += branches
         elif keyword in ("properties", "patternProperties") and isinstance(value, Mapping):
             for name, part in value.items():
-                inside |= _named(name if keyword == "properties" else _ANY, _matched(part, root, known))
+                _raise_to(inside, _named(name if keyword == "properties" else _ANY, _matched(part, root, known)))
         elif keyword == "additionalProperties":
-            inside |= _named(_ANY, _matched(value, root, known))
+            _raise_to(inside, _named(_ANY, _matched(value, root, known)))
         elif keyword in ("$defs", "definitions"):
             # counted where they are referred to
             continue
         elif keyword not in ("allOf", "anyOf", "oneOf", "const", "enum"):
             for part in value if isinstance(value, list) else [value]:
-                inside |= _named("[]", _matched(part, root, known))
+                _raise_to(inside, _named("[]", _matched(part, root, known)))
     return most + inside
+
+
+def _raise_to(most: Counter[str], counts: Counter[str]) -> None:
+    """As `most |= counts`, which would look at all that is in `most` for each property."""
+    for name, count in counts.items():
+        most[name] = max(most[name], count)
 
 
 def _named(name: str, counts: Counter[str]) -> Counter[str]:

@@ -33,6 +33,8 @@ _OF_ARGUMENTS = _NOTES | {"type", "properties", "required", "additionalPropertie
 _SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
 _INTEGER, _NUMBER = re.compile(r"-?(0|[1-9]\d*)"), re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _ANY_TEXT = r"/(?s:.*)/"
+# Characters of all schemas in a grammar, definitions written anew for each argument that refers to some.
+_MOST = 2**21
 # A text that ends where its line does.
 _LINE = re.compile(r"[^\n]+")
 
@@ -57,19 +59,17 @@ class Parameter:
     choices: tuple[str, ...] = ()
     length: tuple[int, int | None] = (0, None)
 
-    def value(self, text: str) -> Any:
-        """The value that stands between the tags."""
-        if self.kinds is None:
-            return json.loads(text)
-        if "null" in self.kinds and text == "null":
-            return None
-        if "boolean" in self.kinds and text in ("true", "false"):
-            return text == "true"
-        if ("integer" in self.kinds and _INTEGER.fullmatch(text)) or (
-            "number" in self.kinds and _NUMBER.fullmatch(text)
+    def json(self, text: str) -> str:
+        """What stands between the tags, as JSON; a number keeps its digits, however many."""
+        if (
+            self.kinds is None
+            or ("null" in self.kinds and text == "null")
+            or ("boolean" in self.kinds and text in ("true", "false"))
+            or ("integer" in self.kinds and _INTEGER.fullmatch(text))
+            or ("number" in self.kinds and _NUMBER.fullmatch(text))
         ):
-            return json.loads(text)
-        return text
+            return text
+        return json.dumps(text, ensure_ascii=False)
 
 
 def parameters_of(tool: Tool) -> tuple[Parameter, ...]:
@@ -95,7 +95,8 @@ def parameters_of(tool: Tool) -> tuple[Parameter, ...]:
     for each in properties:
         if not each or re.search(r"[<>\s]", each):
             raise ValueError(f"{name} have the name {each!r:.80}, which this model cannot write: no spaces, < and >")
-    return tuple(_parameter(each, each in required, own, root) for each, own in properties.items())
+    needed = set(required)
+    return tuple(_parameter(each, each in needed, own, root) for each, own in properties.items())
 
 
 def lark_of(calls: ToolCalls, layout: Mapping[str, Any]) -> str:
@@ -126,6 +127,7 @@ class _Rules:
 
     def __init__(self, layout: Mapping[str, Any]) -> None:
         self._layout = layout
+        self._size = 0
         self.lines: list[str] = []
 
     def body(self, calls: ToolCalls, tool: Tool, number: int) -> str:
@@ -168,13 +170,21 @@ class _Rules:
         schema["x-guidance"] = {
             **self._layout, **({} if strict else {"lenient": True}), **(own if isinstance(own, Mapping) else {}),
         }  # fmt: skip
-        self.lines.append(f"{name}: %json {json.dumps(schema)}")
+        text = json.dumps(schema)
+        self._size += len(text)
+        if self._size > _MOST:
+            raise ValueError(
+                f"the schemas of the tools take over {_MOST} characters with the definitions that each argument refers "
+                "to: give fewer arguments, or smaller definitions"
+            )
+        self.lines.append(f"{name}: %json {text}")
         return name
 
 
 def _parameter(name: str, required: bool, schema: Any, root: Mapping[str, Any]) -> Parameter:
     own = schema if isinstance(schema, Mapping) else {}
-    defined = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
+    parts = ("$defs", "definitions", "x-guidance") if '"$ref"' in json.dumps(own) else ("x-guidance",)
+    defined = {key: root[key] for key in parts if key in root}
     whole = {**defined, **own} if schema is not False else {"not": {}}
     rules = set(own) - _NOTES
     if rules and rules <= {"type", "minLength", "maxLength"} and own.get("type") == "string":

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from sigma0.decode.sampling_params import Alternative
 from sigma0.serve.api import handlers as answering
 from sigma0.serve.api.access import ServerSettings
 from sigma0.serve.api.app import create_app
+from sigma0.serve.api.events import RunningChoices
 from sigma0.serve.api.responses import encoded
 from sigma0.serve.engine.messages import RequestOutput, TokenOutput
 from sigma0.signals.savings import savings
@@ -182,6 +184,49 @@ def test_who_reads_gets_each_token_in_an_event_of_its_own(plain):
         told = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
     counts = [len(event["sigma0"]["choices"][0]["tokens"]) for event in told]
     assert counts[0] == counts[-1] == 0 and set(counts[1:-1]) == {1}
+
+
+def test_an_answer_that_was_whole_when_time_ran_out_is_sent_whole():
+    """Its last events wait for a slow reader, and behind them what says that time is over."""
+    tokens = written(None)[:6]
+    end = RequestOutput("", tokens, "length", 3, 0, 6, 6, 6, savings([[1]], 1, 6, 6), None, None, None)
+
+    class Source:
+        def feed(self, put):
+            self.put = put
+            return True
+
+        async def aclose(self):
+            pass
+
+    class Pieces:
+        parsed = SimpleNamespace(include_usage=False, choices=[SimpleNamespace(request=SimpleNamespace(logprobs=None))])
+
+        def opening(self):
+            return iter(())
+
+        def tokens(self, index, some):
+            return b"".join(b" %d" % token.id for token in some)
+
+        def end(self, index, done):
+            return iter([b" end "])
+
+    async def read():
+        running, source = RunningChoices(600.0, lambda index, event: None, lambda: None), Source()
+        running.add(source)
+        stream = answering.EventStream(SimpleNamespace(stream_buffer=2**14), running, Pieces(), "some id")
+        source.put(tokens[0])
+        told = b""
+        async for piece in stream.body_iterator:
+            told += piece
+            if piece == b" 0":
+                for event in (*tokens[1:], end):
+                    source.put(event)
+                running._queue.put((0, TimeoutError()))
+        return told
+
+    told = asyncio.run(read())
+    assert told.startswith(b" 0 1 2 3 4 5 end ") and b"[DONE]" in told
 
 
 def test_who_leaves_without_reading_frees_all(pocket):

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from sigma0.decode.grammar.calls import parameters_of
+from sigma0.decode.grammar.calls import lark_of, parameters_of
 from sigma0.decode.grammar.spec import JsonSchema, Tool, ToolCalls
 from sigma0.decode.grammar.vocabulary import vocabulary_of
+from sigma0.serve.api.responses import _message
 from sigma0.serve.api.tool_parsers import parser_of
 from tests.byte_model import END, byte_tokenizer
 from tests.schemas import record
@@ -45,9 +46,9 @@ WRITTEN = {
 STOPS = {"hermes": hermes("stop", {}), "nanbeige": nanbeige("stop")}
 
 
-def read(style, *pieces):
+def read(style, *pieces, begins="text"):
     """Content, and name and arguments of each call."""
-    parser, content, calls = parser_of(ToolCalls(TOOLS, style)), "", []
+    parser, content, calls = parser_of(ToolCalls(TOOLS, style, begins)), "", []
     parts = [part for piece in pieces for part in parser.feed(piece)]
     for part in [*parts, *parser.flush()]:
         if isinstance(part, str):
@@ -72,6 +73,32 @@ def test_an_answer_is_read_the_same_wherever_it_is_cut(style):
     # a call that is cut has begun, and is not whole
     for place in range(text.index("<tool_call>") + 11, text.index("</tool_call>")):
         assert not read(style, text[:place])[2]
+
+
+@pytest.mark.parametrize("style", list(WRITTEN))
+def test_a_thought_may_hold_the_tags_of_a_call(style):
+    thought = f"Hm {STOPS[style]} or <tool_call>\n<parameter=foo>?</thin</think>"
+    text = f"{thought}\n\n{STOPS[style]}"
+    for place in range(len(text) + 1):
+        content, calls, is_whole = read(style, text[:place], text[place:], begins="thought")
+        assert (content, calls, is_whole) == (thought, [("stop", "{}")], True)
+
+
+@pytest.mark.parametrize("style", list(WRITTEN))
+def test_a_call_that_is_cut_before_its_name_adds_nothing_to_a_message(style):
+    cut = WRITTEN[style][:16]
+    assert _message(ToolCalls(TOOLS, style), cut) == {"content": ""}
+    assert _message(ToolCalls(TOOLS, style), f"Well.\n{cut}") == {"content": "Well."}
+    assert _message(ToolCalls(TOOLS, style), "Well.\n") == {"content": "Well.\n"}
+
+
+def test_definitions_stand_with_the_arguments_that_refer_to_them_and_are_bounded():
+    large = {"$defs": {"x": {"description": "y" * 2**16, "type": "integer"}}}
+    free = {f"a{number}": {"type": "integer"} for number in range(100)}
+    assert len(lark_of(ToolCalls((Tool("a", JsonSchema.of({**record(free), **large})),), "nanbeige"), {})) < 2**16
+    bound = {f"a{number}": {"$ref": "#/$defs/x"} for number in range(100)}
+    with pytest.raises(ValueError, match="smaller definitions"):
+        lark_of(ToolCalls((Tool("a", JsonSchema.of({**record(bound), **large})),), "nanbeige"), {})
 
 
 @pytest.mark.parametrize("style", list(WRITTEN))
@@ -129,7 +156,15 @@ def test_the_grammar_refuses_what_the_schema_does(wrong):
 )  # fmt: skip
 def test_values_are_of_their_types(name, text, value):
     parameter = next(each for each in parameters_of(TOOLS[0]) if each.name == name)
-    assert parameter.value(text) == value and type(parameter.value(text)) is type(value)
+    read = json.loads(parameter.json(text))
+    assert read == value and type(read) is type(value)
+
+
+def test_numbers_keep_their_digits():
+    root = {"type": "object", "properties": {"x": {"type": ["string", "number"]}}}
+    (parameter,) = parameters_of(Tool("a", JsonSchema.of(root)))
+    for text in ("1e999", "1" * 5000, "-0.50"):
+        assert parameter.json(text) == text
 
 
 @pytest.mark.parametrize(

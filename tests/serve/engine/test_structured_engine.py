@@ -1,6 +1,7 @@
 """Requests with a grammar share passes with all others, and each is what it would be alone."""
 
 import pickle
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,10 @@ from sigma0.decode.grammar.compiled import CompiledGrammar, GrammarError, Matche
 from sigma0.decode.grammar.spec import Choice, JsonSchema, Regex
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
+from sigma0.serve.engine.inbox import Inbox
+from sigma0.serve.engine.loop import EngineLoop
 from sigma0.serve.engine.messages import EngineRequest, RequestFailed, RequestOutput
+from sigma0.serve.engine.wire import Cancel, Drain, Submit
 from tests.byte_model import END, byte_model
 from tests.schemas import OBJECTS, REFERENCES
 from tests.serve.engine.spied_worker import KV
@@ -185,3 +189,50 @@ def test_a_grammar_that_breaks_fails_its_request_alone(byte, monkeypatch, kind, 
 def test_a_request_is_plain_data():
     for job in jobs(7, 8):
         assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(byte):
+    """Requests that were cancelled would hold up those behind them, and count nowhere."""
+    begun, go, compiled = threading.Event(), threading.Event(), []
+
+    class Slow(Engine):
+        def compile(self, request):
+            compiled.append(request.grammar)
+            begun.set()
+            assert go.wait(60)
+            return super().compile(request)
+
+    job = jobs(0, 2)[1]
+    inbox, reports = Inbox(), []
+    loop = EngineLoop(Slow(*byte, "tiny"), inbox, reports.append)
+    for key in range(5):
+        inbox.put(Submit(key, replace(job, grammar=Choice((f"text {key}", "b")))))
+    loop.turn()
+    assert begun.wait(60)
+    for key in range(4):
+        inbox.put(Cancel(key))
+    loop.turn()
+    go.set()
+    inbox.put(Drain())
+    while not loop.is_over:
+        loop.turn()
+    assert [spec.choices[0] for spec in compiled] == ["text 0", "text 4"]
+    ended = [key for report in reports for key, event in report.events if isinstance(event, RequestOutput)]
+    assert ended == [4]
+
+
+class Panic(BaseException):
+    """As a library in Rust has it."""
+
+
+def test_a_panic_while_a_grammar_is_compiled_is_told(byte, monkeypatch):
+    inbox, reports = Inbox(), []
+    engine = Engine(*byte, "tiny")
+    loop = EngineLoop(engine, inbox, reports.append)
+    monkeypatch.setattr(engine, "compile", lambda request: (_ for _ in ()).throw(Panic))
+    inbox.put(Submit(7, jobs(0, 2)[1]))
+    inbox.put(Drain())
+    while not loop.is_over:
+        loop.turn()
+    ((key, event),) = [each for report in reports for each in report.events]
+    assert key == 7 and isinstance(event, RequestFailed)
