@@ -53,7 +53,11 @@ def changed_values(draw):
     body = json.loads(CORPUS[name])
     hostile = []
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
-        parent, key = draw(st.sampled_from([place for place in _places(body) if place[1] not in KEPT]))
+        places = [place for place in _places(body) if place[1] not in KEPT]
+        if not places:
+            # all the rest is gone
+            break
+        parent, key = draw(st.sampled_from(places))
         act = draw(st.sampled_from(["replace", "replace", "replace", "drop", "rename", "wrap"]))
         if act == "replace":
             hostile.append(draw(st.sampled_from(draw(st.sampled_from([PLAIN, HOSTILE])))))

@@ -68,6 +68,7 @@ SPYING = {
     "test_chat_roles_and_parts",
     "test_refusals_what_nobody_foresaw",
     "test_fields_a_job_holds_its_salt",
+    "test_fields_logits_are_biased",
 }
 CLIENTS = {"plain", "held", "climbing", "description"}
 
