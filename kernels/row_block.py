@@ -125,7 +125,8 @@ def _output_shape(
     hidden: Tensor,
     *rest: Any,
 ) -> Tensor:
-    ready_for_block(rest[-4])
+    head_dim = rest[-4]
+    ready_for_block(head_dim)
     return torch.empty_like(hidden, memory_format=torch.contiguous_format)
 
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import torch
 
-from sigma0.kernels.cpp_library import ELEMENTS, load_library
+from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load_library
 from sigma0.kernels.row_attention import compiled_attention
 
 _SOURCES = "row_dot.cpp row_norm.cpp row_block.cpp row_operators.cpp"
+
+
+@lru_cache
+def has_operators() -> bool:
+    """Whether they can be compiled; a warning says where they cannot."""
+    return can_compile(lambda: ready_for_block(32), "operators in C++ could not be compiled, torch's own are taken")
 
 
 @lru_cache

@@ -61,6 +61,7 @@ from sigma0.kernels.row_linear import row_linear
 from sigma0.kernels.row_mlp import row_mlp
 from sigma0.kernels.row_norm import norm_rows
 from sigma0.kernels.row_norm_kernel import row_norm
+from sigma0.kernels.row_operators import has_operators
 from sigma0.kernels.row_product import DTYPES as ROW_DTYPES
 from sigma0.kernels.row_qkv import row_qkv
 from sigma0.kernels.span_attention import Span, span_attention, spans_of
@@ -276,7 +277,7 @@ def operations(backend: Backend, device: torch.device, deterministic: bool = Tru
     """
     if backend not in get_args(Backend):
         raise ValueError(f"no such backend: {backend!r}; there are {', '.join(get_args(Backend))}")
-    if backend == "auto" and device.type == "cpu" and is_available():
+    if backend == "auto" and device.type == "cpu" and is_available() and has_operators():
         return CPU
     if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return TORCH

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from sigma0.kernels import row_dot
+from sigma0.kernels import row_dot, row_operators
 from tests.marks import needs_compiler
 
 pytestmark = needs_compiler
@@ -84,6 +84,22 @@ def test_what_is_broken_stays_in_its_row():
 def test_weights_of_another_dtype_or_width_are_refused(width, dtype):
     with pytest.raises(RuntimeError):
         row_dot.row_dot(torch.randn(2, 20), torch.randn(8, width).to(dtype))
+
+
+def test_where_operators_cannot_be_compiled_it_is_said(monkeypatch):
+    def fails(sources, definitions):
+        raise RuntimeError("no such header")
+
+    monkeypatch.setattr(row_operators, "load_library", fails)
+    cached = (row_operators._library, row_operators.ready_for_block, row_operators.has_operators)
+    for each in cached:
+        each.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no such header"):
+            assert not row_operators.has_operators()
+    finally:
+        for each in cached:
+            each.cache_clear()
 
 
 def test_the_operator_itself_takes_what_it_cannot_read_to_the_library():
