@@ -178,6 +178,7 @@ class Fault:
         calls: Calls so far.
         phases: Where each came from; of a run in which none fails.
         armed: Whether calls count.
+        branch: Called with the number of each call; where it says so, that call is the n-th.
     """
 
     point: str
@@ -185,7 +186,13 @@ class Fault:
     calls: int = 0
     phases: list[tuple[str, ...]] = field(default_factory=list)
     armed: bool = False
+    branch: Callable[[int], bool] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come."""
+        return 0 < self.at <= self.calls
 
     def count(self) -> None:
         """Counts a call, and raises if it is the one."""
@@ -196,6 +203,8 @@ class Fault:
             call = self.calls
         if not self.at:
             self.phases.append(_phase())
+            if self.branch is not None and self.branch(call):
+                self.at = call
         if call == self.at:
             raise POINTS[self.point].error()
 

@@ -2,14 +2,16 @@
 
 App, parser, ladder and engine share one event loop (`SteppedService`, `Inline`), so that the n-th call of a point
 (`tests.serve.faults`) is the same call in every run. `python -m tests.serve.mixed_run POINT...` fails every single call
-of points.
+of points, each in a process that forks from the run at that call.
 """
 
 import asyncio
 import json
 import logging
+import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -75,7 +77,8 @@ class SteppedService(EngineClient):
         """Until it is drained, or breaks."""
         try:
             while not self._loop.is_over:
-                if self._allocations is not None:
+                # a run behind its fault needs no counting, which is dear here
+                if self._allocations is not None and not self._allocations.is_over:
                     with Allocations(self._allocations):
                         self._loop.turn(wait=False)
                 else:
@@ -417,22 +420,90 @@ def problems(fault: Fault, report: Report, clean: Report) -> list[str]:
     return found + ([f"held: {report.held}"] if report.held else [])
 
 
-def main(points: Sequence[str]) -> int:
-    """Fails every call of points, one run each; the number of runs with something wrong."""
-    logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
-    bench = Bench()
-    clean, faults = bench.count()
-    bad = 0
-    for point in points:
-        for at in range(1, faults[point].calls + 1):
-            fault = Fault(point, at)
-            if wrong := problems(fault, bench.run(fault), clean):
-                bad += 1
-                print(point, at, faults[point].phases[at - 1][:2], wrong, flush=True)
-        print(f"{point}: {faults[point].calls} calls failed, each in a run of its own", flush=True)
+class Branches:
+    """A child of this process for each call of a point: the run so far is shared, and that call fails in the child.
+
+    Args:
+        at_once: Children at the same time.
+
+    Attributes:
+        apart: Calls in threads, from which no child can go on.
+        is_child: Whether this process is a child.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self.apart: list[int] = []
+        self.is_child = False
+        self._at_once, self._open, self._bad = at_once, 0, 0
+
+    def __call__(self, call: int) -> bool:
+        """Forks; whether this is the child, in which the call fails."""
+        if self.is_child:
+            return False
+        if threading.current_thread() is not threading.main_thread():
+            self.apart.append(call)
+            return False
+        if self._open == self._at_once:
+            self._wait()
+        # asyncio takes the loop of another process for none
+        loop = asyncio.get_running_loop()
+        self.is_child = os.fork() == 0
+        if self.is_child:
+            asyncio._set_running_loop(loop)
+        else:
+            self._open += 1
+        return self.is_child
+
+    def _wait(self) -> None:
+        self._bad += os.waitstatus_to_exitcode(os.wait()[1]) != 0
+        self._open -= 1
+
+    def wait(self) -> int:
+        """For all children; how many found something wrong, or broke."""
+        while self._open:
+            self._wait()
+        return self._bad
+
+
+def sweep(bench: Bench, point: str, clean: Report) -> int:
+    """Fails every call of a point, each in a run of its own; the number of runs with something wrong."""
+    branches = Branches(os.cpu_count() or 1)
+    fault = Fault(point, branch=branches)
+    is_bad = True
+    try:
+        is_bad = _is_bad(fault, bench.run(fault), clean)
+    except BaseException:
+        # a child ends below, where nobody would see it
+        traceback.print_exc()
+        raise
+    finally:
+        # a child never goes on with the work of its parent
+        if branches.is_child:
+            sys.stdout.flush()
+            os._exit(is_bad)
+    bad = is_bad + branches.wait()
+    for call in branches.apart:
+        alone = Fault(point, call)
+        bad += _is_bad(alone, bench.run(alone), clean)
+    print(f"{point}: {fault.calls} calls failed, each in a run of its own; wrong: {bad}", flush=True)
     return bad
 
 
+def _is_bad(fault: Fault, report: Report, clean: Report) -> bool:
+    wrong = problems(fault, report, clean)
+    if wrong:
+        print(fault.point, fault.at, wrong, flush=True)
+    return bool(wrong)
+
+
+def main(points: Sequence[str]) -> int:
+    """Fails every call of points; the number of runs with something wrong."""
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    bench = Bench()
+    clean, _ = bench.count()
+    return sum(sweep(bench, point, clean) for point in points)
+
+
 if __name__ == "__main__":
-    sys.exit(min(1, main(sys.argv[1:] or [point for point in POINTS if point != "allocation"])))
+    sys.exit(min(1, main(sys.argv[1:] or list(POINTS))))

@@ -2,10 +2,11 @@
 
 The fast runs fail at most `FAST` calls of each point, spread over the phases that the mixed run has; the slow ones as
 many as `SLOW` says, which is every call of template, endpoint and grammar, and several of each phase of the others.
-`python -m tests.serve.mixed_run` fails every call of every point but allocation, of which there are many thousands.
+`python -m tests.serve.mixed_run` fails every call of every point, which takes hours.
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
 from tests.serve.faults import POINTS, Fault, spread
-from tests.serve.mixed_run import Bench, mixed, problems
+from tests.serve.mixed_run import Bench, mixed, problems, sweep
 
 FAST = 4
 SLOW = dict.fromkeys(POINTS, 60) | {"template": 1000, "endpoint": 1000, "grammar": 1000}
@@ -84,3 +85,13 @@ def test_a_mixed_run_has_all_kinds():
     assert len(bodies) == 40
     for name in ("stream", "temperature", "guided_choice", "response_format", "sigma0", "logprobs", "n", "cache_salt"):
         assert any(name in body for body in bodies), name
+
+
+@pytest.mark.slow
+def test_a_sweep_fails_every_call_and_finds_what_is_wrong(bench, counted, capfd):
+    clean, faults = counted
+    calls = faults["template"].calls
+    assert sweep(bench, "template", clean) == 0
+    assert f"template: {calls} calls failed, each in a run of its own; wrong: 0" in capfd.readouterr().out
+    # as if the server did not serve on
+    assert sweep(bench, "template", replace(clean, health=503, counted=1, after=clean.outcomes[1])) == calls + 1
