@@ -43,6 +43,8 @@ TEMPLATE = (
 )
 BLOCKS, BLOCK, POSITION_BYTES = 20, 4, 2 * 2 * 4 * 2 * 8 * 4
 LIMITS = EngineLimits(4, 64, 48, BLOCK, POSITION_BYTES * BLOCK * BLOCKS)
+# Seconds after which a run is broken; one that waits for its thousands of children is not.
+LONG = 86400.0
 # Requests of the mixed run that are under way at the same time.
 AT_ONCE = 12
 
@@ -290,7 +292,7 @@ class Bench:
         self.tokenizer.chat_template = TEMPLATE
         rungs = [
             Rung.local(self.model, self.tokenizer, "tiny"),
-            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0, timeout=600.0),
+            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0, timeout=LONG),
         ]
         self.ladder = FidelityLadder(rungs, policy=Always())
         self._vocabulary = vocabulary_of(self.tokenizer, int(self.model.config.vocab_size), [END])
@@ -312,7 +314,7 @@ class Bench:
             patches.enter_context(patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, limit: Endpoint()))
             for fault in faults:
                 patches.enter_context(fault.installed())
-            report = asyncio.run(asyncio.wait_for(self._run(faults), 600))
+            report = asyncio.run(asyncio.wait_for(self._run(faults), LONG))
         if left := set(threading.enumerate()) - threads:
             report.held["threads"] = left
         return report
@@ -321,7 +323,7 @@ class Bench:
         tasks = asyncio.all_tasks()
         engine = Engine(self.model, self.tokenizer, "tiny", LIMITS, watch=True)
         service = SteppedService(engine, faults)
-        app = create_app(service, ServerSettings(request_timeout=600.0), self.ladder)
+        app = create_app(service, ServerSettings(request_timeout=LONG), self.ladder)
         running = asyncio.ensure_future(service.run())
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -445,6 +447,8 @@ class Branches:
             return False
         if self._open == self._at_once:
             self._wait()
+        if call % 500 == 0:
+            print(f"call {call}", file=sys.stderr, flush=True)
         # asyncio takes the loop of another process for none
         loop = asyncio.get_running_loop()
         self.is_child = os.fork() == 0
