@@ -246,8 +246,9 @@ class RequestParser:
             return unit, False
         if self._ladder_runner is not None and switches().routing and options.ladder is not False:
             return "answer", True
-        for name in ("budget", "trail"):
-            if getattr(options, name):
+        # an empty budget is one too
+        for name, given in (("budget", options.budget is not None), ("trail", options.trail)):
+            if given:
                 raise ApiError(400, f"sigma0.{name}: needs sigma0.ladder", f"sigma0.{name}")
         return None, False
 

@@ -169,6 +169,7 @@ ALL_FIELDS = ExitConfig(mode="margin", theta=0.9).to_dict()
         ({**CHAT, "sigma0": {"ladder": True}}, False),
         ({**CHAT, "sigma0": {"ladder": False, "trail": False, "budget": None}}, True),
         ({**CHAT, "sigma0": {"budget": {"calls": 1}}}, False),
+        ({**CHAT, "sigma0": {"ladder": False, "budget": {}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed"}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": 7}}}, False),
         ({**CHAT, "sigma0": {"exit": {"mode": "fixed", "depth": 6}}}, True),
