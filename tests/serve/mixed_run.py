@@ -1,17 +1,12 @@
 """A mixed run of 40 requests against an app and an engine that take turns in one thread.
 
 App, parser, ladder and engine share one event loop (`SteppedService`, `Inline`), so that the n-th call of a point
-(`tests.serve.faults`) is the same call in every run. `python -m tests.serve.mixed_run POINT...` fails every single call
-of points, each in a process that forks from the run at that call.
+(`tests.serve.faults`) is the same call in every run.
 """
 
 import asyncio
 import json
-import logging
-import os
-import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -43,8 +38,8 @@ TEMPLATE = (
 )
 BLOCKS, BLOCK, POSITION_BYTES = 20, 4, 2 * 2 * 4 * 2 * 8 * 4
 LIMITS = EngineLimits(4, 64, 48, BLOCK, POSITION_BYTES * BLOCK * BLOCKS)
-# Seconds after which a run is broken; one that waits for its thousands of children is not.
-LONG = 86400.0
+# Seconds after which a run is broken.
+LIMIT = 600.0
 # Requests of the mixed run that are under way at the same time.
 AT_ONCE = 12
 
@@ -292,7 +287,7 @@ class Bench:
         self.tokenizer.chat_template = TEMPLATE
         rungs = [
             Rung.local(self.model, self.tokenizer, "tiny"),
-            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0, timeout=LONG),
+            Rung.endpoint("http://127.0.0.1:9/v1", "far", "key", attempts=2, backoff=0.0, timeout=LIMIT),
         ]
         self.ladder = FidelityLadder(rungs, policy=Always())
         self._vocabulary = vocabulary_of(self.tokenizer, int(self.model.config.vocab_size), [END])
@@ -304,8 +299,8 @@ class Bench:
         faults = {point: Fault(point) for point in POINTS}
         return self.run(*faults.values()), faults
 
-    def run(self, *faults: Fault) -> Report:
-        """The mixed run, with these faults installed."""
+    def run(self, *faults: Fault, limit: float = LIMIT) -> Report:
+        """The mixed run, with these faults installed, and this many seconds for it and for each request."""
         threads = set(threading.enumerate())
         self._vocabulary._grammars.clear()
         with ExitStack() as patches:
@@ -314,16 +309,16 @@ class Bench:
             patches.enter_context(patch.object(sigma0.ladder.endpoint.Asker, "_open", lambda self, limit: Endpoint()))
             for fault in faults:
                 patches.enter_context(fault.installed())
-            report = asyncio.run(asyncio.wait_for(self._run(faults), LONG))
+            report = asyncio.run(asyncio.wait_for(self._run(faults, limit), limit))
         if left := set(threading.enumerate()) - threads:
             report.held["threads"] = left
         return report
 
-    async def _run(self, faults: Sequence[Fault]) -> Report:
+    async def _run(self, faults: Sequence[Fault], limit: float) -> Report:
         tasks = asyncio.all_tasks()
         engine = Engine(self.model, self.tokenizer, "tiny", LIMITS, watch=True)
         service = SteppedService(engine, faults)
-        app = create_app(service, ServerSettings(request_timeout=LONG), self.ladder)
+        app = create_app(service, ServerSettings(request_timeout=limit), self.ladder)
         running = asyncio.ensure_future(service.run())
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -420,94 +415,3 @@ def problems(fault: Fault, report: Report, clean: Report) -> list[str]:
     if report.counted != len(report.outcomes):
         found.append(f"{report.counted} requests counted")
     return found + ([f"held: {report.held}"] if report.held else [])
-
-
-class Branches:
-    """A child of this process for each call of a point: the run so far is shared, and that call fails in the child.
-
-    Args:
-        at_once: Children at the same time.
-
-    Attributes:
-        apart: Calls in threads, from which no child can go on.
-        is_child: Whether this process is a child.
-    """
-
-    def __init__(self, at_once: int) -> None:
-        self.apart: list[int] = []
-        self.is_child = False
-        self._at_once, self._open, self._bad = at_once, 0, 0
-
-    def __call__(self, call: int) -> bool:
-        """Forks; whether this is the child, in which the call fails."""
-        if self.is_child:
-            return False
-        if threading.current_thread() is not threading.main_thread():
-            self.apart.append(call)
-            return False
-        if self._open == self._at_once:
-            self._wait()
-        if call % 500 == 0:
-            print(f"call {call}", file=sys.stderr, flush=True)
-        # asyncio takes the loop of another process for none
-        loop = asyncio.get_running_loop()
-        self.is_child = os.fork() == 0
-        if self.is_child:
-            asyncio._set_running_loop(loop)
-        else:
-            self._open += 1
-        return self.is_child
-
-    def _wait(self) -> None:
-        self._bad += os.waitstatus_to_exitcode(os.wait()[1]) != 0
-        self._open -= 1
-
-    def wait(self) -> int:
-        """For all children; how many found something wrong, or broke."""
-        while self._open:
-            self._wait()
-        return self._bad
-
-
-def sweep(bench: Bench, point: str, clean: Report) -> int:
-    """Fails every call of a point, each in a run of its own; the number of runs with something wrong."""
-    branches = Branches(os.cpu_count() or 1)
-    fault = Fault(point, branch=branches)
-    is_bad = True
-    try:
-        is_bad = _is_bad(fault, bench.run(fault), clean)
-    except BaseException:
-        # a child ends below, where nobody would see it
-        traceback.print_exc()
-        raise
-    finally:
-        # a child never goes on with the work of its parent
-        if branches.is_child:
-            sys.stdout.flush()
-            os._exit(is_bad)
-    bad = is_bad + branches.wait()
-    for call in branches.apart:
-        alone = Fault(point, call)
-        bad += _is_bad(alone, bench.run(alone), clean)
-    print(f"{point}: {fault.calls} calls failed, each in a run of its own; wrong: {bad}", flush=True)
-    return bad
-
-
-def _is_bad(fault: Fault, report: Report, clean: Report) -> bool:
-    wrong = problems(fault, report, clean)
-    if wrong:
-        print(fault.point, fault.at, wrong, flush=True)
-    return bool(wrong)
-
-
-def main(points: Sequence[str]) -> int:
-    """Fails every call of points; the number of runs with something wrong."""
-    logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
-    bench = Bench()
-    clean, _ = bench.count()
-    return sum(sweep(bench, point, clean) for point in points)
-
-
-if __name__ == "__main__":
-    sys.exit(min(1, main(sys.argv[1:] or list(POINTS))))

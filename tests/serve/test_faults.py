@@ -2,7 +2,7 @@
 
 The fast runs fail at most `FAST` calls of each point, spread over the phases that the mixed run has; the slow ones as
 many as `SLOW` says, which is every call of template, endpoint and grammar, and several of each phase of the others.
-`python -m tests.serve.mixed_run` fails every call of every point, which takes hours.
+`python -m tests.serve.sweep` fails every call of every point.
 """
 
 import logging
@@ -15,7 +15,8 @@ pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
 from tests.serve.faults import POINTS, Fault, spread
-from tests.serve.mixed_run import Bench, mixed, problems, sweep
+from tests.serve.mixed_run import Bench, mixed, problems
+from tests.serve.sweep import sweep
 
 FAST = 4
 SLOW = dict.fromkeys(POINTS, 60) | {"template": 1000, "endpoint": 1000, "grammar": 1000}
