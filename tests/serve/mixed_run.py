@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 import sigma0.ladder.endpoint
 import sigma0.serve.api.ladder
 import sigma0.serve.api.pools
