@@ -23,12 +23,14 @@ from sigma0.decode.transfer import to_host
 from sigma0.models.hf_generate import DepthGenerationMixin
 from sigma0.models.limits import check_context
 from sigma0.models.prompts import encode
+from sigma0.signals.answer import judge_answer
 from sigma0.signals.canary import Tighten
+from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.generation import Generation, StopReason
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
 from sigma0.signals.tokens import StreamedToken, Token, with_statistics
-from sigma0.signals.verdict import DoorPolicy, aggregate, patience_for
+from sigma0.signals.verdict import DoorPolicy, patience_for
 
 # generate() arguments that a stream of one sequence cannot take
 REFUSED = (
@@ -59,6 +61,8 @@ class TextStream(Iterator[Token]):
         context: Texts that the new text may be grounded in.
         policy: Thresholds for the verdict on the whole text.
         counterfactual_rule: Under `full` and `fixed`, the rule whose exits are reported as `would_have_met`.
+        confidence_model: Of the checkpoint, for that verdict; None for none.
+        prompt_ids: Of the prompt, which the model looks at.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class TextStream(Iterator[Token]):
         context: tuple[str, ...] = (),
         policy: DoorPolicy | None = None,
         counterfactual_rule: ExitRule | None = None,
+        confidence_model: ConfidenceModel | None = None,
+        prompt_ids: tuple[int, ...] = (),
     ) -> None:
         self._loop = loop
         self._emissions = loop.run(first)
@@ -79,6 +85,8 @@ class TextStream(Iterator[Token]):
         self._context = context
         self._policy = policy or DoorPolicy()
         self._counterfactual_rule = counterfactual_rule
+        self._confidence_model = confidence_model
+        self._prompt_ids = prompt_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._prompt_tokens = int(loop.lengths[0])
         self._tokens: list[Token] = []
@@ -155,9 +163,10 @@ class TextStream(Iterator[Token]):
             tokens = self._with_statistics(self._tokens, 0)
             grounding = check(text, self._context)
             policy = self._policy
-            verdict = aggregate([token.verdict for token in tokens], policy, grounding.score)
-            if self._loop.collapsed:
-                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
+            verdict = judge_answer(
+                tokens, total_loops, policy, grounding.score, self._loop.collapsed, self._confidence_model,
+                self._prompt_ids,
+            )  # fmt: skip
         return Generation(
             text=text,
             tokens=tokens,
@@ -302,7 +311,10 @@ def stream(
         loop.collapse = CollapseStop()
     context = (tokenizer.decode(ids[0], skip_special_tokens=True), *sources)
     rule = model.counterfactual_rule(config)
-    return TextStream(loop, first, tokenizer, config, tuple(stop), context, policy, rule)
+    return TextStream(
+        loop, first, tokenizer, config, tuple(stop), context, policy, rule, model.confidence_model,
+        tuple(ids[0].tolist()),
+    )  # fmt: skip
 
 
 class Ladder(Protocol):

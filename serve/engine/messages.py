@@ -13,6 +13,7 @@ from sigma0.decode.grammar.spec import Spec
 from sigma0.decode.model import LoopedModel
 from sigma0.decode.ops import Fate
 from sigma0.decode.sampling_params import Alternative, SamplingParams
+from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.savings import Savings
 from sigma0.signals.verdict import Door, DoorPolicy, ReasonVerdict
 
@@ -60,6 +61,7 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
         config: Of the architecture.
         dtype: Of its weights.
         door_policy: Thresholds of the routing decision.
+        confidence_model: Calibrated confidence; None without one.
     """
 
     config: PreTrainedConfig
@@ -75,6 +77,10 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
     @property
     def door_policy(self) -> DoorPolicy:
         """Thresholds of the routing decision."""
+
+    @property
+    def confidence_model(self) -> ConfidenceModel | None:
+        """Calibrated confidence; None without one."""
 
     def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""

@@ -18,9 +18,10 @@ from sigma0.decode.transfer import to_host
 from sigma0.serve.engine.loop_notes import LoopNotes
 from sigma0.serve.engine.messages import RequestOutput, ServedModel, TokenOutput
 from sigma0.serve.engine.request import RequestState
+from sigma0.signals.answer import judge_answer
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.verdict import DoorPolicy, aggregate, door, explain, part_of, patience_for
+from sigma0.signals.verdict import DoorPolicy, door, explain, patience_for
 
 _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy", "margin", "proximity"))
 # The first loops of a token have no fate.
@@ -72,6 +73,7 @@ class OutputProcessor:
         self._lanes, self._notes, self._name = lanes, notes, name
         self._total_loops = model.num_loops
         self._policy: DoorPolicy = model.door_policy
+        self._confidence_model = model.confidence_model
         self._patience = patience_for(self._policy, self._total_loops)
         self._fewest = _NO_FATE + self._patience
         self._left: list[Left] = []
@@ -213,10 +215,10 @@ class OutputProcessor:
         if self.watch:
             tokens = self._with_final_fates(state)
             score = check(state.detokenizer.text, state.request.context).score
-            parts = [part_of(token.reason, token.depth, token.fate, token.proximity or 0.0) for token in tokens]
-            verdict = aggregate(parts, self._policy, score)
-            if state.collapsed:
-                verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
+            verdict = judge_answer(
+                tokens, self._total_loops, self._policy, score, state.collapsed, self._confidence_model,
+                state.request.prompt_ids,
+            )  # fmt: skip
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
         # what a grammar has not let end is cut, and clients must not take it for whole

@@ -145,20 +145,56 @@ def print_doors(result: DoorCalibration) -> None:
     rule = THRESHOLD.get(result.exit_config.mode)
     threshold = "" if rule is None else f", {rule} = {getattr(result.exit_config, rule):g}"
     console.print(f"exit rule       {result.exit_config.mode}{threshold}: {result.right:.1%} of the answers are right")
+    if result.labels != "answers":
+        console.print(f"labels          right is what {_reference(result.labels)} says, which may be wrong itself")
     console.print(f"fates           growth {result.fates.growth:g}, spiral from {result.fates.spiral:g} degrees on")
-    console.print(f"policies        {result.passed} kept the risk of {result.tested} tested ({fit} + {tested} prompts)")
+    _print_confidence(console, result)
+    console.print(f"thresholds      {result.passed} kept the risk of {result.tested} tested ({fit} + {tested} prompts)")
     if result.chosen is None or result.check is None:
         console.print(refusal(result))
         return
     policy, check = result.chosen, result.check
-    console.print(f"chosen          tau_c {policy.tau_c:g}, tau_g {policy.tau_g:g}")
-    console.print(f"                saturated_share {policy.saturated_share:g}, spiral_share {policy.spiral_share:g}")
+    grounded = "no grounding asked for" if policy.tau_g is None else f"groundedness over {policy.tau_g:g}"
+    console.print(
+        f"chosen          confidence {policy.min_confidence:.4g} or more, proximity under {policy.tau_c:g}, {grounded}"
+    )
     console.print(f"promise         of the answers let through at most {result.risk:.1%} are wrong, with confidence")
     console.print(f"                {result.confidence:g}")
     console.print(f"right           {_percent(check.right)} on {checked} prompts set apart")
     console.print(f"let through     {_percent(check.opened)} of them")
     console.print(f"right of those  {_share(check.right_of_opened)}")
     console.print(f"of right ones   {_share(check.opened_of_right)} let through")
+    area = "none to tell" if check.auroc is None else f"{check.auroc:.3f}"
+    console.print(
+        f"confidence      AUROC {area}, calibration error {check.calibration_error:.1%}, Brier {check.brier:.3f}"
+    )
+    by_entropy = (
+        "none keeps the risk" if result.by_entropy is None else f"{_percent(result.by_entropy.opened)} let through"
+    )
+    console.print(f"mean entropy    {by_entropy}, as a door by itself")
+
+
+def _print_confidence(console: Console, result: DoorCalibration) -> None:
+    """Prints what the confidence reads, and what was left out."""
+    model = result.confidence_model
+    if model is None:
+        console.print("confidence      exp(-mean entropy): too few answers are wrong, or right, to fit one")
+        return
+    table = Table(title=f"confidence fitted on {model.answers} answers, by cross-fitting", title_justify="left")
+    for column in ("feature", "AUROC alone", "log loss saved", "read"):
+        table.add_column(column, justify="left" if column == "feature" else "right")
+    told = sorted(result.features, key=lambda figure: (not figure.chosen, -(figure.gain or -1.0)))
+    for figure in told[:_SHOWN]:
+        area = "-" if figure.auroc is None else f"{figure.auroc:.3f}"
+        gain = "-" if figure.gain is None or figure.error is None else f"{figure.gain:+.4f} (se {figure.error:.4f})"
+        table.add_row(figure.name, area, gain, "yes" if figure.chosen else "no")
+    console.print(table)
+    shared = "too different to tell strange ones" if model.pairs is None else f"{len(model.pairs)} pairs of ids"
+    console.print(f"prompts         {shared}; new ones up to {model.most_new:.1%} are in calibration")
+
+
+def _reference(labels: str) -> str:
+    return "the model at full depth" if labels == "full-depth" else labels
 
 
 def records_of(results: Sequence[Calibration]) -> dict[str, CalibratedThreshold]:
@@ -210,7 +246,7 @@ def result_json(result: CalibrationResult) -> dict[str, Any] | list[dict[str, An
     return rules[0] if len(rules) == 1 else rules
 
 
-def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) -> dict[str, dict[str, Any]]:
+def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) -> dict[str, dict[str, Any] | None]:
     """What is stored of it, by its name in `generation_config.json`; nothing where nothing was chosen.
 
     Of several rules the cheapest becomes the model's own.
@@ -222,10 +258,13 @@ def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) 
     if isinstance(result, DoorCalibration):
         if result.chosen is None:
             return {}
+        fitted = result.confidence_model
         return {
             "exit_config": result.exit_config.to_dict(),
             "fate_config": result.fates.to_dict(),
             "door_policy": result.chosen.to_dict(),
+            # None clears one that the model had
+            "confidence_model": None if fitted is None else fitted.to_dict(),
         }
     if isinstance(result, LatencyCalibration):
         return {"exit_config": result.chosen.to_dict()}
@@ -236,7 +275,7 @@ def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) 
     return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict()}
 
 
-def write_calibration(model: DepthGenerationMixin, settings: dict[str, dict[str, Any]], folder: Path) -> None:
+def write_calibration(model: DepthGenerationMixin, settings: dict[str, dict[str, Any] | None], folder: Path) -> None:
     """Stores settings in the `generation_config.json` of a checkpoint's folder.
 
     Args:

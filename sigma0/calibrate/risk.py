@@ -1,48 +1,36 @@
-"""From a stated risk to doors: what diverges in a model, and what its verdict must say before an answer is accepted.
+"""From a stated risk to a confidence and a door: which answers may be accepted without asking anybody else.
 
 Prompts with known answers are continued once each and split at random:
 
-* the first two fifths say where the model's loops ordinarily go (`fit_fates`) and rank the policies of a grid by the
-  p-value of "an answer that the converge door lets through is wrong with a chance above the risk";
-* the next two fifths test them in that order, each at the full level, down to the first that fails (Learn then Test
-  with fixed-sequence testing, arXiv 2110.01052; the ranking from data of its own, arXiv 2210.07913). Of k answers let
-  through the wrong ones are Binomial(k, chance), so the p-value is exact: P(Binomial(k, risk) <= wrong ones);
-* the last fifth has no part in the choice, and is reported.
+* the first two fifths say where the model's loops ordinarily go (`fit_fates`), fit the confidence by cross-fitting
+  (`fit_confidence`), and rank the thresholds of the door (`doors.rank`);
+* the next two fifths test them in that order (`doors.passing_policies`);
+* the last fifth has no part in the choice, and is reported. Beside it stands the door on exp(-mean entropy) that the
+  same prompts and tests give.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from random import Random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from scipy.stats import binom
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import TextStream, stream
 from sigma0.calibrate.agreement import check_distinct
-from sigma0.calibrate.bootstrap import Estimate, share
+from sigma0.calibrate.confidence import FOLDS, Bools, FeatureFigure, FittedConfidence, fit_confidence
+from sigma0.calibrate.doors import DoorCheck, Judged, check_policy, fit_vetoes, judge, passing_policies, rank
+from sigma0.calibrate.fates import fit_fates, fit_spiral_share, token_fates
 from sigma0.calibrate.prompts import Prompt, encode_prompts
-from sigma0.config import BREAK_AFTER, ExitConfig, FateConfig, switches
-from sigma0.decode.ops import FATES
+from sigma0.config import ExitConfig, FateConfig, switches
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.signals.trajectory import fates_under
-from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, aggregate, door, mildest, patience_for
+from sigma0.signals.answer import judge_answer
+from sigma0.signals.confidence import ConfidenceModel
+from sigma0.signals.evidence import Floats, evidence_of
+from sigma0.signals.tokens import Token
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, patience_for
 
-Bools = npt.NDArray[np.bool_]
-
-GROWTHS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
-ANGLES = (60.0, 75.0, 90.0, 105.0, 120.0, 150.0, 180.0)
-# Tokens, and answers, of a model's ordinary course that may spiral.
-SPIRALLING = 0.05
-SPIRAL_SHARES = (0.25, 0.5, 0.75, 1.0)
-SATURATED_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-TAUS_C = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-TAUS_G = (0.0, 0.25, 0.5, 0.75, 0.95)
 _SEED = 0
 
 
@@ -52,32 +40,25 @@ class Answered:
 
     Attributes:
         right: Whether the text is the known answer.
-        verdicts: Of its tokens.
+        tokens: Of the answer, with their statistics.
         grounded: Of its text.
+        collapsed: Whether it was ended because it repeated itself.
+        prompt_ids: Of the prompt.
+        total_loops: T.
     """
 
     right: bool
-    verdicts: tuple[ReasonVerdict, ...]
+    tokens: tuple[Token, ...]
     grounded: float | None
+    collapsed: bool
+    prompt_ids: tuple[int, ...]
+    total_loops: int
 
-
-@dataclass(frozen=True)
-class DoorCheck:
-    """A policy on prompts that had no part in its choice.
-
-    Attributes:
-        prompts: How many.
-        right: Share of right answers.
-        opened: Share of the answers that the converge door lets through.
-        right_of_opened: Share of right ones among them; None if there are none.
-        opened_of_right: Share of the right answers that it opens for; None if none is right.
-    """
-
-    prompts: int
-    right: Estimate
-    opened: Estimate
-    right_of_opened: Estimate | None
-    opened_of_right: Estimate | None
+    def verdict(self, policy: DoorPolicy, model: ConfidenceModel | None) -> ReasonVerdict:
+        """What the library says of it under a policy and a confidence."""
+        return judge_answer(
+            self.tokens, self.total_loops, policy, self.grounded, self.collapsed, model, self.prompt_ids
+        )
 
 
 @dataclass(frozen=True)
@@ -87,35 +68,71 @@ class DoorCalibration:
     Attributes:
         risk: Allowed chance that an answer of the converge door is wrong.
         confidence: With which that was to be kept.
+        labels: What right means: `answers`, `full-depth` or the name of a larger model.
         exit_config: The exit rule that the answers were written under.
         fates: Where loops spiral and diverge.
         prompts: Prompts of the fit, of the test and of the check.
         right: Share of right answers in the fit and the test together.
+        confidence_model: The fitted confidence; None where too few answers of the fit were right, or wrong, and the
+            door stands on exp(-mean entropy).
+        features: What each feature is worth, by cross-fitting.
         passed: Policies that keep the promise.
         tested: Policies that were tested, the one that failed included.
         best: The first policy tested: the safest by the fit, with answers let through and wrong ones, in the test.
         chosen: Of those passed the one that lets most answers through, or None.
         check: What it does on other prompts, or None.
+        by_entropy: What the door on exp(-mean entropy) does there, or None where none keeps the promise.
     """
 
     risk: float
     confidence: float
+    labels: str
     exit_config: ExitConfig
     fates: FateConfig
     prompts: tuple[int, int, int]
     right: float
+    confidence_model: ConfidenceModel | None
+    features: tuple[FeatureFigure, ...]
     passed: int
     tested: int
     best: tuple[DoorPolicy, int, int]
     chosen: DoorPolicy | None
     check: DoorCheck | None
+    by_entropy: DoorCheck | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Plain JSON values; of the pairs that prompts had only their number."""
         policies = {"best": {"policy": self.best[0].to_dict(), "opened": self.best[1], "wrong": self.best[2]}}
         chosen = None if self.chosen is None else self.chosen.to_dict()
         plain = asdict(replace(self, best=None, chosen=None))  # type: ignore[arg-type]
+        if self.confidence_model is not None:
+            pairs = self.confidence_model.pairs
+            plain["confidence_model"]["pairs"] = None if pairs is None else len(pairs)
         return {**plain, **policies, "chosen": chosen}
+
+
+@dataclass(frozen=True)
+class ChosenDoor:
+    """A door out of the answers of a fit and of a test.
+
+    Attributes:
+        fitted: The confidence that it reads; None for exp(-mean entropy).
+        ranked: The policies in the order of their test.
+        passed: Those that keep the promise.
+        tested: How many were tested.
+        judged: The answers of the test.
+    """
+
+    fitted: FittedConfidence | None
+    ranked: list[DoorPolicy]
+    passed: list[DoorPolicy]
+    tested: int
+    judged: Judged
+
+    @property
+    def model(self) -> ConfidenceModel | None:
+        """The confidence, if one was fitted."""
+        return None if self.fitted is None else self.fitted.model
 
 
 def calibrate_doors(
@@ -126,6 +143,7 @@ def calibrate_doors(
     confidence: float = 0.95,
     exit_config: ExitConfig | None = None,
     max_new_tokens: int = 64,
+    labels: str = "answers",
     on_prompt: Callable[[int], None] = lambda done: None,
 ) -> DoorCalibration:
     """Finds the policy that lets most answers through of which at most `risk` are wrong.
@@ -141,70 +159,166 @@ def calibrate_doors(
         confidence: In (0, 1).
         exit_config: By default as the checkpoint says.
         max_new_tokens: New tokens of each prompt at most.
+        labels: Where the answers come from, for the report.
         on_prompt: Told how many prompts are done.
 
     Raises:
         ValueError: For a share out of range, prompts without answers, two that are the same, or too few of them.
     """
     check_promise(len(prompts), risk, confidence)
-    if switches().inner_break:
-        raise ValueError("SIGMA0_INNER_BREAK=1 changes the very loops that are measured: calibrate without it")
-    unknown = [number for number, prompt in enumerate(prompts, start=1) if prompt.answer is None]
-    if unknown:
-        raise ValueError(f'prompt {unknown[0]} has no "answer": a risk is counted in wrong answers')
-    check_distinct(encode_prompts(model, tokenizer, prompts, max_new_tokens))
     config = model.resolve_exit_config(exit_config)
-    order = list(range(len(prompts)))
-    Random(_SEED).shuffle(order)
-    parts = [[prompts[k] for k in order[start:end]] for start, end in _bounds(len(prompts))]
-    # what the grid does not vary stays as the model has it, in the runs and in what is stored
-    policy = model.door_policy
-    before = getattr(model.generation_config, "fate_config", None)
-    model.generation_config.fate_config = FateConfig().to_dict()
-    done = 0
-
-    def run(prompt: Prompt) -> TextStream:
-        nonlocal done
-        tokens = stream(
-            model, tokenizer, prompt.content, exit_config=config, max_new_tokens=max_new_tokens, verdict=True,
-            policy=policy, do_sample=False,
-        )  # fmt: skip
-        for _ in tokens:
-            pass
-        done += 1
-        on_prompt(done)
-        return tokens
-
-    try:
-        first = [(run(prompt), prompt) for prompt in parts[0]]
-        paths = [tokens.loop_statistics for tokens, _ in first]
-        fates = fit_fates(paths, model.dtype, patience_for(policy, model.num_loops))
-        fitting = [
-            _answered(tokens, prompt, fates_under(path, fates, model.dtype))
-            for (tokens, prompt), path in zip(first, paths, strict=True)
-        ]
-        model.generation_config.fate_config = fates.to_dict()
-        testing, checking = ([_answered(run(prompt), prompt) for prompt in part] for part in parts[1:])
-    finally:
-        model.generation_config.fate_config = before
-    base = replace(policy, spiral_share=fit_spiral_share(fitting, policy))
-    ranked = rank(fitting, base, risk)
-    passed, tested = passing_policies(testing, ranked, risk, confidence)
-    chosen = passed[0] if passed else None
-    k, wrong = opened_and_wrong(opens(testing, ranked[0]), testing)
+    parts, fates = answer_all(model, tokenizer, prompts, config, max_new_tokens, on_prompt)
+    fitting, testing, checking = parts
+    share_of_spirals = fit_spiral_share([[token.fate for token in answer.tokens] for answer in fitting])
+    base = replace(model.door_policy, spiral_share=share_of_spirals)
+    door = choose_door(fitting, testing, base, risk, confidence)
+    plain = choose_door(fitting, testing, base, risk, confidence, fit=False)
+    best = door.ranked[0]
     return DoorCalibration(
         risk=risk,
         confidence=confidence,
+        labels=labels,
         exit_config=config,
         fates=fates,
         prompts=(len(fitting), len(testing), len(checking)),
         right=float(np.mean([answer.right for answer in fitting + testing])),
-        passed=len(passed),
-        tested=tested,
-        best=(ranked[0], k, wrong),
-        chosen=chosen,
-        check=None if chosen is None else check_policy(checking, chosen),
+        confidence_model=door.model,
+        features=() if door.fitted is None else door.fitted.figures,
+        passed=len(door.passed),
+        tested=door.tested,
+        best=(best, *door.judged.opened_and_wrong(best)),
+        chosen=door.passed[-1] if door.passed else None,
+        check=_checked(checking, door),
+        by_entropy=_checked(checking, plain),
     )
+
+
+def answer_all(
+    model: DepthGenerationMixin,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Prompt],
+    config: ExitConfig,
+    max_new_tokens: int,
+    on_prompt: Callable[[int], None] = lambda done: None,
+) -> tuple[tuple[list[Answered], list[Answered], list[Answered]], FateConfig]:
+    """Continues every prompt once; the three parts, in random order, and the fates that the first says.
+
+    Args:
+        model: As `calibrate_doors` has them all.
+        tokenizer: Its fast tokenizer.
+        prompts: With answers.
+        config: The exit rule.
+        max_new_tokens: New tokens of each prompt at most.
+        on_prompt: Told how many prompts are done.
+
+    Raises:
+        ValueError: For prompts without answers, or two that are the same, or with the inner break on.
+    """
+    if switches().inner_break:
+        raise ValueError("SIGMA0_INNER_BREAK=1 changes the very loops that are measured: calibrate without it")
+    unknown = [number for number, prompt in enumerate(prompts, start=1) if prompt.answer is None]
+    if unknown:
+        raise ValueError(
+            f'prompt {unknown[0]} has no "answer": a risk is counted in wrong answers; without any, take full depth\'s '
+            "with --labels full-depth"
+        )
+    ids = encode_prompts(model, tokenizer, prompts, max_new_tokens)
+    check_distinct(ids)
+    order = list(range(len(prompts)))
+    Random(_SEED).shuffle(order)
+    before = getattr(model.generation_config, "fate_config", None)
+    model.generation_config.fate_config = FateConfig().to_dict()
+    done = 0
+
+    def run(place: int) -> tuple[TextStream, Answered]:
+        nonlocal done
+        tokens = stream(
+            model, tokenizer, prompts[place].content, exit_config=config, max_new_tokens=max_new_tokens, verdict=True,
+            do_sample=False,
+        )  # fmt: skip
+        tokens.finish()
+        done += 1
+        on_prompt(done)
+        return tokens, _answered(tokens, prompts[place], ids[place])
+
+    try:
+        first, second, third = (order[start:end] for start, end in _bounds(len(prompts)))
+        ran = [run(place) for place in first]
+        paths = [tokens.loop_statistics for tokens, _ in ran]
+        patience = patience_for(model.door_policy, model.num_loops)
+        fates = fit_fates(paths, model.dtype, patience)
+        fitting = []
+        for (_, answer), path in zip(ran, paths, strict=True):
+            known = zip(answer.tokens, token_fates(path, fates, model.dtype, patience), strict=True)
+            fitting.append(replace(answer, tokens=tuple(replace(token, fate=fate) for token, fate in known)))
+        model.generation_config.fate_config = fates.to_dict()
+        testing, checking = ([run(place)[1] for place in part] for part in (second, third))
+    finally:
+        model.generation_config.fate_config = before
+    return (fitting, testing, checking), fates
+
+
+def _answered(tokens: TextStream, prompt: Prompt, prompt_ids: tuple[int, ...]) -> Answered:
+    generation = tokens.generation
+    assert generation.grounding is not None and prompt.answer is not None
+    return Answered(
+        generation.text.strip() == prompt.answer.strip(),
+        generation.tokens,
+        generation.grounding.score,
+        generation.stop_reason == "collapse",
+        prompt_ids,
+        generation.total_loops,
+    )
+
+
+def choose_door(
+    fitting: Sequence[Answered],
+    testing: Sequence[Answered],
+    base: DoorPolicy,
+    risk: float,
+    confidence: float,
+    fit: bool = True,
+) -> ChosenDoor:
+    """Fits a confidence and tests its thresholds.
+
+    Args:
+        fitting: Answers of the fit.
+        testing: Answers of the test.
+        base: What is neither fitted nor tested.
+        risk: Allowed.
+        confidence: With which it is to be kept.
+        fit: Whether a confidence is fitted; else it is exp(-mean entropy).
+    """
+    right = _right(fitting)
+    fitted = None
+    if fit and min(right.sum(), (~right).sum()) >= FOLDS:
+        evidence = np.stack([evidence_of_answer(answer) for answer in fitting])
+        fitted = fit_confidence(evidence, right, [answer.prompt_ids for answer in fitting])
+    model = None if fitted is None else fitted.model
+    verdicts = [answer.verdict(base, model) for answer in fitting]
+    policy = fit_vetoes(verdicts, right, base)
+    ranking = judge([answer.verdict(policy, model) for answer in fitting], right, policy)
+    if fitted is not None:
+        ranking = replace(ranking, confidence=fitted.cross_fitted)
+    ranked = rank(ranking, policy, risk)
+    tested = judge([answer.verdict(policy, model) for answer in testing], _right(testing), policy)
+    return ChosenDoor(fitted, ranked, *passing_policies(tested, ranked, risk, confidence), tested)
+
+
+def evidence_of_answer(answer: Answered) -> Floats:
+    """Its features, `[F]`."""
+    return evidence_of(answer.tokens, answer.total_loops, answer.grounded)
+
+
+def _right(answers: Sequence[Answered]) -> Bools:
+    return np.array([answer.right for answer in answers], dtype=np.bool_)
+
+
+def _checked(answers: Sequence[Answered], door: ChosenDoor) -> DoorCheck | None:
+    if not door.passed:
+        return None
+    policy = door.passed[-1]
+    return check_policy(judge([each.verdict(policy, door.model) for each in answers], _right(answers), policy), policy)
 
 
 def check_promise(prompts: int, risk: float, confidence: float) -> None:
@@ -229,129 +343,3 @@ def check_promise(prompts: int, risk: float, confidence: float) -> None:
 def _bounds(count: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     first, second = round(0.4 * count), round(0.8 * count)
     return (0, first), (first, second), (second, count)
-
-
-def _answered(tokens: TextStream, prompt: Prompt, fates: Tensor | None = None) -> Answered:
-    """What came of a prompt; with `fates` `[n, T]`, its tokens' verdicts are those of other settings."""
-    generation = tokens.generation
-    assert generation.grounding is not None and prompt.answer is not None
-    verdicts = tuple(token.verdict for token in generation.tokens)
-    if fates is not None:
-        patience = tokens.patience
-        stable = [mildest([FATES[fate] for fate in known if fate], patience) for known in fates.tolist()]
-        verdicts = tuple(
-            verdict.model_copy(update={"stable": fate}) for verdict, fate in zip(verdicts, stable, strict=True)
-        )
-    return Answered(generation.text.strip() == prompt.answer.strip(), verdicts, generation.grounding.score)
-
-
-def fit_fates(paths: Sequence[Tensor], dtype: torch.dtype = torch.float32, patience: int = 2) -> FateConfig:
-    """Settings under which a model's ordinary course raises no alarm; never below the defaults.
-
-    The growth is the least on a grid at which no loop diverges `BREAK_AFTER` times running, the angle the least at
-    which at most `SPIRALLING` of the tokens spiral in their last loops.
-
-    Args:
-        paths: `loop_statistics` of texts, each `[n, T, 8]`.
-        dtype: Of the states.
-        patience: Loops of which the mildest fate is a token's.
-    """
-    every = torch.cat(list(paths))
-
-    def breaks(growth: float) -> bool:
-        diverging = fates_under(every, FateConfig(growth=growth), dtype) == FATES.index("diverge")
-        running = diverging.unfold(-1, min(BREAK_AFTER, diverging.shape[-1]), 1).all(-1)  # [n, T - BREAK_AFTER + 1]
-        return bool(running.any())
-
-    growth = next((growth for growth in GROWTHS if not breaks(growth)), GROWTHS[-1])
-
-    def spiralling(angle: float) -> float:
-        fates = fates_under(every, FateConfig(growth, angle), dtype)
-        last = [mildest([FATES[fate] for fate in known if fate], patience) for known in fates.tolist()]
-        known = [fate for fate in last if fate is not None]
-        return known.count("spiral") / max(1, len(known))
-
-    angle = next((angle for angle in ANGLES if spiralling(angle) <= SPIRALLING), ANGLES[-1])
-    return FateConfig(growth, angle)
-
-
-def fit_spiral_share(answers: Sequence[Answered], policy_before: DoorPolicy | None = None) -> float:
-    """The least share of spiralling tokens on a grid that at most `SPIRALLING` of the answers exceed."""
-    for allowed in SPIRAL_SHARES:
-        policy = replace(policy_before or DoorPolicy(), spiral_share=allowed)
-        fates = [aggregate(answer.verdicts, policy).stable for answer in answers]
-        if fates.count("spiral") <= SPIRALLING * len(fates):
-            return allowed
-    return SPIRAL_SHARES[-1]
-
-
-def opens(answers: Sequence[Answered], policy: DoorPolicy) -> Bools:
-    """Which answers the converge door lets through, bool `[n]`."""
-    return np.array(
-        [door(aggregate(answer.verdicts, policy, answer.grounded), policy) == "converge" for answer in answers],
-        dtype=np.bool_,
-    )
-
-
-def opened_and_wrong(opened: Bools, answers: Sequence[Answered]) -> tuple[int, int]:
-    """How many are let through, and how many of them are wrong."""
-    wrong = np.array([not answer.right for answer in answers], dtype=np.bool_)
-    return int(opened.sum()), int((opened & wrong).sum())
-
-
-def risk_p_value(opened: int, wrong: int, risk: float) -> float:
-    """Exact p-value of "an answer let through is wrong with a chance above `risk`"; 1 where none is."""
-    return float(binom.cdf(wrong, opened, risk)) if opened else 1.0
-
-
-def rank(answers: Sequence[Answered], base: DoorPolicy, risk: float) -> list[DoorPolicy]:
-    """The policies of the grid, the safest on these answers first; of equals, the one nearest to the defaults."""
-    defaults = DoorPolicy()
-    scored = []
-    for saturated, tau_c, tau_g in product(SATURATED_SHARES, TAUS_C, TAUS_G):
-        policy = replace(base, saturated_share=saturated, tau_c=tau_c, tau_g=tau_g)
-        away = abs(tau_c - defaults.tau_c) + abs(tau_g - defaults.tau_g)
-        p_value = risk_p_value(*opened_and_wrong(opens(answers, policy), answers), risk)
-        scored.append((p_value, away, abs(saturated - defaults.saturated_share), policy))
-    return [policy for *_, policy in sorted(scored, key=lambda entry: entry[:3])]
-
-
-def passing_policies(
-    answers: Sequence[Answered], ranked: Sequence[DoorPolicy], risk: float, confidence: float
-) -> tuple[list[DoorPolicy], int]:
-    """The policies that keep the promise, the one that lets most through first, and how many were tested.
-
-    Of those that let equally many through, the one nearest to the defaults stands first: where the data say nothing
-    of a threshold, it stays where it was.
-    """
-    defaults = DoorPolicy()
-    passed: list[tuple[int, float, int, DoorPolicy]] = []
-    tested = 0
-    for place, policy in enumerate(ranked):
-        opened, wrong = opened_and_wrong(opens(answers, policy), answers)
-        tested += 1
-        if risk_p_value(opened, wrong, risk) > 1 - confidence:
-            break
-        away = abs(policy.tau_c - defaults.tau_c) + abs(policy.tau_g - defaults.tau_g)
-        passed.append((-opened, away, place, policy))
-    return [policy for *_, policy in sorted(passed, key=lambda entry: entry[:3])], tested
-
-
-def check_policy(answers: Sequence[Answered], policy: DoorPolicy) -> DoorCheck:
-    """Figures of a policy.
-
-    Raises:
-        ValueError: For no answers.
-    """
-    if not answers:
-        raise ValueError("no answers to check a policy on")
-    opened = opens(answers, policy)
-    right = np.array([answer.right for answer in answers], dtype=np.bool_)
-    both, n = int((opened & right).sum()), len(answers)
-    return DoorCheck(
-        prompts=n,
-        right=share(int(right.sum()), n),
-        opened=share(int(opened.sum()), n),
-        right_of_opened=share(both, int(opened.sum())) if opened.any() else None,
-        opened_of_right=share(both, int(right.sum())) if right.any() else None,
-    )

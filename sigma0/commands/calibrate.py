@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sigma0.models.hf_generate import DepthGenerationMixin
 
 Objective = Literal["agreement", "latency", "risk"]
+Labels = Literal["answers", "full-depth", "larger"]
 
 
 def calibrate(
@@ -48,6 +49,14 @@ def calibrate(
     threshold: Annotated[
         float | None, typer.Option(help="For a risk: q, theta or eps of --exit; it is stored too.")
     ] = None,
+    labels: Annotated[
+        Labels,
+        typer.Option(
+            help="For a risk, what right means: the answers of the prompts, what the model says at full depth, or what "
+            "a --larger one says."
+        ),
+    ] = "answers",
+    larger: Annotated[str | None, typer.Option(help="The model of --labels larger.")] = None,
     ladder: Annotated[
         str | None, typer.Option(help="A larger model with the same tokenizer: find when tokens should go up to it.")
     ] = None,
@@ -93,9 +102,13 @@ def calibrate(
                 raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
             _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
             return
+        if (labels == "larger") != (larger is not None):
+            raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
         if objective == "risk":
             config = risk_settings(exit, threshold)
         else:
+            if labels != "answers":
+                raise ValueError(f"--labels belongs to --objective risk; {objective} goes by full depth's own tokens")
             if threshold is not None:
                 raise ValueError(f"--threshold belongs to --objective risk; {objective} finds the threshold itself")
             rules = rules_of(exit or "qexit")
@@ -109,7 +122,9 @@ def calibrate(
             rules = rules_that_fit(looped, rules)
         ids = encode_prompts(looped, tokenizer, read, max_new_tokens)
         if objective == "risk":
-            result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, as_json)
+            read = _labelled(looped, tokenizer, read, larger, labels, max_new_tokens, device, dtype, as_json)
+            named = labels if larger is None else Path(larger).name
+            result = _find_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, named, as_json)
         else:
             result = _find(looped, ids, objective, rules, agreement, confidence, max_new_tokens, as_json)
         if as_json:
@@ -220,12 +235,35 @@ def _find_doors(
     confidence: float,
     config: "ExitConfig | None",
     max_new_tokens: int,
+    labels: str,
     quiet: bool,
 ) -> Any:
     from sigma0.calibrate.risk import calibrate_doors
 
     with progress_bar("answers", len(read), hidden=quiet) as advance:
-        return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, advance)
+        return calibrate_doors(looped, tokenizer, read, risk, confidence, config, max_new_tokens, labels, advance)
+
+
+def _labelled(
+    looped: "DepthGenerationMixin",
+    tokenizer: "PreTrainedTokenizerFast",
+    read: "list[Prompt]",
+    larger: str | None,
+    labels: Labels,
+    max_new_tokens: int,
+    device: str,
+    dtype: str,
+    quiet: bool,
+) -> "list[Prompt]":
+    """The prompts with the answers that count as right."""
+    from sigma0.calibrate.labels import label_prompts
+    from sigma0.models.load import load_causal
+
+    if labels == "answers":
+        return read
+    model, its = (looped, tokenizer) if larger is None else load_causal(larger, device=device, dtype=dtype)
+    with progress_bar("labels", len(read), hidden=quiet) as advance:
+        return label_prompts(model, its, read, max_new_tokens, advance)
 
 
 def _print_margin(

@@ -49,6 +49,7 @@ Reason = Literal[
     "collapse",
     "divergence",
     "ungrounded",
+    "out_of_calibration",
     "forced",
 ]
 REASON_WHEN_MET: dict[ExitMode, Reason] = {

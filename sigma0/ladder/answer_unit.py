@@ -267,20 +267,21 @@ class Writer:
             float(canary.observe(row[None], chosen[None]).proximity) for row, chosen in zip(logits, new, strict=True)
         )
         least = min(range(len(margins)), key=margins.__getitem__)
+        entropy = _number(float(torch.special.entr(chances).sum(-1).mean()))
         stopped = any(string in text for string in self._stop)
         stop_reason: LadderStop = "eos" if ended else "stop" if stopped else "length"
         return Attempt(
             text=text,
-            verdict=self._verdict(text, proximity),
-            entropy=_number(float(torch.special.entr(chances).sum(-1).mean())),
+            verdict=self._verdict(text, proximity, entropy),
+            entropy=entropy,
             margin=_number(margins[least]),
             stop_reason=stop_reason,
             sure=here.tokenizer.decode(new[:least], skip_special_tokens=True),
         )
 
-    def _verdict(self, text: str, proximity: float) -> ReasonVerdict:
+    def _verdict(self, text: str, proximity: float, entropy: float | None = None) -> ReasonVerdict:
         score = check(text, self.context).score
-        return aggregate([of_token(None, 0, None, proximity)], self.doors, score)
+        return aggregate([of_token(None, 0, None, proximity, entropy)], self.doors, score)
 
     def _ask(
         self, rung: int, here: EndpointRung, prompt: str | Messages, max_new_tokens: int

@@ -21,12 +21,15 @@ from sigma0.ladder.texts import hand_up_whole, write_texts
 from sigma0.ladder.token_sampler import samplers_for
 from sigma0.ladder.token_unit import Batch, TokenUnit, Written
 from sigma0.ladder.trail import Trail, Unit, open_trail
-from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Divergence, Hysteresis, Saturation, ShutDoor, Trigger
+from sigma0.ladder.triggers import AnyOf, AnyTrigger, Collapse, Doubt, Hysteresis, ShutDoor, Trigger
 from sigma0.models.limits import check_context
 from sigma0.models.prompts import encode
 from sigma0.signals.generation import Generation
 from sigma0.signals.grounding.check import check
 from sigma0.signals.verdict import DoorPolicy, aggregate, door, of_token
+
+# An entropy of 0.51 nats.
+TOKEN_CONFIDENCE = 0.6
 
 
 class FidelityLadder:
@@ -68,12 +71,14 @@ class FidelityLadder:
             lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
         )
         self.doors: DoorPolicy = doors or checkpoint_policy
+        # a text of several models has no calibrated probability, but the score that needs no calibration
+        self.token_doors = replace(self.doors, min_confidence=DoorPolicy().min_confidence) if doors is None else doors
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force for a unit."""
         if self.policy is not None:
             return self.policy
-        return AnyOf((Saturation(), Divergence(), Collapse())) if unit == "token" else ShutDoor(self.doors)
+        return AnyOf((Doubt(TOKEN_CONFIDENCE), Collapse())) if unit == "token" else ShutDoor(self.doors)
 
     def generate(self, prompt: str | Messages, unit: Unit = "token", **settings: Any) -> LadderGeneration:
         """Continues a prompt.
@@ -184,12 +189,15 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         self.purse = Purse(ladder.budget)
         self.trail: Trail = open_trail(
             "token", (rung.to_dict() for rung in rungs), policy, ladder.budget, ladder.hysteresis, versions(),
-            ladder.doors,
+            ladder.token_doors,
         )  # fmt: skip
         choosers = samplers_for([rung.model for rung in rungs], len(encoded), **choosing)
         greedy = all(chooser.is_greedy for chooser in choosers)
         self._takes_back = takes_back and greedy and ladder.policy is None
-        self._prompts, self._writer = prompts, Writer(rungs, ladder.doors, config, stop, self.purse, self.trail, ())
+        self._prompts, self._writer = (
+            prompts,
+            Writer(rungs, ladder.token_doors, config, stop, self.purse, self.trail, ()),
+        )
         self._made: list[LadderGeneration] | None = None
         self._unit = TokenUnit(
             [Reader(rung, config, watch=True) for rung in rungs],
@@ -295,11 +303,11 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         )
         writer.context = self._contexts[number]
         climbed = hand_up_whole(
-            self._ladder, writer, self._prompts[number], attempt, names.index(below.rung), self._max_new_tokens, number,
+            writer, self._prompts[number], attempt, names.index(below.rung), self._max_new_tokens, number,
             len(below.tokens),
         )  # fmt: skip
         written = climbed.attempt or attempt
-        converges = door(written.verdict, self._ladder.doors) == "converge"
+        converges = door(written.verdict, self._ladder.token_doors) == "converge"
         opened = final_door(climbed.aborted, converges, climbed.exhausted)
         below = replace(below, door=opened, not_tried=not_tried(self.trail, names) if climbed.aborted else ())
         if written is attempt:
@@ -318,8 +326,10 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
     def _generation(self, text: "_Text", context: tuple[str, ...]) -> LadderGeneration:
         grounding = check(text.so_far, context)
         # a text of no tokens: the budget did not allow one
-        verdicts = [of_token(token.reason, token.depth, token.fate, token.proximity) for token in text.tokens]
-        verdict = aggregate(verdicts or [of_token(None, 0, None, 0.0)], self._ladder.doors, grounding.score)
+        verdicts = [
+            of_token(token.reason, token.depth, token.fate, token.proximity, token.entropy) for token in text.tokens
+        ]
+        verdict = aggregate(verdicts or [of_token(None, 0, None, 0.0)], self._ladder.token_doors, grounding.score)
         top = self._rungs[-1].name
         aborted = text.stop_reason == "budget" or any(token.low_confidence for token in text.tokens)
         reached = any(token.rung == top for token in text.tokens)
@@ -333,7 +343,7 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
             drafts=(),
             verdict=verdict,
             grounding=grounding,
-            door=final_door(aborted, door(verdict, self._ladder.doors) == "converge", reached),
+            door=final_door(aborted, door(verdict, self._ladder.token_doors) == "converge", reached),
             stop_reason=text.stop_reason,
             not_tried=not_tried(self.trail, names) if aborted else (),
             costs=tuple(reader.cost for reader in self._unit.readers),

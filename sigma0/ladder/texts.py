@@ -85,14 +85,13 @@ def write_texts(
         if generation.door == "accepted" and ladder.policy is None:
             highest = max(climbed.rung for climbed in units if climbed.attempt is not None)
             last = Attempt(generation.text, generation.verdict, None, None, generation.stop_reason)
-            whole = hand_up_whole(ladder, writer, prompt, last, highest, max_new_tokens, sequence, len(units))
+            whole = hand_up_whole(writer, prompt, last, highest, max_new_tokens, sequence, len(units))
             generation = _generation(ladder, unit, [whole], writer, sequence)
         generations.append(generation)
     return generations
 
 
 def hand_up_whole(
-    ladder: Ladder,
     writer: Writer,
     prompt: str | Messages,
     text: Attempt,
@@ -104,8 +103,7 @@ def hand_up_whole(
     """Hands up a text whose tokens or drafts were accepted, but whose verdict as a whole may not converge.
 
     Args:
-        ladder: Its doors decide.
-        writer: Writes and pays.
+        writer: Writes and pays, and its doors decide.
         prompt: Of the text.
         text: The text so far.
         rung: The highest rung that wrote a part of it.
@@ -113,7 +111,7 @@ def hand_up_whole(
         sequence: Number of the prompt.
         position: Number of the decision in its text.
     """
-    policy = ShutDoor(ladder.doors)
+    policy = ShutDoor(writer.doors)
     return climb(writer, policy, prompt, max_new_tokens, sequence, position, False, text, rung, whole=True)
 
 

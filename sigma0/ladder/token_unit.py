@@ -292,8 +292,9 @@ class TokenUnit:
     def _signs(self, unit: _Unit) -> Signs:
         look, facts, sequence = self._looks[unit.rung], self._facts[unit.rung], unit.sequence
         verdict = of_token(
-            look.reasons[sequence], look.depths[sequence], look.fates[sequence], self._proximity[sequence]
-        )
+            look.reasons[sequence], look.depths[sequence], look.fates[sequence], self._proximity[sequence],
+            facts.entropy[sequence],
+        )  # fmt: skip
         return Signs(sequence, self._position, verdict, facts.entropy[sequence], facts.margin[sequence])
 
     @property

@@ -178,6 +178,23 @@ class Margin:
 
 
 @checked(frozen=True, config=_STRICT)
+class Doubt:
+    """A unit of too little confidence; one whose confidence is not known does not fire.
+
+    Attributes:
+        below: In [0, 1]; of a token exp(-entropy), so 0.6 is an entropy of 0.51 nats.
+    """
+
+    below: Annotated[float, Field(ge=0, le=1)]
+    kind: Literal["doubt"] = field(default="doubt", kw_only=True)
+
+    def fires(self, signs: Signs) -> str | None:
+        """By the verdict's confidence."""
+        confidence = signs.verdict.confidence
+        return f"confidence {confidence:.2f}" if confidence is not None and confidence < self.below else None
+
+
+@checked(frozen=True, config=_STRICT)
 class Random:
     """A share of the units, chosen by chance alone: what others are measured against.
 
@@ -256,6 +273,7 @@ AnyTrigger = Annotated[
     | Ungrounded
     | Entropy
     | Margin
+    | Doubt
     | Random
     | ShutDoor
     | AnyOf

@@ -162,7 +162,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
             raise ValueError(
                 "assistant_early_exit cuts layers, not loops; use exit_config=ExitConfig(mode='fixed', ...)"
             )
-        for name in ("fate_config", "door_policy"):
+        for name in ("fate_config", "door_policy", "confidence_model"):
             value = kwargs.get(name, getattr(generation_config, name, None))
             if value is not None and STORED[name].parse(value) != getattr(self, name):
                 raise ValueError(

@@ -251,7 +251,7 @@ def _check_settings(model: DepthGenerationMixin) -> None:
     """
     try:
         model.resolve_exit_config(None).stops_at(model.num_loops)
-        _ = model.fate_config, model.door_policy, model.exit_thresholds.configs()
+        _ = model.fate_config, model.door_policy, model.confidence_model, model.exit_thresholds.configs()
     except ValueError as error:
         raise ValueError(f"generation_config.json: {one_line(error)}") from error
 

@@ -6,17 +6,19 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from sigma0.config import ExitConfig, FateConfig, switches
+from sigma0.config import ExitConfig, FateConfig, Stored, switches
 from sigma0.decode.exits import ExitRule
 from sigma0.models.exit_thresholds import ExitThresholds, fill_in
+from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.verdict import DoorPolicy
 
 # fields of generation_config.json
-STORED: dict[str, type[ExitConfig] | type[ExitThresholds] | type[FateConfig] | type[DoorPolicy]] = {
+STORED: dict[str, type[Stored]] = {
     "exit_config": ExitConfig,
     "exit_thresholds": ExitThresholds,
     "fate_config": FateConfig,
     "door_policy": DoorPolicy,
+    "confidence_model": ConfidenceModel,
 }
 
 
@@ -118,3 +120,9 @@ class StoredSettings:
         """Thresholds of the converge door: `generation_config.door_policy`, or the defaults."""
         stored = getattr(self.generation_config, "door_policy", None)
         return DoorPolicy() if stored is None else DoorPolicy.parse(stored)
+
+    @property
+    def confidence_model(self) -> ConfidenceModel | None:
+        """The calibrated confidence: `generation_config.confidence_model`; None without one."""
+        stored = getattr(self.generation_config, "confidence_model", None)
+        return None if stored is None else ConfidenceModel.parse(stored)

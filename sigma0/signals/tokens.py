@@ -58,7 +58,7 @@ class Token:
         """
         if self.proximity is None:
             raise ValueError("no verdict was asked for: pass verdict=True")
-        return of_token(self.reason, self.depth, self.fate, self.proximity)
+        return of_token(self.reason, self.depth, self.fate, self.proximity, self.entropy)
 
 
 def with_statistics(

@@ -1,12 +1,14 @@
 """The verdict (confidence report) on a token, a draft or a whole answer, and its door (routing decision).
 
-    converge  converged, stable, not repetitive, and grounded where the policy requires it: accept at the cheapest rung
+    converge  its confidence is high enough, and nothing vetoes it: accept at the cheapest rung
     escalate  anything less: think on, or hand up
     abort     the same with no budget left: an answer marked as of low confidence
 
-Unknown never counts as good: a field that is None declines to converge where the policy needs it.
+Vetoes are a loop that was broken off, a text that repeats itself, claims without an anchor and a question unlike those
+of the calibration. Unknown never counts as good: a confidence that is None declines to converge.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -30,7 +32,8 @@ CONVERGED: dict[str, bool] = {
     "collapse": False,
     "divergence": False,
 }
-ALARMS: frozenset[str] = frozenset({"max_depth", "collapse", "divergence", "ungrounded"})
+# Reasons that keep the door shut whatever the confidence.
+VETOES: frozenset[str] = frozenset({"collapse", "divergence", "ungrounded", "out_of_calibration"})
 _MILDNESS: tuple[Fate, ...] = ("contract", "spiral", "diverge")
 
 
@@ -43,6 +46,7 @@ class TokenPart(NamedTuple):
     grounded: float | None
     stable: Fate | None
     reason: Reason | None
+    confidence: float | None
 
 
 class ReasonVerdict(BaseModel):
@@ -58,6 +62,8 @@ class ReasonVerdict(BaseModel):
         grounded: Share of checkable claims with an anchor; None where nothing was checkable or checked.
         stable: Fate (convergence class) of the loop; None where unknown.
         reason: Exit reason; None where there was no loop.
+        confidence: Probability that it is right, as calibrated (`sigma0.signals.confidence`); without a calibration
+            exp(-mean entropy), a score and no probability. None where unknown.
     """
 
     # strict: refuses what the schema refuses, such as "yes" for true
@@ -69,6 +75,7 @@ class ReasonVerdict(BaseModel):
     grounded: float | None = Field(ge=0, le=1)
     stable: Fate | None
     reason: Reason | None
+    confidence: float | None = Field(default=None, ge=0, le=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -77,11 +84,12 @@ class ReasonVerdict(BaseModel):
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DoorPolicy(Stored):
-    """Thresholds of the converge door.
+    """Thresholds of the converge door, and of what a verdict calls things.
 
     Attributes:
+        min_confidence: The confidence must reach it.
         tau_c: The proximity must be under it.
-        tau_g: The groundedness must be over it.
+        tau_g: The groundedness must be over it; None asks for none.
         require_grounding: Whether unknown groundedness declines.
         patience: A token's fate is the mildest of its last `patience` loops.
         spiral_share: A draft or answer spirals if more than this share of its tokens with a fate do.
@@ -90,8 +98,9 @@ class DoorPolicy(Stored):
 
     stored_as: ClassVar[str] = "door_policy"
 
+    min_confidence: Share = 0.9
     tau_c: Share = 0.5
-    tau_g: Share = 0.5
+    tau_g: Share | None = 0.5
     require_grounding: bool = False
     patience: Annotated[int, Field(ge=1)] = 2
     spiral_share: Share = 0.25
@@ -114,20 +123,27 @@ def door(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: 
 def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     """The reasons against converging, in words; empty if it converges."""
     reasons = []
-    if verdict.reason in ALARMS:
+    if verdict.reason == "out_of_calibration":
+        reasons.append("it is unlike what its confidence was calibrated on")
+    elif verdict.reason in VETOES:
         reasons.append(f"its reason is {verdict.reason}")
-    elif verdict.converged is not True:
-        reasons.append("it did not converge" if verdict.converged is False else "whether it converged is not known")
-    if verdict.stable != "contract":
-        reasons.append("its fate is not known" if verdict.stable is None else f"its loop is in a {verdict.stable}")
+    if verdict.confidence is None:
+        reasons.append("its confidence is not known")
+    elif verdict.confidence < policy.min_confidence:
+        reasons.append(f"its confidence is {_digits(verdict.confidence)}, under {_digits(policy.min_confidence)}")
     if not verdict.proximity < policy.tau_c:
         reasons.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
     if verdict.grounded is None:
         if policy.require_grounding:
             reasons.append("its groundedness is not known")
-    elif not verdict.grounded > policy.tau_g:
+    elif policy.tau_g is not None and not verdict.grounded > policy.tau_g:
         reasons.append(f"its groundedness is {verdict.grounded:.2f}, not over {policy.tau_g:.2f}")
     return reasons
+
+
+def _digits(share: float) -> str:
+    """Two digits, or more where it would round to 1."""
+    return next((text for text in (f"{share:.{n}f}" for n in (2, 3, 4)) if float(text) < 1), f"{share:g}")
 
 
 def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_left: bool = True) -> str:
@@ -136,7 +152,8 @@ def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_lef
     opened = door(verdict, policy, budget_left)
     reasons = objections(verdict, policy)
     if not reasons:
-        return f"converge: {verdict.reason}, contracting, read at {verdict.depth:.2f} loops on average."
+        assert verdict.confidence is not None
+        return f"converge: confidence {verdict.confidence:.3f}, read at {verdict.depth:.2f} loops on average."
     return f"{opened}: {'; '.join(reasons)}."
 
 
@@ -156,14 +173,19 @@ def patience_for(policy: DoorPolicy, total_loops: int) -> int:
     return min(policy.patience, max(1, total_loops - 2))
 
 
-def of_token(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> ReasonVerdict:
-    """A token's verdict; its groundedness is unknown."""
-    return ReasonVerdict(**part_of(reason, depth, fate, proximity)._asdict())
+def of_token(
+    reason: Reason | None, depth: int, fate: Fate | None, proximity: float, entropy: float | None = None
+) -> ReasonVerdict:
+    """A token's verdict; its groundedness is unknown, and its confidence exp(-entropy)."""
+    return ReasonVerdict(**part_of(reason, depth, fate, proximity, entropy)._asdict())
 
 
-def part_of(reason: Reason | None, depth: int, fate: Fate | None, proximity: float) -> TokenPart:
+def part_of(
+    reason: Reason | None, depth: int, fate: Fate | None, proximity: float, entropy: float | None = None
+) -> TokenPart:
     """As `of_token`, for `aggregate` alone."""
-    return TokenPart(None if reason is None else CONVERGED.get(reason), depth, proximity, None, fate, reason)
+    converged = None if reason is None else CONVERGED.get(reason)
+    return TokenPart(converged, depth, proximity, None, fate, reason, None if entropy is None else math.exp(-entropy))
 
 
 def aggregate(
@@ -178,6 +200,8 @@ def aggregate(
     * `reason` is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
       `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if the groundedness is
       known and not over `tau_g`; else the commonest reason of the other tokens.
+    * `confidence` is the geometric mean of the parts that were read, so exp(-mean entropy) of tokens; None if one is
+      unknown.
 
     Args:
         verdicts: In the order of the text, at least one.
@@ -201,7 +225,27 @@ def aggregate(
         grounded=grounded,
         stable=_stable(verdicts, policy),
         reason=reason,
+        confidence=_mean_confidence([verdict.confidence for verdict in verdicts if verdict.reason != "forced"]),
     )
+
+
+def with_confidence(verdict: ReasonVerdict, confidence: float | None, strange: bool) -> ReasonVerdict:
+    """The verdict under a calibrated confidence.
+
+    Args:
+        verdict: On an answer.
+        confidence: Calibrated; None where it is not known.
+        strange: Whether the answer is out of calibration. That becomes its reason, unless the text broke off.
+    """
+    reason = "out_of_calibration" if strange and verdict.reason not in ("collapse", "divergence") else verdict.reason
+    return verdict.model_copy(update={"confidence": confidence, "reason": reason})
+
+
+def _mean_confidence(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    return 0.0 if 0.0 in known else math.exp(sum(map(math.log, known)) / len(known))
 
 
 def _stable(verdicts: Sequence[ReasonVerdict | TokenPart], policy: DoorPolicy) -> Fate | None:
@@ -226,15 +270,18 @@ def _reason(
         return "collapse"
     if reasons.count("max_depth") > policy.saturated_share * len(reasons):
         return "max_depth"
-    if (grounded is not None and grounded <= policy.tau_g) or (grounded is None and "ungrounded" in reasons):
+    loose = grounded is not None and policy.tau_g is not None and grounded <= policy.tau_g
+    if loose or (grounded is None and "ungrounded" in reasons):
         return "ungrounded"
+    if "out_of_calibration" in reasons:
+        return "out_of_calibration"
     known: list[Reason] = [reason for reason in reasons if reason and reason not in ("max_depth", "ungrounded")]
     return Counter(known).most_common(1)[0][0] if known else None
 
 
 def _converged(verdicts: Sequence[ReasonVerdict | TokenPart], reason: Reason) -> bool | None:
-    """By the reason; for `ungrounded`, by the tokens."""
-    if reason != "ungrounded":
+    """By the reason; where that says nothing of loops, by the tokens."""
+    if reason not in ("ungrounded", "out_of_calibration"):
         return CONVERGED.get(reason)
     known = [verdict.converged for verdict in verdicts if verdict.converged is not None]
     return None if not known else sum(known) * 2 > len(known)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,29 +17,41 @@ from sigma0.signals.verdict import CONVERGED, DoorPolicy, ReasonVerdict, aggrega
 
 REASONS = [
     None, "threshold_met", "fixed_point", "accel_fixed_point", "confident", "fixed", "max_depth", "collapse",
-    "divergence", "ungrounded",
+    "divergence", "ungrounded", "out_of_calibration",
 ]  # fmt: skip
 FATES = [None, "contract", "spiral", "diverge"]
-POLICIES = [DoorPolicy(), DoorPolicy(require_grounding=True), DoorPolicy(tau_c=0.2, tau_g=0.9)]
+POLICIES = [
+    DoorPolicy(),
+    DoorPolicy(require_grounding=True),
+    DoorPolicy(tau_c=0.2, tau_g=0.9),
+    DoorPolicy(min_confidence=0.5, tau_g=None),
+]
 
 
-def make(converged=True, depth=2.0, proximity=0.0, grounded=None, stable="contract", reason="threshold_met"):
+def make(
+    converged=True, depth=2.0, proximity=0.0, grounded=None, stable="contract", reason="threshold_met", confidence=0.95
+):
     return ReasonVerdict(
-        converged=converged, depth=depth, proximity=proximity, grounded=grounded, stable=stable, reason=reason
-    )
+        converged=converged, depth=depth, proximity=proximity, grounded=grounded, stable=stable, reason=reason,
+        confidence=confidence,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_combination_of_the_fields(policy):
     fields = itertools.product(
-        (True, False, None), (0.0, 0.19, 0.2, 0.49, 0.5, 1.0), (None, 0.0, 0.5, 0.51, 0.9, 1.0), FATES, REASONS
-    )
+        (True, None), (0.0, 0.19, 0.2, 0.49, 0.5, 1.0), (None, 0.0, 0.5, 0.51, 0.9, 1.0), FATES, REASONS,
+        (None, 0.0, 0.49, 0.5, 0.8999, 0.9, 1.0),
+    )  # fmt: skip
     opened = 0
-    for converged, proximity, grounded, stable, reason in fields:
-        verdict = make(converged, 2.0, proximity, grounded, stable, reason)
-        grounds = not policy.require_grounding if grounded is None else grounded > policy.tau_g
-        alarm = reason in ("max_depth", "collapse", "divergence", "ungrounded")
-        opens = converged is True and stable == "contract" and proximity < policy.tau_c and grounds and not alarm
+    for converged, proximity, grounded, stable, reason, confidence in fields:
+        verdict = make(converged, 2.0, proximity, grounded, stable, reason, confidence)
+        sure = confidence is not None and confidence >= policy.min_confidence
+        loose = grounded is not None and policy.tau_g is not None and grounded <= policy.tau_g
+        grounds = not loose and not (grounded is None and policy.require_grounding)
+        veto = reason in ("collapse", "divergence", "ungrounded", "out_of_calibration")
+        # what the loops did is told, and decides nothing
+        opens = sure and proximity < policy.tau_c and grounds and not veto
         assert door(verdict, policy) == ("converge" if opens else "escalate"), verdict
         assert door(verdict, policy, budget_left=False) == ("converge" if opens else "abort")
         sentence = explain(verdict, policy)
@@ -49,8 +62,7 @@ def test_every_combination_of_the_fields(policy):
 
 def test_unknown_never_opens_the_door_where_the_fact_is_required():
     for policy in POLICIES:
-        assert door(make(converged=None), policy) == "escalate"
-        assert door(make(stable=None), policy) == "escalate"
+        assert door(make(confidence=None), policy) == "escalate"
     assert door(make(grounded=None), DoorPolicy(require_grounding=True)) == "escalate"
     assert door(make(grounded=None), DoorPolicy()) == "converge"
 
@@ -119,7 +131,11 @@ def test_aggregation():
     assert (most.reason, most.converged) == ("ungrounded", True)
     looping = aggregate([*tokens(good), of_token("threshold_met", 4, "contract", 0.7)])
     assert (looping.reason, looping.proximity, looping.depth) == ("collapse", 0.7, 3.0)
-    assert door(aggregate(tokens(*[good] * 4))) == "converge"
+    sure = [of_token("threshold_met", 2, "contract", 0.0, entropy) for entropy in (0.01, 0.03)]
+    assert aggregate(sure).confidence == pytest.approx(math.exp(-0.02))
+    assert door(aggregate(sure)) == "converge" and door(aggregate([*sure, *tokens(good)])) == "escalate"
+    assert aggregate([*sure, *tokens(("forced", None))]).confidence == aggregate(sure).confidence
+    assert aggregate([of_token("confident", 2, None, 0.0, math.inf), *sure]).confidence == 0.0
     with pytest.raises(ValueError, match="without tokens"):
         aggregate([])
 

@@ -1,0 +1,141 @@
+"""Doors: the promise in repeated draws, and its parts."""
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigma0.calibrate.doors import (
+    Judged,
+    check_policy,
+    fit_vetoes,
+    judge,
+    passing_policies,
+    rank,
+    risk_p_value,
+)
+from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, door
+
+
+def judged(confidence, right, vetoed=None):
+    confidence = np.asarray(confidence, dtype=float)
+    vetoed = np.zeros(len(confidence), dtype=bool) if vetoed is None else np.asarray(vetoed)
+    return Judged(confidence, vetoed, np.asarray(right, dtype=bool))
+
+
+def drawn(rng, n, power=1.0):
+    """Answers whose chance of being right is a power of their confidence."""
+    confidence = rng.random(n)
+    return judged(confidence, rng.random(n) < confidence**power)
+
+
+@pytest.mark.parametrize("opened, wrong, allowed", [(1, 0, 0.5), (40, 3, 0.1), (200, 12, 0.05), (7, 7, 0.2)])
+def test_the_p_value_is_the_binomial_sum(opened, wrong, allowed):
+    expected = sum(comb(opened, k) * allowed**k * (1 - allowed) ** (opened - k) for k in range(wrong + 1))
+    assert risk_p_value(opened, wrong, allowed) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nothing_let_through_proves_nothing():
+    assert risk_p_value(0, 0, 0.3) == 1.0
+
+
+def test_the_promise_holds_in_repeated_draws():
+    """The true risk above a threshold t, of answers that are right with chance c^0.3, is known; all draws are fresh."""
+    rng, allowed, confidence, runs = np.random.default_rng(0), 0.12, 0.9, 400
+    broken, opened = 0, 0
+    for _ in range(runs):
+        ranked = rank(drawn(rng, 400, 0.3), DoorPolicy(), allowed)
+        passed, _ = passing_policies(drawn(rng, 400, 0.3), ranked, allowed, confidence)
+        if passed:
+            least = passed[-1].min_confidence
+            opened += 1
+            broken += 1 - (1 - least**1.3) / (1.3 * (1 - least)) > allowed
+    # 10 % of the runs may break it; 400 runs spread by 1.5 points
+    assert 0 < broken / runs <= 0.1 + 2 * 0.015
+    assert opened / runs > 0.8
+
+
+def test_the_order_goes_from_the_safest_to_ever_looser_ones():
+    ranked = rank(drawn(np.random.default_rng(1), 300), DoorPolicy(tau_c=0.7), 0.2)
+    thresholds = [policy.min_confidence for policy in ranked]
+    assert thresholds == sorted(thresholds, reverse=True) and len(set(thresholds)) == len(thresholds)
+    assert all(policy.tau_c == 0.7 for policy in ranked)
+
+
+def test_tests_end_at_the_first_policy_that_fails():
+    """The order was fixed beforehand: a later policy has no say, however good it looks."""
+    answers = judged([0.9] * 100 + [0.1] * 100, [True] * 100 + [False] * 100)
+    good, bad = DoorPolicy(min_confidence=0.5), DoorPolicy(min_confidence=0.0)
+    assert passing_policies(answers, [good, bad, good], 0.05, 0.95) == ([good], 2)
+    assert passing_policies(answers, [bad, good], 0.05, 0.95) == ([], 1)
+    assert passing_policies(answers, [good, good], 0.05, 0.95) == ([good, good], 2)
+
+
+def test_many_policies_a_hair_over_keep_the_promise():
+    """Forty thresholds with a risk of 0.22 each, of which 0.2 is allowed: testing on after a failure would pass one."""
+    rng, allowed, confidence, runs = np.random.default_rng(1), 0.2, 0.8, 200
+    policies = [DoorPolicy(min_confidence=place / 40) for place in range(40)]
+    broken = 0
+    for _ in range(runs):
+        answers = judged(rng.integers(0, 40, 120) / 40, rng.random(120) >= 0.22)
+        passed, _ = passing_policies(answers, policies, allowed, confidence)
+        broken += bool(passed)
+    assert 0 < broken / runs <= 1 - confidence
+
+
+VERDICTS = st.builds(
+    ReasonVerdict, converged=st.just(True), depth=st.just(2.0), proximity=st.floats(0, 1),
+    grounded=st.none() | st.floats(0, 1), stable=st.just("contract"),
+    reason=st.sampled_from(["confident", "collapse", "out_of_calibration", None]),
+    confidence=st.none() | st.floats(0, 1),
+)  # fmt: skip
+
+
+@given(st.lists(VERDICTS, min_size=1, max_size=20), st.floats(0, 1), st.none() | st.floats(0, 1))
+def test_a_judged_answer_is_let_through_where_the_door_opens(verdicts, least, tau_g):
+    policy = DoorPolicy(min_confidence=least, tau_g=tau_g)
+    answers = judge(verdicts, [True] * len(verdicts), policy)
+    assert answers.opens(policy).tolist() == [door(verdict, policy) == "converge" for verdict in verdicts]
+
+
+def verdict(proximity=0.1, grounded=None):
+    return ReasonVerdict(
+        converged=True, depth=2.0, proximity=proximity, grounded=grounded, stable="contract", reason="confident",
+        confidence=0.9,
+    )  # fmt: skip
+
+
+def test_vetoes_stay_where_they_shut_nothing_right():
+    verdicts = [verdict()] * 300 + [verdict(proximity=0.9, grounded=0.0)] * 50
+    right = np.array([True] * 300 + [False] * 50)
+    assert fit_vetoes(verdicts, right, DoorPolicy()) == DoorPolicy()
+    strict = DoorPolicy(tau_c=0.2, tau_g=0.9)
+    assert fit_vetoes(verdicts, right, strict) == strict
+
+
+@pytest.mark.parametrize("grounded, tau_g", [(0.5, 0.25), (0.2, 0.0), (0.0, None), (0.6, 0.5)])
+def test_a_veto_of_grounding_that_shuts_out_right_answers_is_loosened(grounded, tau_g):
+    verdicts = [verdict()] * 150 + [verdict(grounded=grounded)]
+    found = fit_vetoes(verdicts, np.ones(151, dtype=bool), DoorPolicy())
+    assert found == DoorPolicy(tau_g=tau_g)
+    # one right answer of 1,001 may be shut out
+    many = fit_vetoes([verdict()] * 1000 + [verdict(grounded=grounded)], np.ones(1001, dtype=bool), DoorPolicy())
+    assert many == DoorPolicy()
+
+
+def test_a_veto_of_repetition_likewise():
+    verdicts = [verdict()] * 50 + [verdict(proximity=0.7)]
+    assert fit_vetoes(verdicts, np.ones(51, dtype=bool), DoorPolicy()) == DoorPolicy(tau_c=0.8)
+
+
+def test_figures_of_a_policy():
+    answers = judged([0.9, 0.8, 0.7, 0.2, -1.0], [True, False, True, False, False], [False, False, True, False, False])
+    check = check_policy(answers, DoorPolicy(min_confidence=0.75))
+    assert (check.prompts, check.right.value, check.opened.value) == (5, 0.4, 0.4)
+    assert (check.right_of_opened.value, check.opened_of_right.value) == (0.5, 0.5)
+    assert check.auroc == pytest.approx(5 / 6)
+    assert check.brier == pytest.approx((0.1**2 + 0.8**2 + 0.3**2 + 0.2**2 + 0.0) / 5)
+    with pytest.raises(ValueError, match="no answers"):
+        check_policy(judged([], []), DoorPolicy())
