@@ -1,9 +1,10 @@
-"""When a small model should hand a token up: a margin for a rate of hand-ups, or for agreement with the larger model.
+"""When a small model should hand a token up: a confidence for a rate of hand-ups, or for agreement with the larger one.
 
 Both models share a tokenizer. The larger one continues each prompt greedily; the small one reads the same text, and at
-every new token its margin and its choice are noted. Along that text a ladder with `Margin(below)` differs from the
-larger model where the small one's choice is another and its margin is not below. The unit is a prompt, its loss the
-share of its new tokens at which they differ; which margins keep the promise is decided by `sigma0.calibrate.ltt`.
+every new token its confidence exp(-entropy) and its choice are noted. Along that text a ladder with `Doubt(below)`
+differs from the larger model where the small one's choice is another and its confidence is not below. The unit is a
+prompt, its loss the share of its new tokens at which they differ; which thresholds keep the promise is decided by
+`sigma0.calibrate.ltt`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +21,15 @@ from sigma0.ladder.rungs import LocalRung, check_same_tokens
 
 Floats = npt.NDArray[np.float64]
 # From "everything goes up" down to "nothing does", evenly in the logit.
-MARGINS = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -5.25, -0.25))
+CONFIDENCES = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -5.25, -0.25))
 
 
 @dataclass(frozen=True)
-class MarginCalibration:
+class DoubtCalibration:
     """What was found.
 
     Attributes:
-        below: Margin under which a token goes up; None if none keeps the promise.
+        below: Confidence under which a token goes up; None if none keeps the promise.
         handed_up: Share of the new tokens that go up there.
         agreement: Share that is the larger model's there, handed-up ones counted in.
         prompts: How many.
@@ -50,11 +51,11 @@ class MarginCalibration:
 
 @dataclass(frozen=True)
 class _Reading:
-    margins: Floats
+    confidences: Floats
     same: npt.NDArray[np.bool_]
 
 
-def calibrate_margin(
+def calibrate_doubt(
     small: LocalRung,
     large: LocalRung,
     prompts: Sequence[tuple[int, ...]],
@@ -63,8 +64,8 @@ def calibrate_margin(
     confidence: float = 0.95,
     max_new_tokens: int = 64,
     on_prompt: Callable[[int], None] = lambda done: None,
-) -> MarginCalibration:
-    """Finds the margin under which tokens should go up.
+) -> DoubtCalibration:
+    """Finds the confidence under which tokens should go up.
 
     Args:
         small: The lower rung.
@@ -93,19 +94,19 @@ def calibrate_margin(
     for done, prompt in enumerate(prompts, start=1):
         readings.append(_read(small, large, prompt, max_new_tokens))
         on_prompt(done)
-    margins = np.concatenate([reading.margins for reading in readings])
+    confidences = np.concatenate([reading.confidences for reading in readings])
     same = np.concatenate([reading.same for reading in readings])
     if rate is not None:
-        below: float | None = float(np.quantile(margins, rate))
+        below: float | None = float(np.quantile(confidences, rate))
     else:
         below = _promised(readings, 1 - agreement, confidence)
-    up = None if below is None else margins < below
-    return MarginCalibration(
+    up = None if below is None else confidences < below
+    return DoubtCalibration(
         below=below,
         handed_up=None if up is None else float(up.mean()),
         agreement=None if up is None else float((same | up).mean()),
         prompts=len(prompts),
-        tokens=len(margins),
+        tokens=len(confidences),
         alone=float(same.mean()),
         asked=("agreement", agreement) if rate is None else ("rate", rate),
         confidence=confidence if rate is None else None,
@@ -113,15 +114,18 @@ def calibrate_margin(
 
 
 def _promised(readings: Sequence[_Reading], risk: float, confidence: float) -> float | None:
-    table = [[float((~reading.same & (reading.margins >= below)).mean()) for below in MARGINS] for reading in readings]
-    losses = np.array(table)  # [prompts, margins]
+    table = [
+        [float((~reading.same & (reading.confidences >= below)).mean()) for below in CONFIDENCES]
+        for reading in readings
+    ]
+    losses = np.array(table)  # [prompts, confidences]
     kept = passing(losses, risk, confidence)
-    return MARGINS[kept - 1] if kept else None
+    return CONFIDENCES[kept - 1] if kept else None
 
 
 @torch.no_grad()
 def _read(small: LocalRung, large: LocalRung, prompt: tuple[int, ...], max_new_tokens: int) -> _Reading:
-    """Margins and choices of the small model along the larger one's text."""
+    """Confidences and choices of the small model along the larger one's text."""
     ids = torch.tensor([prompt], device=large.model.device)
     exits: dict[str, Any] = {"exit_config": large.exit_config} if large.is_looped and large.exit_config else {}
     text = large.model.generate(
@@ -129,6 +133,6 @@ def _read(small: LocalRung, large: LocalRung, prompt: tuple[int, ...], max_new_t
     ).to(small.model.device)
     exit_settings: dict[str, Any] = {"exit_config": small.exit_config} if small.is_looped and small.exit_config else {}
     logits = small.model(text[:, :-1], **exit_settings).logits[0, len(prompt) - 1 :]  # [n, V]
-    best = logits.float().softmax(-1).topk(2, dim=-1).values
+    entropies = torch.special.entr(logits.double().softmax(-1)).sum(-1)
     same = logits.argmax(-1) == text[0, len(prompt) :]
-    return _Reading((best[:, 0] - best[:, 1]).double().cpu().numpy(), same.cpu().numpy())
+    return _Reading((-entropies).exp().cpu().numpy(), same.cpu().numpy())

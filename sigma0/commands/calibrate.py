@@ -100,7 +100,7 @@ def calibrate(
                 raise ValueError("--recurrence and --stride do not reach the rungs of a --ladder: leave them out")
             if objective != "agreement" or exit is not None or threshold is not None or out is not None:
                 raise ValueError("--ladder finds a policy, which is printed: leave --objective, --exit and --out out")
-            _print_margin(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
+            _print_doubt(model, ladder, prompts, rate, agreement, confidence, max_new_tokens, device, dtype, as_json)
             return
         if (labels == "larger") != (larger is not None):
             raise ValueError("--labels larger and --larger MODEL belong together: whose answers count as right")
@@ -266,7 +266,7 @@ def _labelled(
         return label_prompts(model, its, read, max_new_tokens, advance)
 
 
-def _print_margin(
+def _print_doubt(
     small: str,
     large: str,
     prompts: Path,
@@ -279,25 +279,25 @@ def _print_margin(
     as_json: bool,
 ) -> None:
     """Finds and prints when tokens should go up."""
-    from sigma0.calibrate.ladder import calibrate_margin
+    from sigma0.calibrate.ladder import calibrate_doubt
     from sigma0.calibrate.prompts import encode_prompts, read_prompts
-    from sigma0.ladder import Margin, Rung
+    from sigma0.ladder import Doubt, Rung
     from sigma0.ladder.triggers import trigger_to_dict
     from sigma0.models.load import load_causal
 
     rungs = [Rung.local(*load_causal(name, device=device, dtype=dtype), Path(name).name) for name in (small, large)]
     ids = encode_prompts(rungs[0].model, rungs[0].tokenizer, read_prompts(prompts), max_new_tokens)
     with progress_bar("prompts", len(ids), hidden=as_json) as advance:
-        result = calibrate_margin(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
-    policy = None if result.below is None else trigger_to_dict(Margin(result.below))
+        result = calibrate_doubt(rungs[0], rungs[1], ids, rate, agreement, confidence, max_new_tokens, advance)
+    policy = None if result.below is None else trigger_to_dict(Doubt(result.below))
     if as_json:
         typer.echo(json.dumps({**asdict(result), "policy": policy}, indent=1))
     else:
         typer.echo(f"alone           {result.alone:.2%} of {result.tokens} tokens are {rungs[1].name}'s")
         if result.below is not None:
-            typer.echo(f"goes up         margin under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
+            typer.echo(f"goes up         confidence under {result.below:.4g}: {result.handed_up:.2%} of the tokens")
             typer.echo(f"agreement       {result.agreement:.2%}, handed-up tokens counted in")
             typer.echo(f"use             sigma0 generate --ladder {small},{large} --policy '{json.dumps(policy)}'")
     if policy is None:
-        typer.echo("no margin keeps that agreement: give more prompts, or ask for less", err=True)
+        typer.echo("no confidence keeps that agreement: give more prompts, or ask for less", err=True)
         raise typer.Exit(1)

@@ -1,15 +1,16 @@
-"""The margin under which tokens go up, against ladders really run."""
+"""The confidence under which tokens go up, against ladders really run."""
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.pocket.prompts import json_line, micro_world
-from sigma0.calibrate.ladder import calibrate_margin
+from sigma0.calibrate.ladder import calibrate_doubt
 from sigma0.calibrate.ltt import p_value
 from sigma0.cli import app
-from sigma0.ladder import FidelityLadder, Margin, Rung
+from sigma0.ladder import Doubt, FidelityLadder, Rung
 
 TEXTS = [f"Mary has {k} hats. Where is key {k}?" for k in range(60)]
 
@@ -21,7 +22,7 @@ def pair(looped, tokenizer):
 
 def test_a_rate_is_that_of_the_tokens(pair, tokenizer):
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:30]]
-    found = calibrate_margin(*pair, prompts, rate=0.3, max_new_tokens=8)
+    found = calibrate_doubt(*pair, prompts, rate=0.3, max_new_tokens=8)
     assert found.tokens == 240 and found.handed_up == pytest.approx(0.3, abs=0.02)
     assert found.alone < found.agreement <= 1
 
@@ -29,12 +30,12 @@ def test_a_rate_is_that_of_the_tokens(pair, tokenizer):
 def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
     """Where every choice of the two agrees up to a token, the ladder's choice there is as was reckoned."""
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS]
-    found = calibrate_margin(*pair, prompts, agreement=0.7, confidence=0.9, max_new_tokens=5)
+    found = calibrate_doubt(*pair, prompts, agreement=0.7, confidence=0.9, max_new_tokens=5)
     assert found.agreement >= 0.7 and found.handed_up < 1
     assert p_value(1 - found.agreement, len(prompts), 0.3) <= 0.1
     # the very first token has the same past everywhere
-    ladder, large = FidelityLadder(pair, policy=Margin(found.below)), FidelityLadder(pair[1:])
-    first = calibrate_margin(*pair, prompts, rate=0.5, max_new_tokens=1)
+    ladder, large = FidelityLadder(pair, policy=Doubt(found.below)), FidelityLadder(pair[1:])
+    first = calibrate_doubt(*pair, prompts, rate=0.5, max_new_tokens=1)
     small = FidelityLadder(pair[:1])
     same = [
         small.generate(text, max_new_tokens=1).tokens[0].id == large.generate(text, max_new_tokens=1).tokens[0].id
@@ -44,17 +45,17 @@ def test_an_agreement_is_kept_by_the_ladder(pair, tokenizer):
     for text in TEXTS[:10]:
         token = ladder.generate(text, max_new_tokens=1).tokens[0]
         alone = small.generate(text, max_new_tokens=1).tokens[0]
-        assert (token.rung == "large") == (alone.margin < found.below)
+        assert (token.rung == "large") == (math.exp(-alone.entropy) < found.below)
 
 
 def test_what_cannot_be_promised(pair, tokenizer):
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in TEXTS[:6]]
     with pytest.raises(ValueError, match="6 prompts cannot promise agreement"):
-        calibrate_margin(*pair, prompts)
+        calibrate_doubt(*pair, prompts)
     with pytest.raises(ValueError, match="rate 2 is not between"):
-        calibrate_margin(*pair, prompts, rate=2)
+        calibrate_doubt(*pair, prompts, rate=2)
     with pytest.raises(ValueError, match="are the same"):
-        calibrate_margin(*pair, [*prompts, prompts[0]], rate=0.5)
+        calibrate_doubt(*pair, [*prompts, prompts[0]], rate=0.5)
 
 
 def test_the_command(tmp_path):
@@ -64,7 +65,7 @@ def test_the_command(tmp_path):
     result = CliRunner().invoke(app, [*asked, "--rate", "0.2", "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["policy"] == {"kind": "margin", "below": told["below"]} and told["asked"] == ["rate", 0.2]
+    assert told["policy"] == {"kind": "doubt", "below": told["below"]} and told["asked"] == ["rate", 0.2]
     result = CliRunner().invoke(app, [*asked, "--rate", "0.2"])
     assert "--policy" in result.stdout and "goes up" in result.stdout
     result = CliRunner().invoke(app, asked)
