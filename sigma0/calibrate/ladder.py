@@ -21,7 +21,7 @@ from sigma0.ladder.rungs import LocalRung, check_same_tokens
 
 Floats = npt.NDArray[np.float64]
 # From "everything goes up" down to "nothing does", evenly in the logit.
-CONFIDENCES = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -5.25, -0.25))
+CONFIDENCES = tuple(float(f"{1 / (1 + np.exp(-logit)):.4g}") for logit in np.arange(7, -12.05, -0.05))
 
 
 @dataclass(frozen=True)
