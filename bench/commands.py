@@ -81,6 +81,11 @@ COMMANDS = {
         "ladder",
         "Accuracy against cost of handing up, beside both models alone, chance, and entropy alone.",
     ),
+    "signs": Target(
+        "sigma0.bench.ladder.signs",
+        "signs",
+        "Which sign of a small model's token says that a larger model would write another.",
+    ),
     "effort": Target(
         "sigma0.bench.effort.command",
         "effort",

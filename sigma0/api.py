@@ -164,7 +164,7 @@ class TextStream(Iterator[Token]):
             grounding = check(text, self._context)
             policy = self._policy
             verdict = judge_answer(
-                tokens, total_loops, policy, grounding.score, self._loop.collapsed, self._confidence_model,
+                tokens, total_loops, policy, grounding.score, bool(self._loop.collapsed), self._confidence_model,
                 self._prompt_ids,
             )  # fmt: skip
         return Generation(

@@ -4,6 +4,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import TypeAdapter
+
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.effort.table import title as effort_title
@@ -22,6 +24,7 @@ from sigma0.bench.figures.tables import (
 )
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
 from sigma0.bench.quantization.table import latest_quantization
 from sigma0.bench.quantization.table import whole as quantization_table
@@ -145,6 +148,20 @@ def _ladder(results: Results) -> list[str]:
         "included, time is wall-clock, both as shares of the larger model alone. Of each curve the cheapest setting that "
         "keeps 95 % of the larger model's accuracy, or else its most accurate one.",
         ladder_table(run),
+        *_signs(results),
+    ]
+
+
+def _signs(results: Results) -> list[str]:
+    report = TypeAdapter(SignsReport).validate_python(
+        {key: value for key, value in results.json("signs-pocket").items() if key != "hard_half_only"}
+    )
+    headings = ("sign of a token", "AUROC, 95 % interval", "over entropy, 95 % interval")
+    return [
+        f"Which sign of a token of {report.small} says that {report.large} would write another: {report.tokens:,} tokens of "
+        f"{report.prompts} held-out answers, of which {report.differences:.1%} differ (`python -m sigma0.bench signs`). The last "
+        "line is a logistic regression over the logarithms of the others, cross-fitted with whole answers left out.",
+        BenchTable(headings, sign_cells(report)).markdown(),
     ]
 
 

@@ -1,0 +1,46 @@
+"""Signs of a token that a larger model would write otherwise."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.commands import app
+from sigma0.bench.ladder.signs import SIGNS, score
+
+
+def drawn(seed=0, prompts=120, tokens=8):
+    rng = np.random.default_rng(seed)
+    n = prompts * tokens
+    signs = np.exp(rng.normal(-2, 1, (n, 4)))
+    differs = rng.random(n) < 1 / (1 + np.exp(-2 * np.log(signs[:, 0]) - 3))
+    return signs, differs, np.repeat(np.arange(prompts), tokens)
+
+
+def test_the_sign_that_differences_follow_is_found():
+    found = score(*drawn(), resamples=100)
+    assert tuple(found) == SIGNS
+    signs, differs, _ = drawn()
+    above = signs[differs, 0][:, None] > signs[~differs, 0][None]
+    assert found["entropy"].auroc.value == pytest.approx(above.mean())
+    assert found["entropy"].over_entropy.value == 0.0
+    # what has no say scores as chance, and adds nothing to what has
+    assert found["depth"].auroc.interval[0] < 0.5 < found["depth"].auroc.interval[1]
+    low, high = found["all, fitted"].over_entropy.interval
+    assert low < 0.005 and high > -0.02 and found["all, fitted"].auroc.value > 0.8
+
+
+def test_without_differences_nothing_is_scored():
+    signs, differs, prompt_of = drawn()
+    with pytest.raises(ValueError, match="no sign can be scored"):
+        score(signs, np.zeros_like(differs), prompt_of)
+
+
+def test_the_command(tmp_path):
+    out = tmp_path / "signs.json"
+    result = CliRunner().invoke(app, ["signs", "-n", "60", "--hard", "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(out.read_text())
+    assert told == json.loads(result.stdout) and told["prompts"] == 60
+    assert 0 < told["differences"] < 0.5 and told["signs"]["entropy"]["auroc"]["value"] > 0.8
