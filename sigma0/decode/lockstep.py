@@ -69,8 +69,9 @@ def _runner(model: LoopedModel, cache: DepthCache, rule: ExitRule, drop: bool, b
     if runner.ops.copies_exits:
         cache.materialize_exits()
     record = cache.record
-    paths = record is not None and runner.ops.backend != "triton"
-    runner.use(settings.program(watch=record is not None and not paths, paths=paths))
+    kernel = runner.ops.backend == "triton"
+    paths = record is not None and (record.of_deepest is not None or not kernel)
+    runner.use(settings.program(watch=record is not None and kernel, paths=paths))
     if record is not None and not record.follows(lanes):
         record.follow(lanes, model.gate, rule, drop)
     return runner

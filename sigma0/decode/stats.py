@@ -2,7 +2,8 @@
 
 No token depends on them. In plain torch a pass only keeps the states of its tokens (`Lanes.paths`) and the logits of
 those that are final; all are worked out at once, on access or when enough has accumulated. A kernel that computes them
-with the end of a loop writes them right away.
+with the end of a loop writes them right away. The deepest states of tokens that run no further wait likewise until the
+head reads many of them at once (`sigma0.decode.deepest`).
 """
 
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
+from sigma0.decode.deepest import DEEPEST, DeepestReader, DeepestRecord
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import (
@@ -89,18 +91,25 @@ class RunRecord:
         new: Capacity in new tokens; grows as needed.
         total_loops: T.
         device: Of the results.
+        reader: Reads the head after the last loops of tokens; None leaves `deepest` unknown.
 
     Attributes:
         first_position: Cache position that the first new token is sampled from.
+        of_deepest: What that reader said so far; None without it. With it the lanes have to keep paths.
         pending_logits: Logits `[B, V]` of tokens that transformers' own loop is about to sample; None elsewhere.
     """
 
-    def __init__(self, batch: int, new: int, total_loops: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: int, new: int, total_loops: int, device: torch.device, reader: DeepestReader | None = None
+    ) -> None:
         self.first_position = 0
+        self.of_deepest = None if reader is None else DeepestRecord(reader, batch)
         self.pending_logits: Tensor | None = None
         # never inference tensors: what was begun under torch.inference_mode may go on outside of it
         with torch.inference_mode(False):
             self._loops, self._fates, self._logit_stats = _blank(batch, new, total_loops, device)
+        # tokens in flight when paths were last looked at, with the loops that each had run, `[3, N]`
+        self._in_flight: Ints = np.zeros((3, 0), dtype=np.int64)
         self._lanes: Lanes | None = None
         self._reader: PathReader | None = None
         self._last_loop = total_loops
@@ -117,9 +126,11 @@ class RunRecord:
         self._drops = [EntropyDrop() for _ in range(batch)]
 
     @classmethod
-    def empty(cls, batch: int, new: int, total_loops: int, device: torch.device) -> "RunRecord":
+    def empty(
+        cls, batch: int, new: int, total_loops: int, device: torch.device, reader: DeepestReader | None = None
+    ) -> "RunRecord":
         """Without any token; grows beyond `new` tokens as needed."""
-        return cls(batch, new, total_loops, device)
+        return cls(batch, new, total_loops, device, reader)
 
     @cached_property
     def collapse(self) -> CollapseState:
@@ -155,6 +166,22 @@ class RunRecord:
         """
         self._flush_logits()
         return self._logit_stats
+
+    @property
+    def deepest(self) -> Tensor:
+        """The numbers named in `sigma0.decode.deepest.DEEPEST` after the last loop that `loops` tells of, so far.
+
+        float32 `[B, new, 4]`; NaN where there is no token, and without a reader.
+        """
+        self._flush_loops()
+        batch, new, _ = self._fates.shape
+        if self.of_deepest is None:
+            return torch.full((batch, new, len(DEEPEST)), torch.nan, device=self.device)
+        if self._lanes is not None and self._in_flight.size:
+            # they are read once more when they have run further
+            self._add_deepest(self._lanes, self._in_flight)
+            self._in_flight = self._in_flight[:, :0]
+        return self.of_deepest.table(new, self.device)
 
     def follow(self, lanes: Lanes, gate: Callable[[Tensor], Tensor], rule: ExitRule, drop: bool) -> None:
         """Takes the statistics of the tokens in these lanes from now on.
@@ -215,7 +242,8 @@ class RunRecord:
         if looped is not None and looped.statistics is not None and looped.fates is not None:
             self._by_kernel = True
             self._put(looped, longest)
-            return
+            if self.of_deepest is None:
+                return
         assert self._lanes is not None
         # drafts may be as many tokens ahead of what is final as there are lanes
         if int((self._known - self._open).max()) + self._lanes.depth + 2 >= self._lanes.window:
@@ -268,6 +296,8 @@ class RunRecord:
         """
         self._known[sequences] = indices + 1
         self._is_stale = True
+        if self.of_deepest is not None:
+            self.of_deepest.note_ids(sequences, token_ids)
         if ops.backend == "triton":
             at = to_device(np.stack([sequences, indices, token_ids]), self.device)
             stats = ops.collapse(logits.detach().to(self.device), at[2], self.collapse, at[0], CollapseRule())
@@ -302,7 +332,8 @@ class RunRecord:
         if lanes is None or not self._is_stale:
             return
         self._is_stale = False
-        if self._reader is not None and lanes.paths is not None and not self._by_kernel:
+        needs_paths = not self._by_kernel or self.of_deepest is not None
+        if self._reader is not None and lanes.paths is not None and needs_paths:
             self._flush_paths(lanes)
         # behind the end of a sequence nothing is told, though drafts have run there
         for sequence, known in enumerate(self._known.tolist()):
@@ -325,8 +356,21 @@ class RunRecord:
         if counts.sum():
             sequences = np.repeat(np.arange(len(counts)), counts)
             indices = np.concatenate([np.arange(first, first + n) for first, n in zip(self._open, counts, strict=True)])
-            self._work_out(lanes, sequences, indices, ran[sequences, indices])
+            tokens = np.stack([sequences, indices, ran[sequences, indices]])
+            if not self._by_kernel:
+                self._work_out(lanes, *tokens)
+            if self.of_deepest is not None:
+                is_over = indices < oldest_open[sequences]
+                self._add_deepest(lanes, tokens[:, is_over])
+                self._in_flight = tokens[:, ~is_over]
         self._open = np.maximum(self._open, oldest_open)
+
+    def _add_deepest(self, lanes: Lanes, tokens: Ints) -> None:
+        """Hands the states over that tokens have after their loops: batch index, index and loops of each, `[3, N]`."""
+        assert self.of_deepest is not None and lanes.paths is not None
+        sequences, indices, ran = to_device(tokens, lanes.device)
+        places = lanes.path_index(sequences, indices + self.first_position)
+        self.of_deepest.add(lanes.paths[places, ran - 1], tokens[0], tokens[1])
 
     def _work_out(self, lanes: Lanes, sequences: Ints, indices: Ints, ran: Ints) -> None:
         assert self._reader is not None and lanes.paths is not None

@@ -181,8 +181,9 @@ class TokenLoop:
             if isinstance(runner, GraphRunner):
                 buffers.graphs = runner.graphs
             # what a step in one launch computes is seen in the lanes alone
-            paths = self.record is not None and (runner.ops.backend != "triton" or chosen.captured)
-            watch = self.record is not None and not paths
+            by_paths = runner.ops.backend != "triton" or chosen.captured
+            watch = self.record is not None and not by_paths
+            paths = self.record is not None and (by_paths or self.record.of_deepest is not None)
             runner.use(settings.program(watch=watch, paths=paths, masked=self._grammars is not None))
             if self.record is not None:
                 self.record.follow(lanes, self.model.gate, self.rule, drop)

@@ -16,6 +16,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints, PassCounts
+from sigma0.decode.deepest import deepest_reader
 from sigma0.decode.finite import check_logits
 from sigma0.decode.grammar.rows import start_masks
 from sigma0.decode.grammar.vocabulary import grammars_of
@@ -378,7 +379,7 @@ class DepthGenerationMixin(StoredSettings, GenerationMixin):  # type: ignore[mis
         record = None
         if getattr(generation_config, "output_statistics", False):
             new = max(1, generation_config.max_length - input_ids.shape[1])
-            record = RunRecord.empty(input_ids.shape[0], new, self.num_loops, self.device)
+            record = RunRecord.empty(input_ids.shape[0], new, self.num_loops, self.device, deepest_reader(self))
         cache.record = record
         try:
             yield record

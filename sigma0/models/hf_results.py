@@ -13,7 +13,7 @@ from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.ops import CollapseRule, Operations
 from sigma0.decode.stats import RunRecord
 from sigma0.decode.token_loop import Emission, TokenLoop
-from sigma0.decode.transfer import to_device
+from sigma0.decode.transfer import to_device, to_host
 from sigma0.models.cache_name import CACHE_NAME, named_cache
 from sigma0.models.outputs import DepthGenerateOutput
 
@@ -60,6 +60,8 @@ class EndRecorder(StoppingCriteriaList):  # type: ignore[misc]
         )
         indices = torch.full_like(alive, self._new_tokens)
         record.put_logit_stats(statistics.statistics, alive, indices, self._new_tokens)
+        if record.of_deepest is not None:
+            record.of_deepest.note_ids(rows, to_host(sampled[alive]))
         record.pending_logits = None
         self._new_tokens += 1
 
@@ -147,6 +149,7 @@ def _statistics(record: RunRecord | None, new: int) -> dict[str, Any]:
         "loop_statistics": record.loops[:, :new],
         "loop_fates": record.fates[:, :new],
         "readings": record.logit_stats[:, :new],
+        "deepest_readings": record.deepest[:, :new],
     }
 
 

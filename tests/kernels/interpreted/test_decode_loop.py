@@ -53,11 +53,12 @@ def test_both_backends_tell_the_same(pocket, config):
     assert plain.exit_reasons == kernels.exit_reasons
     assert torch.equal(plain.loop_fates, kernels.loop_fates)
     assert (plain.loop_passes, plain.loop_rows) == (kernels.loop_passes, kernels.loop_rows)
-    for name in ("loop_statistics", "readings"):
+    for name in ("loop_statistics", "readings", "deepest_readings"):
         torch.testing.assert_close(
             getattr(kernels, name), getattr(plain, name), rtol=1e-3, atol=1e-3, equal_nan=True, msg=name
         )
     assert int(plain.loop_statistics.isfinite().sum()) > 100
+    assert torch.equal(kernels.deepest_readings[..., 0].isfinite(), kernels.exit_depths > 0)
 
 
 @pytest.mark.slow
