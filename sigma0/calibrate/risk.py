@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.api import TextStream, stream
@@ -230,7 +231,8 @@ def answer_all(
     model.generation_config.fate_config = FateConfig().to_dict()
     done = 0
 
-    def run(place: int) -> tuple[TextStream, Answered]:
+    def run(place: int) -> tuple[Tensor, Answered]:
+        """Loop statistics and answer; the stream and its K/V are let go."""
         nonlocal done
         tokens = stream(
             model, tokenizer, prompts[place].content, exit_config=config, max_new_tokens=max_new_tokens, verdict=True,
@@ -239,16 +241,15 @@ def answer_all(
         tokens.finish()
         done += 1
         on_prompt(done)
-        return tokens, _answered(tokens, prompts[place], ids[place])
+        return tokens.loop_statistics, _answered(tokens, prompts[place], ids[place])
 
     try:
         first, second, third = (order[start:end] for start, end in _bounds(len(prompts)))
         ran = [run(place) for place in first]
-        paths = [tokens.loop_statistics for tokens, _ in ran]
         patience = patience_for(model.door_policy, model.num_loops)
-        fates = fit_fates(paths, model.dtype, patience)
+        fates = fit_fates([path for path, _ in ran], model.dtype, patience)
         fitting = []
-        for (_, answer), path in zip(ran, paths, strict=True):
+        for path, answer in ran:
             known = zip(answer.tokens, token_fates(path, fates, model.dtype, patience), strict=True)
             fitting.append(replace(answer, tokens=tuple(replace(token, fate=fate) for token, fate in known)))
         model.generation_config.fate_config = fates.to_dict()
