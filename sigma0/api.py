@@ -29,7 +29,7 @@ from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.generation import Generation, StopReason
 from sigma0.signals.grounding.check import check
 from sigma0.signals.savings import savings
-from sigma0.signals.tokens import StreamedToken, Token, with_statistics
+from sigma0.signals.tokens import Floats, StreamedToken, Token, with_statistics
 from sigma0.signals.verdict import DoorPolicy, patience_for
 
 # generate() arguments that a stream of one sequence cannot take
@@ -160,7 +160,8 @@ class TextStream(Iterator[Token]):
         text = "".join(token.text for token in self._tokens)
         tokens, verdict, grounding, policy = tuple(self._tokens), None, None, None
         if self._loop.record is not None:
-            tokens = self._with_statistics(self._tokens, 0)
+            deepest = to_host(self._loop.record.deepest[0, : len(self._tokens)])
+            tokens = self._with_statistics(self._tokens, 0, deepest=deepest)
             grounding = check(text, self._context)
             policy = self._policy
             verdict = judge_answer(
@@ -187,7 +188,9 @@ class TextStream(Iterator[Token]):
             tokens_forced=sum(token.reason == "forced" for token in tokens),
         )
 
-    def _with_statistics(self, tokens: Sequence[Token], start: int, max_loops: int | None = None) -> tuple[Token, ...]:
+    def _with_statistics(
+        self, tokens: Sequence[Token], start: int, max_loops: int | None = None, deepest: Floats | None = None
+    ) -> tuple[Token, ...]:
         """The tokens, of which the first has output index `start`, with their statistics."""
         record = self._loop.record
         assert record is not None
@@ -195,7 +198,8 @@ class TextStream(Iterator[Token]):
         paths, fates, logit_stats = (
             to_host(part[0, where]) for part in (record.loops, record.fates, record.logit_stats)
         )
-        return with_statistics(tokens, paths, fates, logit_stats, self.patience, self._counterfactual_rule, max_loops)
+        rule = self._counterfactual_rule
+        return with_statistics(tokens, paths, fates, logit_stats, self.patience, rule, max_loops, deepest)
 
     def _stop_reason(self, text: str) -> StopReason:
         if self._tokens[-1].id in self._loop.eos:

@@ -328,4 +328,8 @@ def _output(token: LadderToken, text: str) -> TokenOutput:
         alternatives=(),
         rung=token.rung,
         handed_up=token.handed_up,
+        deepest_surprise=token.deepest_surprise,
+        deepest_entropy=token.deepest_entropy,
+        deepest_margin=token.deepest_margin,
+        deepest_agrees=token.deepest_agrees,
     )

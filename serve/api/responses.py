@@ -27,6 +27,10 @@ _LISTS = {
     "entropies": "entropy",
     "rungs": "rung",
     "would_have_met": "would_have_met",
+    "deepest_surprises": "deepest_surprise",
+    "deepest_entropies": "deepest_entropy",
+    "deepest_margins": "deepest_margin",
+    "deepest_agrees": "deepest_agrees",
 }
 
 

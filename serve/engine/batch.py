@@ -178,7 +178,7 @@ class RunningBatch:
 
     def _use_program(self, anew: bool = False) -> None:
         kernel = self.notes is not None and self.notes.from_kernel
-        paths = self.notes is not None and not kernel
+        paths = self.notes is not None and self.notes.keeps_states
         draws, masked = self._sampler.program.draws, bool(self._grammars)
         program = self._settings.program(watch=kernel, paths=paths, draws=draws, masked=masked)
         if anew or program != self._runner.program:

@@ -258,6 +258,7 @@ class Engine:
             self.scheduler.update(StepOutput(ended=(entry.key,)))
         else:
             self.scheduler.remove(entry)
+        state.is_over = True
         del self._states[entry.key]
 
     def _postprocess(self, passed: PassOutput) -> list[KeyedEvent]:

@@ -1,7 +1,8 @@
 """What the loops of the last tokens of every request were like, for statistics.
 
 In plain torch the states after every loop are kept (`Lanes.paths`), and looked at once for many tokens. A kernel that
-computes statistics at the end of a loop has them already: they are kept as they are.
+computes statistics at the end of a loop has them already: they are kept as they are. Deepest states wait until the head
+reads many of them at once (`sigma0.decode.deepest`), those of all requests together.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,19 @@ from torch import Tensor
 
 from sigma0.config import ExitConfig
 from sigma0.decode.batch import Ints
+from sigma0.decode.deepest import CHUNK, Deepest, DeepestQueue, deepest_reader
 from sigma0.decode.lanes import CACHE_POSITION, Lanes
 from sigma0.decode.ops import KEPT, STATISTICS
 from sigma0.decode.stats import Floats, PathReader
 from sigma0.decode.step import Looped
 from sigma0.decode.transfer import to_device, to_host
 from sigma0.serve.engine.messages import ServedModel
+from sigma0.serve.engine.request import RequestState
 
 # Tokens that are kept of a request, in tokens that are in flight.
 _WINDOW = 4
+# A new token: its request and its index among the outputs.
+Token = tuple[RequestState, int]
 
 
 class LoopNotes:
@@ -34,6 +39,7 @@ class LoopNotes:
     Attributes:
         window: Cache positions that are kept.
         from_kernel: Whether a kernel computes statistics with every loop.
+        keeps_states: Whether the lanes keep the states after every loop.
     """
 
     def __init__(self, model: ServedModel, lanes: Lanes, whole: bool) -> None:
@@ -49,7 +55,10 @@ class LoopNotes:
             with torch.inference_mode(False):
                 # the last number is the fate
                 self._kept = torch.zeros(shape, dtype=torch.float32, device=lanes.device)
-        else:
+        reader = deepest_reader(model)
+        self._deepest: DeepestQueue[Token] | None = None if reader is None else DeepestQueue(reader)
+        self.keeps_states = reader is not None or not self.from_kernel
+        if self.keeps_states:
             lanes.remember_paths(self.window)
         if self._path_fates is not None:
             # compiled before the first request
@@ -106,6 +115,38 @@ class LoopNotes:
         assert lanes.paths is not None
         states = lanes.paths.flatten(0, 1).index_select(0, states_at).view(*back.shape, -1)
         return [min(last) for last in self._reader.last_fates(states, loops)]
+
+    def add_deepest(self, tokens: Sequence[Token], at: Sequence[tuple[int, int]], loops: Sequence[int]) -> None:
+        """Takes tokens that run no further, whose states the head is still to read.
+
+        Args:
+            tokens: Request and output index of each.
+            at: Its slot and cache position.
+            loops: That it has finished.
+        """
+        if self._deepest is None or not tokens:
+            return
+        lanes, window = self._lanes, self.window
+        assert lanes.paths is not None
+        places = [(slot * window + position % window) * lanes.depth for slot, position in at]
+        rows = to_device(np.array(places) + np.array(loops) - 1, lanes.device)
+        states = lanes.paths.flatten(0, 1).index_select(0, rows)
+        self._deepest.add(states, [state.id_of(index) for state, index in tokens], tokens)
+        if len(self._deepest) >= CHUNK:
+            self.read_deepest()
+
+    def read_deepest(self) -> None:
+        """Lets the head read what waits for it, and tells the requests."""
+        if not self._deepest:
+            return
+        tokens, numbers = self._deepest.take()
+        for (state, index), row in zip(tokens, to_host(numbers).tolist(), strict=True):
+            state.deepest[index] = Deepest.of(row)
+
+    def reset(self) -> None:
+        """Forgets what waits."""
+        if self._deepest is not None:
+            self._deepest.clear()
 
     def save(self, slot: int) -> Tensor | None:
         """A copy of what a kernel has said of a request; states are saved with its lanes."""

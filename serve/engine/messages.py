@@ -176,6 +176,12 @@ class TokenOutput(NamedTuple):
         handed_up: Why it left the lowest rung of a ladder; None where it did not.
         would_have_met: Under `full` and `fixed`, whether the model's own exit rule would have been met by that loop;
             None where that is not known.
+        deepest_surprise: Minus log probability of the token after the last loop that it has run, nats: at its exit or
+            deeper. Known once the request is finished, and not of every model (`sigma0.decode.deepest`); as are the
+            next three.
+        deepest_entropy: Of the distribution there, in nats.
+        deepest_margin: Lead of the top-1 over the top-2 probability there.
+        deepest_agrees: Whether the token is the most probable one there.
     """
 
     id: int
@@ -191,6 +197,10 @@ class TokenOutput(NamedTuple):
     rung: str
     handed_up: str | None = None
     would_have_met: bool | None = None
+    deepest_surprise: float | None = None
+    deepest_entropy: float | None = None
+    deepest_margin: float | None = None
+    deepest_agrees: bool | None = None
 
 
 class Times(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sigma0.decode.deepest import Deepest
 from sigma0.decode.exits import exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
@@ -28,8 +29,8 @@ _ENTROPY, _MARGIN, _PROXIMITY = (LOGIT_STATS.index(name) for name in ("entropy",
 _NO_FATE = 2
 # What a step emits of a row, as `sigma0.decode.step` names its columns.
 Line = Sequence[int]
-# A token that has left its lane: request, slot and cache position.
-Left = tuple[RequestState, int, int]
+# A token that has left its lane: request, slot, cache position, and the loops that it had finished.
+Left = tuple[RequestState, int, int, int]
 
 
 class Known(NamedTuple):
@@ -86,6 +87,8 @@ class OutputProcessor:
     def reset(self) -> None:
         """Forgets tokens that have left their lanes."""
         self._left, self._waited = [], 0
+        if self._notes is not None:
+            self._notes.reset()
 
     def known(self, states: Sequence[RequestState], lines: Sequence[Line], logits: Tensor | None) -> list[Known]:
         """What is known of the tokens of one pass, at most one of each request.
@@ -97,14 +100,12 @@ class OutputProcessor:
         """
         if not self.watch and not any(state.stops for state in states):
             return [_UNKNOWN] * len(states)
+        exits = self._note_exits(states, lines) if self.watch else []
         token_ids = [line[TOKEN] for line in lines]
         read = self.texts.take([state.text for state in states], token_ids, logits if self.watch else None)
         if not self.watch or logits is None:
             return [Known(repetition=repetition) for repetition in read[-1]]
-        late = [row for row, line in enumerate(lines) if line[READ_AT] >= self._fewest]
-        if late:
-            at = [(states[row], lines[row][SEQUENCE], lines[row][FED_AT] - 1) for row in late]
-            self._note_fates(at, [lines[row][READ_AT] for row in late])
+        self._note_fates(exits)
         met = self._shadows(states, lines, read[_MARGIN])
         rows = zip(states, read[_PROXIMITY], read[_MARGIN], read[_ENTROPY], read[-1], strict=True)
         return [
@@ -155,13 +156,26 @@ class OutputProcessor:
             would_have_met=known.met,
         )
 
-    def _note_fates(self, read: Sequence[Left], loops: Sequence[int]) -> None:
-        """Notes the fates of tokens that have finished so many loops, at least as many as a fate needs."""
+    def _note_exits(self, states: Sequence[RequestState], lines: Sequence[Line]) -> list[Left]:
+        """Notes the tokens of one pass, and which of them run no further than their exits; all of them."""
+        exits: list[Left] = []
+        for state, line in zip(states, lines, strict=True):
+            state.newest_id, depth = line[TOKEN], line[READ_AT]
+            exits.append((state, line[SEQUENCE], line[FED_AT] - 1, depth))
+            if depth < self._total_loops and state.leaves_at_exit(len(state.outputs), depth):
+                self._left.append(exits[-1])
+        return exits
+
+    def _note_fates(self, tokens: Sequence[Left]) -> None:
+        """Notes the fates of those tokens that have finished as many loops as a fate needs."""
         assert self._notes is not None
-        at = [(slot, position) for _, slot, position in read]
-        fates = self._notes.mildest_fates(at, loops, self._patience)
-        for (state, _, position), fate in zip(read, fates, strict=True):
-            state.fates[position - state.prompt_length + 1] = fate
+        late = [token for token in tokens if token[3] >= self._fewest]
+        if not late:
+            return
+        at = [(slot, position) for _, slot, position, _ in late]
+        fates = self._notes.mildest_fates(at, [loops for _, _, _, loops in late], self._patience)
+        for (state, _, position, _), fate in zip(late, fates, strict=True):
+            state.fates[_index(state, position)] = fate
 
     def _shadows(
         self, states: Sequence[RequestState], lines: Sequence[Line], margins: Sequence[float]
@@ -179,11 +193,15 @@ class OutputProcessor:
                 known[row] = rule.would_have_been_met(loops[:depth], margins[row])
         return known
 
-    def note_left(self, left: Sequence[Left]) -> None:
-        """Notes tokens that have run all their loops; their states are looked at together, before they are gone."""
+    def note_left(self, left: Sequence[tuple[RequestState, int, int]]) -> None:
+        """Notes tokens that have run all their loops; their states are looked at together, before they are gone.
+
+        Args:
+            left: Request, slot and cache position of each.
+        """
         if not self.watch:
             return
-        self._left += left
+        self._left += [(*token, self._total_loops) for token in left]
         self._waited += 1
         assert self._notes is not None
         # before the next tokens take their places
@@ -191,17 +209,22 @@ class OutputProcessor:
             self.flush()
 
     @torch.no_grad()
-    def flush(self, also: Sequence[Left] = (), loops: Sequence[int] = ()) -> None:
+    def flush(self, also: Sequence[Left] = ()) -> None:
         """Looks at the states of all tokens that have left their lanes; before a request loses its slot.
 
         Args:
-            also: Tokens that are still in their lanes.
-            loops: That each of them has finished, at least as many as a fate needs.
+            also: Tokens that are still in their lanes, and run no further.
         """
-        left, ran = [*self._left, *also], [self._total_loops] * len(self._left) + [*loops]
+        # those of requests that are over say nothing to anybody
+        tokens = [token for token in (*self._left, *also) if not token[0].is_over]
         self._left, self._waited = [], 0
-        if left:
-            self._note_fates(left, ran)
+        if not tokens:
+            return
+        self._note_fates(tokens)
+        assert self._notes is not None
+        whose = [(state, _index(state, position)) for state, _, position, _ in tokens]
+        at = [(slot, position) for _, slot, position, _ in tokens]
+        self._notes.add_deepest(whose, at, [loops for _, _, _, loops in tokens])
 
     @torch.no_grad()
     def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
@@ -213,7 +236,7 @@ class OutputProcessor:
         """
         tokens, verdict, opened, text = state.outputs, None, None, None
         if self.watch:
-            tokens = self._with_final_fates(state)
+            tokens = self._with_final_loops(state)
             score = check(state.detokenizer.text, state.request.context).score
             verdict = judge_answer(
                 tokens, self._total_loops, self._policy, score, state.collapsed, self._confidence_model,
@@ -243,16 +266,32 @@ class OutputProcessor:
             times=state.clock.times(),
         )
 
-    def _with_final_fates(self, state: RequestState) -> list[TokenOutput]:
+    def _with_final_loops(self, state: RequestState) -> list[TokenOutput]:
         """The tokens, with what their loops after their exits have added."""
+        assert self._notes is not None
         slot, lanes = state.entry.slot, self._lanes
         table = to_host(lanes.table[slot * lanes.depth : (slot + 1) * lanes.depth])
         newest = state.prompt_length - 2 + len(state.outputs)
         loops = table[:, STAGE] % lanes.depth
-        own = (table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest) & (loops >= self._fewest)
-        self.flush([(state, slot, each) for each in table[own, CACHE_POSITION].tolist()], loops[own].tolist())
-        fates = [FATES[code] for code in state.fates[: len(state.outputs)].tolist()]
-        return [
-            token if token.fate == fate else token._replace(fate=fate)
-            for token, fate in zip(state.outputs, fates, strict=True)
-        ]
+        own = (table[:, STAGE] < lanes.idle) & (table[:, CACHE_POSITION] <= newest)
+        in_flight = zip(table[own, CACHE_POSITION].tolist(), loops[own].tolist(), strict=True)
+        self.flush([(state, slot, position, ran) for position, ran in in_flight])
+        self._notes.read_deepest()
+        unknown, final = Deepest(), []
+        for index, (token, code) in enumerate(zip(state.outputs, state.fates.tolist(), strict=False)):
+            read = state.deepest.get(index, unknown)
+            final.append(
+                token._replace(
+                    fate=FATES[code],
+                    deepest_surprise=read.surprise,
+                    deepest_entropy=read.entropy,
+                    deepest_margin=read.margin,
+                    deepest_agrees=read.agrees,
+                )
+            )
+        return final
+
+
+def _index(state: RequestState, position: int) -> int:
+    """Output index of the token that is read from a cache position."""
+    return position - state.prompt_length + 1

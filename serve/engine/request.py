@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sigma0.decode.batch import Ints
+from sigma0.decode.deepest import Deepest
 from sigma0.decode.detokenizer import IncrementalDetokenizer
 from sigma0.decode.exits import ExitRule
 from sigma0.decode.grammar.compiled import CompiledGrammar
@@ -77,6 +78,8 @@ class RequestState:
             None under any other mode, or without statistics.
         outputs: Tokens so far.
         fates: Of each token so far, index into `sigma0.decode.ops.FATES`, int8 `[new]`.
+        deepest: What the head says of tokens after their last loops, by index; without those that wait for it.
+        newest_id: Of the token that comes next among the outputs, where its pass has emitted it.
         saved: Tokens that were in flight at preemption; None once they are resumed.
         saved_notes: Notes on the loops of its last tokens at preemption.
         passes: Passes with a row of a new token.
@@ -88,6 +91,7 @@ class RequestState:
         grammar: As given.
         clock: When it was queued, admitted, and wrote its first token.
         forces: Whether ids that are the only ones allowed are fed without a reading.
+        is_over: Whether it was removed: finished, failed or cancelled.
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class RequestState:
         self.shadow_rule: ExitRule | None = model.counterfactual_rule(request.exit_config) if watch else None
         self.outputs: list[TokenOutput] = []
         self.fates: npt.NDArray[np.int8] = np.zeros(request.max_new_tokens, dtype=np.int8)
+        self.deepest: dict[int, Deepest] = {}
+        self.newest_id = -1
         self.saved: SavedLanes | None = None
         self.saved_notes: Tensor | None = None
         self.passes = 0
@@ -126,6 +132,7 @@ class RequestState:
         self.grammar = grammar
         self.forces = grammar is not None and may_force(model, self.rule, request.exit_config)
         self.clock = RequestClock()
+        self.is_over = False
         # newest ids after each of which the text was near to collapse
         self._high = 0
 
@@ -152,6 +159,16 @@ class RequestState:
     def exit(self) -> SequenceExit:
         """When its tokens stop."""
         return SequenceExit(self.rule, self.drops, self.verifies, self.prompt_length, prompt_in_lanes=True)
+
+    def leaves_at_exit(self, index: int, depth: int) -> bool:
+        """Whether the token of an output index runs no loop after its exit at a depth."""
+        if self.verifies:
+            return False
+        return depth >= self.rule.last_loop or (self.drops and index > 0)
+
+    def id_of(self, index: int) -> int:
+        """The token of an output index, whose pass has emitted it."""
+        return self.outputs[index].id if index < len(self.outputs) else self.newest_id
 
     @property
     def last_position(self) -> int:

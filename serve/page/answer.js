@@ -11,6 +11,8 @@ const FINAL_FIELDS = {
   margins: "margin",
   entropies: "entropy",
   rungs: "rung",
+  deepest_surprises: "deepest_surprise",
+  deepest_agrees: "deepest_agrees",
 };
 
 export class Answer {

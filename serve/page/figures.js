@@ -144,12 +144,20 @@ export function showToken(answer, index) {
           ["Fate", words.fateInWords(token.fate)],
           ["Margin", words.number(token.margin, 3)],
           ["Entropy", token.entropy == null ? "not known" : `${words.number(token.entropy, 3)} nats`],
+          ["Deepest loop", deepestInWords(token)],
           ["Proximity", words.number(token.proximity, 3)],
           ["Written by", token.rung ?? "not known"],
           ...(token.handed_up ? [["Handed up for", token.handed_up]] : []),
         ]
       : [],
   );
+}
+
+/** Whether the last loop that the token has run would have chosen it too, which is known once the answer is over. */
+function deepestInWords(token) {
+  if (token.deepest_agrees == null) return "not known";
+  const surprise = `${words.number(token.deepest_surprise, 3)} nats of surprise`;
+  return `${token.deepest_agrees ? "agrees" : "disagrees"}, ${surprise}`;
 }
 
 function describe(list, rows) {

@@ -8,9 +8,12 @@ With h the state after that loop, p = softmax(head(h)) and i the token that was 
     agrees    1 if i is the argmax of p, else 0
 
 p is the model's own: no temperature, penalty, bias or grammar has touched it. Under `finish` those loops run anyway, so
-all this costs is the head, once for each token. A state with a coda cannot be read afterwards, since the coda's K/V of
-its position are those of the exit; nor can one whose head is spread over processes, of which only some may ask. There
-is no reader then, and nothing is known.
+all this costs is the head, once for each token. The last tokens of an answer have run no further than its end, the very
+last no further than its exit. The first one is read from the prompt's last position: at loop T, but for a server's
+answer of fewer passes, since the server samples it before that position has run on to T.
+
+A state with a coda cannot be read afterwards, since the coda's K/V of its position are those of the exit; nor can one
+whose head is spread over processes, of which only some may ask. There is no reader then, and nothing is known.
 """
 
 from collections.abc import Callable, Sequence

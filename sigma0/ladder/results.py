@@ -31,6 +31,11 @@ class LadderToken:
         entropy: Of the distribution, nats.
         handed_up: Why it left the lowest rung; None where it did not.
         low_confidence: Whether it would have gone up, had the budget allowed.
+        deepest_surprise: What the head says of it after the last loop that was run, of an answer that one looped model
+            wrote as a whole (`sigma0.signals.tokens.Token`); else None, as are the next three.
+        deepest_entropy: Likewise.
+        deepest_margin: Likewise.
+        deepest_agrees: Likewise.
     """
 
     id: int
@@ -44,6 +49,10 @@ class LadderToken:
     entropy: float | None
     handed_up: str | None
     low_confidence: bool
+    deepest_surprise: float | None = None
+    deepest_entropy: float | None = None
+    deepest_margin: float | None = None
+    deepest_agrees: bool | None = None
 
 
 def ladder_token(token: Token, rung: str, handed_up: str | None = None) -> LadderToken:
@@ -66,6 +75,10 @@ def ladder_token(token: Token, rung: str, handed_up: str | None = None) -> Ladde
         entropy=token.entropy,
         handed_up=handed_up,
         low_confidence=False,
+        deepest_surprise=token.deepest_surprise,
+        deepest_entropy=token.deepest_entropy,
+        deepest_margin=token.deepest_margin,
+        deepest_agrees=token.deepest_agrees,
     )
 
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sigma0.decode.deepest import Deepest
 from sigma0.decode.exits import ExitRule, Reason
 from sigma0.decode.ops import FATES, LOGIT_STATS, STATISTICS, Fate
 from sigma0.signals.verdict import ReasonVerdict, mildest, of_token
@@ -35,6 +36,12 @@ class Token:
         entropy: Of the distribution, nats; None for logits that are not finite.
         would_have_met: Under `full` and `fixed`, whether the checkpoint's exit rule would have been met by that loop;
             None where the statistics do not say, and under an exit rule, where `reason` says it.
+        deepest_surprise: Minus log probability of the token after the last loop that was run, nats: at its exit or
+            deeper. None in a stream, where later loops may follow, and where it cannot be known
+            (`sigma0.decode.deepest`); as are the next three.
+        deepest_entropy: Of the distribution there, nats.
+        deepest_margin: Top-1 probability minus top-2 there.
+        deepest_agrees: Whether the token is the likeliest one there.
     """
 
     id: int
@@ -48,6 +55,10 @@ class Token:
     margin: float | None = None
     entropy: float | None = None
     would_have_met: bool | None = None
+    deepest_surprise: float | None = None
+    deepest_entropy: float | None = None
+    deepest_margin: float | None = None
+    deepest_agrees: bool | None = None
 
     @property
     def verdict(self) -> ReasonVerdict:
@@ -69,6 +80,7 @@ def with_statistics(
     patience: int,
     rule: ExitRule | None = None,
     max_loops: int | None = None,
+    deepest: Floats | None = None,
 ) -> tuple[Token, ...]:
     """The tokens with their statistics.
 
@@ -80,6 +92,7 @@ def with_statistics(
         patience: Loops of which the mildest fate is a token's.
         rule: Sets `would_have_met`; None leaves it None.
         max_loops: How many loops of each token count; None: all that were run.
+        deepest: What the head says after the last loops (`decode.deepest.DEEPEST`), `[N, 4]`; None leaves it unknown.
     """
     loops_run = np.isfinite(paths[:, :, 0]).sum(axis=1)
     if max_loops is not None:
@@ -89,13 +102,15 @@ def with_statistics(
     rows = np.stack(numbers, axis=1).tolist()
     described = []
     fate_of: dict[tuple[int, ...], Fate | None] = {}  # few paths differ
-    for token, path, row, codes, count in zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), strict=True):
+    last_read = [Deepest()] * len(tokens) if deepest is None else [Deepest.of(row) for row in deepest.tolist()]
+    each = zip(tokens, paths, rows, fates.tolist(), loops_run.tolist(), last_read, strict=True)
+    for token, path, row, codes, count, read in each:
         radius, angle, proximity, margin, entropy = map(_finite, row)
         path_fates = tuple(codes[:count])
         if path_fates not in fate_of:
             fate_of[path_fates] = mildest([FATES[code] for code in path_fates], patience)
         met = None if rule is None else rule.would_have_been_met(path[:count], margin)
-        figures = (radius, angle, fate_of[path_fates], proximity, margin, entropy, met)
+        figures = (radius, angle, fate_of[path_fates], proximity, margin, entropy, met, *read)
         described.append(Token(token.id, token.text, token.depth, token.reason, *figures))
     return tuple(described)
 
@@ -139,4 +154,5 @@ class StreamedToken(Token):
         self.__dict__.update(vars(statistics(self)))
 
 
-_COMPUTED = frozenset({"radius", "angle", "fate", "proximity", "margin", "entropy", "would_have_met"})
+# every field that only statistics give; those of the deepest loop stay None
+_COMPUTED = frozenset(field.name for field in fields(Token)) - {"id", "text", "depth", "reason"}

@@ -85,6 +85,10 @@ def test_a_stream_tells_the_role_each_token_and_the_end(plain):
     }  # fmt: skip
     end = last["sigma0"]["choices"][0]
     assert {name: end[name] for name in expected} == expected
+    count = len(expected["depths"])
+    for name in ("deepest_surprises", "deepest_entropies", "deepest_margins"):
+        assert len(expected[name]) == count and min(expected[name]) >= 0
+    assert len(expected["deepest_agrees"]) == count and set(expected["deepest_agrees"]) <= {True, False}
     assert len({each["id"] for each in found}) == 1 and "usage" not in last
 
 

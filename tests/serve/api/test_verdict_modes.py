@@ -58,6 +58,10 @@ def test_reasons_and_doors_are_the_librarys(pocket, config):
         assert [token.reason for token in done.tokens] == [token.reason for token in alone.tokens]
         assert (done.door, done.verdict.reason) == (alone.door, alone.verdict.reason)
         assert [token.would_have_met for token in done.tokens] == [token.would_have_met for token in alone.tokens]
+        assert [token.deepest_agrees for token in done.tokens] == [token.deepest_agrees for token in alone.tokens]
+        for field in ("deepest_surprise", "deepest_entropy", "deepest_margin"):
+            told, expected = ([getattr(token, field) for token in each.tokens] for each in (done, alone))
+            assert told == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("own", OWN, ids=name)

@@ -79,8 +79,15 @@ def outcome(events):
         (token.id, token.depth, token.reason, token.text, token.rung, [each.id for each in token.alternatives])
         for token in done.tokens
     ]
-    fates = [token.fate for token in done.tokens]
+    fates = [(token.fate, token.deepest_agrees) for token in done.tokens]
     return tokens, fates, done.text, done.finish_reason, done.passes, done.rows, done.verdict.reason, done.door
+
+
+def deepest(events):
+    """What the head says of each token after its last loop, `[n, 3]`; all of it is known."""
+    tokens = events[-1].tokens
+    assert all(token.deepest_surprise is None for token in events[:-1]), "what may still change is not told"
+    return np.array([(token.deepest_surprise, token.deepest_entropy, token.deepest_margin) for token in tokens])
 
 
 def is_near(model, ids, config):
@@ -165,13 +172,57 @@ def test_alone_is_what_generate_says(pocket, config, number):
     assert [[getattr(token, name) for name in fields] for token in done.tokens] == [
         [getattr(token, name) for name in fields] for token in expected.tokens
     ]
-    for name in ("proximity", "margin", "entropy"):
+    assert [token.deepest_agrees for token in done.tokens] == [token.deepest_agrees for token in expected.tokens]
+    for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
         mine, theirs = ([getattr(token, name) for token in each.tokens] for each in (done, expected))
         assert mine == pytest.approx(theirs, abs=1e-4)
     assert done.text == expected.text
     assert (done.passes, done.rows) == (expected.loop_passes, expected.loop_rows)
     assert done.savings.passes_saved == expected.passes_saved and done.savings.rows_saved == expected.rows_saved
     assert done.door == expected.door and done.verdict.reason == expected.verdict.reason
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_long_answers_are_read_at_their_deepest_loops_as_generate_reads_them(model, pocket, config):
+    """Over more tokens than are kept of a request, among others that are cancelled, or fail, before they are read."""
+    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 16, 64, 4, 4 * KV), watch=True)
+    asked = [job(6, 90, seed, exit_config=config, sampling=SAMPLINGS[0], on_collapse="ignore") for seed in range(3)]
+    keys = [engine.submit(each) for each in asked]
+    found, others = {}, []
+    with poisoned(model, 60):
+        for turn in range(60):
+            if turn % 7 == 0:
+                ids = (5, 60, 7) if turn % 2 else (5, 7, 9)
+                others.append(engine.submit(EngineRequest(ids, 8, config)))
+            if turn % 7 == 4:
+                engine.cancel(others[-1])
+            for key, event in engine.step():
+                found.setdefault(key, []).append(event)
+        for key, events in drain(engine).items():
+            found.setdefault(key, []).extend(events)
+    for key, each in zip(keys, asked, strict=True):
+        ids = torch.tensor([each.prompt_ids])
+        out = model.generate(
+            ids, max_new_tokens=90, do_sample=False, exit_config=config, output_statistics=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert [token.id for token in found[key][-1].tokens] == out.sequences[0, 6:].tolist()
+        np.testing.assert_allclose(deepest(found[key]), out.deepest_readings[0, :, :3], rtol=1e-3, atol=1e-4)
+        agrees = [float(token.deepest_agrees) for token in found[key][-1].tokens]
+        assert agrees == out.deepest_readings[0, :, 3].tolist()
+
+
+def test_of_an_answer_too_short_the_first_token_is_read_as_deep_as_it_has_run(model, pocket):
+    """An engine samples it before the prompt's last position is at loop T; `generate` runs the prompt to T first."""
+    asked = job(5, 1, exit_config=ExitConfig(q=0.2))
+    (token,) = alone(model, pocket[1], asked)[-1].tokens
+    out = model.generate(
+        torch.tensor([asked.prompt_ids]), max_new_tokens=1, do_sample=False, exit_config=asked.exit_config,
+        output_statistics=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert token.depth < 4 and token.deepest_agrees
+    assert (token.deepest_entropy, token.deepest_margin) == pytest.approx((token.entropy, token.margin), abs=1e-5)
+    assert abs(token.deepest_entropy - float(out.deepest_readings[0, 0, 1])) > 1e-3
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], CONFIGS[2], CONFIGS[6]], ids=str)
@@ -187,7 +238,9 @@ def test_rules_that_keep_more_of_a_token_come_and_go(model, pocket, config):
         for key, event in engine.step():
             found.setdefault(key, []).append(event)
     for key, each in zip(keys, asked, strict=True):
-        assert outcome(found[key]) == outcome(alone(model, pocket[1], each))
+        expected = alone(model, pocket[1], each)
+        assert outcome(found[key]) == outcome(expected)
+        np.testing.assert_allclose(deepest(found[key]), deepest(expected), rtol=1e-4, atol=1e-5)
 
 
 def job(length=5, new=6, seed=1, **settings):
@@ -261,7 +314,9 @@ def test_a_request_that_is_preempted_again_and_again(model, pocket, config):
     assert engine.status().preemptions > 0
     assert sum(found[key][-1].preemptions for key in keys) == engine.status().preemptions
     for key, each in zip(keys, asked, strict=True):
-        assert outcome(found[key]) == outcome(alone(model, tokenizer, each))
+        expected = alone(model, tokenizer, each)
+        assert outcome(found[key]) == outcome(expected)
+        np.testing.assert_allclose(deepest(found[key]), deepest(expected), rtol=1e-4, atol=1e-5)
         assert found[key][-1].cached_tokens == 0, "its own blocks, found again, are no prompt's"
 
 
@@ -304,8 +359,8 @@ def test_statistics_and_ends_are_the_same_without_a_compiler(pocket, monkeypatch
         assert (one.text, one.door) == (other.text, other.door)
         for token, expected in zip(one.tokens, other.tokens, strict=True):
             assert token[:5] == expected[:5] and token.would_have_met == expected.would_have_met
-            for name in ("proximity", "margin", "entropy"):
-                assert getattr(token, name) == pytest.approx(getattr(expected, name), abs=1e-5)
+            for name in ("proximity", "margin", "entropy", "deepest_surprise", "deepest_entropy", "deepest_margin"):
+                assert getattr(token, name) == pytest.approx(getattr(expected, name), abs=2e-5)
             assert (token.proximity is not None) == watch
 
 

@@ -47,6 +47,8 @@ def answer(tokens: list[dict[str, Any]], door: str = "converge", why: str = "all
         "tokens": [],
         "depths": [each["depth"] for each in tokens],
         "fates": [each["fate"] for each in tokens],
+        "deepest_surprises": [0.25 for _ in tokens],
+        "deepest_agrees": [True for _ in tokens],
         "mean_depth": 2.0,
         "depth_saved": 0.5,
         "passes_saved": 0.4,
