@@ -14,7 +14,7 @@ logprobs, which ladders do not give: there, as with routing switched off, `door`
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
@@ -149,8 +149,16 @@ class LadderRunner:
             gone.set()
             done.cancel()
 
-    async def route(self, engine: AsyncIterator[Event], task: LadderTask) -> AsyncGenerator[Event, None]:
-        """The engine's events once all have come, or the ladder's where their routing decision is escalate."""
+    async def route(
+        self, engine: AsyncIterator[Event], task: LadderTask, replaced: Callable[[RequestOutput], None]
+    ) -> AsyncGenerator[Event, None]:
+        """The engine's events once all have come, or the ladder's where their routing decision is escalate.
+
+        Args:
+            engine: Its events.
+            task: For the ladder.
+            replaced: Called with the engine's output where the ladder's is sent.
+        """
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
         ends = [event for event in kept if isinstance(event, RequestOutput)]
@@ -164,6 +172,8 @@ class LadderRunner:
         except ValueError as error:
             # such as a prompt too long for the lowest rung: the engine's answer is sent instead
             logger.warning("the ladder refused what was routed to it: %s", type(error).__name__)
+        else:
+            replaced(ends[0])
         for event in kept:
             yield event
 
