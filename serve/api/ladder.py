@@ -28,13 +28,13 @@ from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import at_effort
-from sigma0.ladder.trail import Unit
+from sigma0.ladder.trail import Heading, Unit
 from sigma0.models.limits import check_context
 from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.models.prompts import encode
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
-from sigma0.signals.verdict import explain, objections
+from sigma0.signals.verdict import DoorPolicy, explain, objections
 
 logger = logging.getLogger(__name__)
 Event = TokenOutput | RequestOutput
@@ -193,7 +193,7 @@ class LadderRunner:
             ]
             least[name] = min(limits, default=None)
         rungs = ladder.rungs if task.effort is None else [at_effort(rung, task.effort) for rung in ladder.rungs]
-        return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
+        return ladder.over(rungs, Budget(**least))
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
         request, sampling = task.request, task.request.sampling
@@ -237,7 +237,7 @@ class LadderRunner:
             yield replace(
                 written,
                 door=generation.door,
-                door_text=self._door_text(generation),
+                door_text=_door_text(generation),
                 trail=self._trail(task, generation),
                 costs=costs,
             )
@@ -272,22 +272,25 @@ class LadderRunner:
             savings=saved,
             verdict=generation.verdict,
             door=generation.door,
-            door_text=self._door_text(generation),
+            door_text=_door_text(generation),
             trail=self._trail(task, generation),
             costs=tuple(cost.to_dict() for cost in generation.costs),
             collapsed=generation.stop_reason == "collapse",
         )
 
-    def _door_text(self, generation: LadderGeneration) -> str:
-        doors = self._ladder.doors
-        if generation.door == "converge":
-            return explain(generation.verdict, doors)
-        why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
-        if generation.door == "abort":
-            return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
-        if generation.door == "accepted":
-            return f"accepted: {why}, but the policy in force let it stand."
-        return f"top_rung: {why}, and there is no rung above."
+
+def _door_text(generation: LadderGeneration) -> str:
+    heading = generation.trail.lines[0]
+    assert isinstance(heading, Heading)
+    doors = DoorPolicy.parse(heading.doors)
+    if generation.door == "converge":
+        return explain(generation.verdict, doors)
+    why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
+    if generation.door == "abort":
+        return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
+    if generation.door == "accepted":
+        return f"accepted: {why}, but the policy in force let it stand."
+    return f"top_rung: {why}, and there is no rung above."
 
 
 def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:
