@@ -160,7 +160,7 @@ class RequestHandler:
                     continue
                 engine = turns.add(replace(choice.request, id=f"{request_id[:SHOWN]}-{index}"))
                 if self._ladder_runner is not None and choice.task is not None:
-                    running.add(self._ladder_runner.route(engine, choice.task), engine)
+                    running.add(self._ladder_runner.route(engine, choice.task, self._metrics.judged), engine)
                 else:
                     running.add(engine)
         except ValueError as error:

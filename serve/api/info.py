@@ -55,6 +55,20 @@ class ModelList(BaseModel):
     data: list[ModelInfo]
 
 
+class Calibration(BaseModel):
+    """What the confidence of a verdict was calibrated on.
+
+    Attributes:
+        answers: On how many answers.
+        auroc: Chance that a wrong answer gets less confidence than a right one; None where it is not known.
+        calibration_error: Mean difference of confidence and share of right answers.
+    """
+
+    answers: int
+    auroc: float | None
+    calibration_error: float
+
+
 class Sigma0Info(BaseModel):
     """The served model as a looped one.
 
@@ -67,6 +81,7 @@ class Sigma0Info(BaseModel):
         context: Most tokens of prompt and answer together.
         knows: What the model knows, so that "NAME knows ..." is a sentence; None where its checkpoint does not say.
         examples: Prompts that the model answers, if its checkpoint names any.
+        confidence: What its confidence was calibrated on; None where that is the score exp(-mean entropy).
     """
 
     model: str
@@ -77,6 +92,7 @@ class Sigma0Info(BaseModel):
     context: int
     knows: str | None
     examples: list[str]
+    confidence: Calibration | None
 
 
 class Health(BaseModel):
@@ -115,6 +131,12 @@ def info_router(
     router = APIRouter()
     model = ModelInfo(id=service.name, created=created)
     about = read_about(service.model.name_or_path) if service.model.name_or_path else None
+    fitted = service.model.confidence_model
+    calibration = None
+    if fitted is not None:
+        calibration = Calibration(
+            answers=fitted.answers, auroc=fitted.auroc, calibration_error=fitted.calibration_error
+        )
 
     @router.get("/v1/models", responses=failure_responses(401, 413))
     async def models() -> ModelList:
@@ -141,6 +163,7 @@ def info_router(
             context=parser.context,
             knows=None if about is None else about.knows,
             examples=[] if about is None else [example.prompt for example in about.examples],
+            confidence=calibration,
         )
 
     @router.get("/health", responses=failure_responses(413, 503))

@@ -14,7 +14,7 @@ logprobs, which ladders do not give: there, as with routing switched off, `door`
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,13 +28,13 @@ from sigma0.ladder.budget import RungCost
 from sigma0.ladder.ladder import local_rungs
 from sigma0.ladder.results import LadderStop
 from sigma0.ladder.rungs import at_effort
-from sigma0.ladder.trail import Unit
+from sigma0.ladder.trail import Heading, Unit
 from sigma0.models.limits import check_context
 from sigma0.models.looped_causal import PROMPT_CHUNK
 from sigma0.models.prompts import encode
 from sigma0.serve.engine.messages import EngineRequest, RequestOutput, TokenOutput
 from sigma0.signals.savings import Savings
-from sigma0.signals.verdict import explain, objections
+from sigma0.signals.verdict import DoorPolicy, explain, objections
 
 logger = logging.getLogger(__name__)
 Event = TokenOutput | RequestOutput
@@ -149,8 +149,16 @@ class LadderRunner:
             gone.set()
             done.cancel()
 
-    async def route(self, engine: AsyncIterator[Event], task: LadderTask) -> AsyncGenerator[Event, None]:
-        """The engine's events once all have come, or the ladder's where their routing decision is escalate."""
+    async def route(
+        self, engine: AsyncIterator[Event], task: LadderTask, replaced: Callable[[RequestOutput], None]
+    ) -> AsyncGenerator[Event, None]:
+        """The engine's events once all have come, or the ladder's where their routing decision is escalate.
+
+        Args:
+            engine: Its events.
+            task: For the ladder.
+            replaced: Called with the engine's output where the ladder's is sent.
+        """
         async with aclosing(cast(AsyncGenerator[Event, None], engine)):
             kept = [event async for event in engine]
         ends = [event for event in kept if isinstance(event, RequestOutput)]
@@ -164,6 +172,8 @@ class LadderRunner:
         except ValueError as error:
             # such as a prompt too long for the lowest rung: the engine's answer is sent instead
             logger.warning("the ladder refused what was routed to it: %s", type(error).__name__)
+        else:
+            replaced(ends[0])
         for event in kept:
             yield event
 
@@ -183,7 +193,7 @@ class LadderRunner:
             ]
             least[name] = min(limits, default=None)
         rungs = ladder.rungs if task.effort is None else [at_effort(rung, task.effort) for rung in ladder.rungs]
-        return FidelityLadder(rungs, Budget(**least), ladder.policy, ladder.hysteresis, ladder.doors)
+        return ladder.over(rungs, Budget(**least))
 
     def _settings(self, task: LadderTask) -> dict[str, Any]:
         request, sampling = task.request, task.request.sampling
@@ -227,7 +237,7 @@ class LadderRunner:
             yield replace(
                 written,
                 door=generation.door,
-                door_text=self._door_text(generation),
+                door_text=_door_text(generation),
                 trail=self._trail(task, generation),
                 costs=costs,
             )
@@ -262,22 +272,25 @@ class LadderRunner:
             savings=saved,
             verdict=generation.verdict,
             door=generation.door,
-            door_text=self._door_text(generation),
+            door_text=_door_text(generation),
             trail=self._trail(task, generation),
             costs=tuple(cost.to_dict() for cost in generation.costs),
             collapsed=generation.stop_reason == "collapse",
         )
 
-    def _door_text(self, generation: LadderGeneration) -> str:
-        doors = self._ladder.doors
-        if generation.door == "converge":
-            return explain(generation.verdict, doors)
-        why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
-        if generation.door == "abort":
-            return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
-        if generation.door == "accepted":
-            return f"accepted: {why}, but the policy in force let it stand."
-        return f"top_rung: {why}, and there is no rung above."
+
+def _door_text(generation: LadderGeneration) -> str:
+    heading = generation.trail.lines[0]
+    assert isinstance(heading, Heading)
+    doors = DoorPolicy.parse(heading.doors)
+    if generation.door == "converge":
+        return explain(generation.verdict, doors)
+    why = "; ".join(objections(generation.verdict, doors)) or "nothing against it"
+    if generation.door == "abort":
+        return f"abort: the budget kept something from going up ({', '.join(generation.not_tried)}); {why}."
+    if generation.door == "accepted":
+        return f"accepted: {why}, but the policy in force let it stand."
+    return f"top_rung: {why}, and there is no rung above."
 
 
 def _cut(generation: LadderGeneration, stop: tuple[str, ...]) -> tuple[tuple[TokenOutput, ...], str]:

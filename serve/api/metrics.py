@@ -8,10 +8,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sigma0.serve.engine.messages import RequestOutput, Service, ServiceStatus, TokenOutput
+from sigma0.signals.drift import DriftMonitor
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 class ServiceCollector(Collector):
@@ -65,6 +67,24 @@ def _counters(status: ServiceStatus) -> dict[str, tuple[str, float]]:
     }
 
 
+class DriftCollector(Collector):
+    """Gauges of drift, collected at each scrape; one that is not known yet has no sample.
+
+    Args:
+        drift: Of the served model's answers.
+    """
+
+    def __init__(self, drift: DriftMonitor) -> None:
+        self._drift = drift
+
+    def collect(self) -> Iterable[Metric]:
+        """Current values."""
+        share_help = "Share of the latest answers that were out of calibration."
+        psi_help = "How far the latest confidences are from those of the calibration (PSI)."
+        yield GaugeMetricFamily("sigma0_out_of_calibration_share", share_help, self._drift.out_of_calibration)
+        yield GaugeMetricFamily("sigma0_confidence_psi", psi_help, self._drift.psi)
+
+
 class Metrics:
     """The figures of one app.
 
@@ -91,6 +111,17 @@ class Metrics:
         self.between = Histogram(
             "sigma0_between_tokens_seconds", "From token to token.", buckets=BETWEEN, registry=registry
         )
+        self.doors = Counter("sigma0_doors", "Answers by door.", ["door"], registry=registry)
+        self.confidence = Histogram(
+            "sigma0_confidence",
+            "Confidence in the served model's own answers.",
+            buckets=CONFIDENCES,
+            registry=registry,
+        )
+        confidence_model = service.model.confidence_model
+        self._drift = None if confidence_model is None else DriftMonitor(confidence_model)
+        if self._drift is not None:
+            registry.register(DriftCollector(self._drift))
 
     def watch(self) -> Callable[[int, TokenOutput | RequestOutput], None]:
         """An observer of the events of one request."""
@@ -103,7 +134,10 @@ class Metrics:
                 (self.between if index in last else self.first).observe(now - last.get(index, began))
                 last[index] = now
                 return
+            if event.door is not None:
+                self.doors.labels(event.door).inc()
             if not event.costs:
+                self.judged(event)
                 return
             # token outputs have it; a text that was handed up whole has tokens of a higher rung
             ups = sum(token.handed_up is not None for token in event.tokens)
@@ -111,6 +145,15 @@ class Metrics:
             self.aborts.inc(event.door == "abort")
 
         return observe
+
+    def judged(self, output: RequestOutput) -> None:
+        """Takes in the verdict on an answer of the served model itself, also of one that a ladder's replaces."""
+        if output.verdict is None:
+            return
+        if output.verdict.confidence is not None:
+            self.confidence.observe(output.verdict.confidence)
+        if self._drift is not None:
+            self._drift.add(output.verdict)
 
     def text(self) -> bytes:
         """The metrics in the text format."""

@@ -43,6 +43,10 @@ class ModelSettings(Protocol):
     def has_gate(self) -> bool:
         """Whether the family trains a gate, which `qexit` reads."""
 
+    @property
+    def confidence_model(self) -> ConfidenceModel | None:
+        """Calibrated confidence; None without one."""
+
     def resolve_exit_config(self, exit_config: ExitConfig | Mapping[str, Any] | None) -> ExitConfig:
         """An exit setting over the checkpoint's own."""
 
@@ -61,7 +65,6 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
         config: Of the architecture.
         dtype: Of its weights.
         door_policy: Thresholds of the routing decision.
-        confidence_model: Calibrated confidence; None without one.
     """
 
     config: PreTrainedConfig
@@ -77,10 +80,6 @@ class ServedModel(ModelSettings, LoopedModel, Protocol):
     @property
     def door_policy(self) -> DoorPolicy:
         """Thresholds of the routing decision."""
-
-    @property
-    def confidence_model(self) -> ConfidenceModel | None:
-        """Calibrated confidence; None without one."""
 
     def counterfactual_rule(self, exit_config: ExitConfig) -> ExitRule | None:
         """The model's own rule where a setting ignores it (`full`, `fixed`); else None."""

@@ -10,10 +10,10 @@ const LINE_STARTS_AT = 24;
 export function show(answer) {
   showCompute(answer);
   showDepths(answer?.tokens ?? [], answer?.totalLoops ?? 0);
-  showConfidence(answer?.tokens ?? []);
+  showMargins(answer?.tokens ?? []);
   showCollapse(answer?.tokens ?? []);
   showHandUps(answer);
-  showVerdict(answer?.outcome);
+  showVerdict(answer?.outcome, answer?.about.confidence);
 }
 
 /** Rows for the depths there are, before anything was asked. */
@@ -72,9 +72,9 @@ function showCompute(answer) {
   describe(byId("savings"), rows);
 }
 
-function showConfidence(tokens) {
+function showMargins(tokens) {
   const margins = tokens.map((token, index) => [index, token.margin]).filter(([, margin]) => margin != null);
-  const line = byId("confidence");
+  const line = byId("margins");
   line.setAttribute("viewBox", `0 0 ${Math.max(LINE_STARTS_AT, tokens.length)} 1`);
   line.querySelector("polyline").setAttribute("points", margins.map(([x, y]) => `${x + 0.5},${1 - y}`).join(" "));
   let text = "No tokens yet.";
@@ -85,7 +85,7 @@ function showConfidence(tokens) {
     text = `Margin ${words.number(now)} now, ${words.number(mean)} on average, least ${words.number(least)} at token ${at + 1}.`;
   }
   line.setAttribute("aria-label", `Margin of each token. ${text}`);
-  byId("confidence-text").textContent = text;
+  byId("margins-text").textContent = text;
 }
 
 function showCollapse(tokens) {
@@ -113,7 +113,7 @@ function showHandUps(answer) {
     : "No token was handed up.";
 }
 
-function showVerdict(outcome) {
+function showVerdict(outcome, calibration) {
   const door = outcome?.door;
   const { icon, word, means } = words.DOORS[door] ?? { icon: "•", word: door ?? "", means: "" };
   const line = byId("verdict");
@@ -125,6 +125,10 @@ function showVerdict(outcome) {
   let text = words.doorInWords((outcome?.door_text ?? "").replace(`${door}: `, ""));
   if (!text) text = outcome ? "Verdicts are switched off on this server." : "Shown when the answer is over.";
   byId("verdict-text").textContent = text;
+  describe(
+    byId("verdict-details"),
+    outcome?.verdict ? [["Confidence", words.confidenceInWords(outcome, calibration)]] : [],
+  );
 }
 
 /** The token that was picked; null for none. */

@@ -4,12 +4,12 @@ export const SHADES = 8;
 export const COLLAPSE_THRESHOLD = 0.5;
 
 export const DOORS = {
-  // a rule that was met says that more loops would hardly change the text, not that it is right
-  converge: { icon: "◆", word: "Settled", means: "says nothing of truth" },
-  escalate: { icon: "↗", word: "Escalate", means: "not settled; think on, or ask a larger model" },
-  abort: { icon: "✕", word: "Aborted", means: "not settled, and no budget was left; low confidence" },
-  accepted: { icon: "•", word: "Accepted", means: "not settled, but the ladder's policy let it stand" },
-  top_rung: { icon: "⤒", word: "Top rung", means: "not settled, and no larger model stands above" },
+  // a confidence that is high enough is a chance to be right, and no more
+  converge: { icon: "◆", word: "Confident", means: "may still be wrong" },
+  escalate: { icon: "↗", word: "Escalate", means: "not to be relied on; think on, or ask a larger model" },
+  abort: { icon: "✕", word: "Aborted", means: "not to be relied on, and no budget was left" },
+  accepted: { icon: "•", word: "Accepted", means: "not to be relied on, but the ladder's policy let it stand" },
+  top_rung: { icon: "⤒", word: "Top rung", means: "not to be relied on, and no larger model stands above" },
 };
 
 const REASONS = {
@@ -22,6 +22,7 @@ const REASONS = {
   collapse: "the text ran in circles",
   divergence: "its loop diverged",
   ungrounded: "it is not backed by the prompt",
+  out_of_calibration: "it is unlike what its confidence was calibrated on",
   forced: "its grammar allowed no other",
 };
 
@@ -67,7 +68,25 @@ export function depthInWords(depth, totalLoops) {
   return depth ? `depth ${depth} of ${totalLoops}` : "no loops";
 }
 
-/** A door under an answer: what settling does not mean is never left out. */
+/**
+ * The confidence in an answer, and what it is.
+ *
+ * @param outcome The last chunk's object of the choice.
+ * @param calibration What `GET /v1/sigma0` says that it was calibrated on; null for a score that was not.
+ */
+export function confidenceInWords(outcome, calibration) {
+  const verdict = outcome.verdict;
+  const digits = number(verdict.confidence, verdict.confidence > 0.99 ? 4 : 2);
+  // only certainty is 1
+  const value = digits === "1.0000" && verdict.confidence < 1 ? "over 0.9999" : digits;
+  if (verdict.reason === "out_of_calibration") return `${value}, but out of calibration`;
+  // a text of several models has none of the served model's
+  if (verdict.confidence == null || outcome.costs) return value;
+  if (!calibration) return `${value}, a score that was not calibrated`;
+  return `${value}, calibrated on ${calibration.answers.toLocaleString("en")} answers`;
+}
+
+/** A door under an answer: what an open one does not mean is never left out. */
 export function doorInShort(door) {
   const { icon, word, means } = DOORS[door] ?? { icon: "•", word: door };
   return { icon, text: door === "converge" ? `${word}; ${means}` : word };

@@ -17,7 +17,9 @@ from sigma0.errors import one_line
 
 if TYPE_CHECKING:
     from sigma0.api import TextStream
+    from sigma0.signals.confidence import ConfidenceModel
     from sigma0.signals.generation import Generation
+    from sigma0.signals.verdict import ReasonVerdict
 
 # From shallow to deep; distinguishable with red-green colour blindness too.
 PALETTE = ("#4575b4", "#74add1", "#66c2a5", "#fee08b", "#fdae61", "#f46d43", "#d73027", "#a50026")
@@ -94,7 +96,12 @@ def depth_style(depth: int, total_loops: int) -> str:
 
 
 def print_stream(
-    tokens: "TextStream", total_loops: int, prompt: str, svg: str | None = None, verdict: bool = False
+    tokens: "TextStream",
+    total_loops: int,
+    prompt: str,
+    svg: str | None = None,
+    verdict: bool = False,
+    confidence_model: "ConfidenceModel | None" = None,
 ) -> None:
     """Prints tokens as they come, each in the colour of its depth, then the legend, the savings and the verdict.
 
@@ -104,6 +111,7 @@ def print_stream(
         prompt: The prompt, shown in the picture.
         svg: File for a picture of the same, or None.
         verdict: Whether to print the verdict.
+        confidence_model: Of the checkpoint.
     """
     console = Console(highlight=False, soft_wrap=True)
     text = Text()
@@ -115,7 +123,7 @@ def print_stream(
     generation = tokens.generation
     report = [legend([token.depth for token in generation.tokens], total_loops), *map(Text, summary(generation))]
     if verdict:
-        report += [Text(""), *map(Text, verdict_lines(generation))]
+        report += [Text(""), *map(Text, verdict_lines(generation, confidence_model))]
     for line in report:
         console.print(line)
     if svg is not None:
@@ -157,8 +165,12 @@ def summary(generation: "Generation") -> list[str]:
     return lines
 
 
-def verdict_lines(generation: "Generation") -> list[str]:
+def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel | None") -> list[str]:
     """The verdict, one line for each fact with the reason for it, and the door it opens.
+
+    Args:
+        generation: With a verdict.
+        confidence_model: Of its checkpoint.
 
     Raises:
         ValueError: Where no verdict was asked for.
@@ -174,6 +186,7 @@ def verdict_lines(generation: "Generation") -> list[str]:
     nearest = max(tokens, key=lambda token: token.proximity or 0.0)
     known = {True: "yes, which says nothing of truth", False: "no", None: "not known"}
     lines = [
+        f"confidence      {_confidence(verdict, confidence_model)}",
         f"converged       {known[verdict.converged]}: {', '.join(f'{count} {name}' for name, count in reasons)}",
         f"depth           {verdict.depth:.2f} of {generation.total_loops} loops on average",
         f"stable          {verdict.stable or 'not known'}: {', '.join(f'{count} {name}' for name, count in fates)}",
@@ -189,6 +202,17 @@ def verdict_lines(generation: "Generation") -> list[str]:
         lines += [f"                without an anchor: {claim.text}" for claim in grounding.unanchored]
     lines.append(f"door            {explain(verdict, generation.policy)}")
     return lines
+
+
+def _confidence(verdict: "ReasonVerdict", model: "ConfidenceModel | None") -> str:
+    """Its value, and whether it is a probability."""
+    value = "not known" if verdict.confidence is None else f"{verdict.confidence:.3f}"
+    if model is None:
+        return f"{value}: exp(-mean entropy), a score that is not calibrated"
+    if verdict.reason == "out_of_calibration":
+        value += ", out of calibration"
+    ranks = "" if model.auroc is None else f" AUROC {model.auroc:.3f},"
+    return f"{value}: fitted on {model.answers} answers,{ranks} calibration error {model.calibration_error:.3f}"
 
 
 def print_table(title: str, rows: Iterable[tuple[Text | str, ...]]) -> None:

@@ -242,7 +242,7 @@ def generate(
             if is_rank0 and note is not None:
                 typer.echo(note, err=True)
             if is_rank0 and not as_json:
-                print_stream(tokens, looped.num_loops, text, svg, verdict)
+                print_stream(tokens, looped.num_loops, text, svg, verdict, looped.confidence_model)
             for _ in tokens:
                 pass
             if is_rank0 and as_json:

@@ -22,6 +22,8 @@ from sigma0.models.load import load_causal
 
 # The lowest rung's tokens are plain, those above stand out without colour too.
 STYLES = ("", "bold underline #d73027", "bold italic underline #984ea3", "bold reverse")
+# Columns of a trail that stand in the signs of a decision, or in their verdict.
+_NUMBERS = ("confidence", "margin", "entropy", "depth")
 
 
 def open_ladder(
@@ -124,7 +126,7 @@ def print_tokens(ladder: FidelityLadder, prompt: str | Messages, quiet: bool, **
     generation = run.generations[0]
     if generation.text != printed and not quiet:
         style = STYLES[min(names.index(generation.rung), len(STYLES) - 1)]
-        console.print(f"\n\nnot settled as a whole; {generation.rung} writes in its place:\n")
+        console.print(f"\n\nthe whole does not open its door; {generation.rung} writes in its place:\n")
         console.print(Text(generation.text, style=style), end="")
     return generation
 
@@ -179,8 +181,8 @@ def print_trail(read: Trail, differences: list[str]) -> None:
     console.print(f"unit {heading.unit}; rungs {', '.join(names)}; policy {json.dumps(heading.policy)}")
     console.print(f"budget {json.dumps(heading.budget)}; hysteresis {json.dumps(heading.hysteresis)}")
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("sequence", "position", "rung", "outcome", "why", "margin", "entropy", "depth", "lacking"):
-        table.add_column(name, justify="right" if name in ("margin", "entropy", "depth") else "left")
+    for name in ("sequence", "position", "rung", "outcome", "why", *_NUMBERS, "lacking"):
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
     for line in read.decisions:
         table.add_row(*_cells(line, names))
     console.print(table)
@@ -195,7 +197,7 @@ def print_trail(read: Trail, differences: list[str]) -> None:
 
 def _cells(line: Decision, names: list[str]) -> tuple[str, ...]:
     signs = line.signs or {}
-    depth = signs.get("verdict", {}).get("depth")
-    numbers = ("-" if value is None else f"{value:.2f}" for value in (signs.get("margin"), signs.get("entropy"), depth))
+    known = signs | signs.get("verdict", {})
+    numbers = ("-" if known.get(name) is None else f"{known[name]:.2f}" for name in _NUMBERS)
     name = names[line.rung] if line.rung < len(names) else str(line.rung)
     return (str(line.sequence), str(line.position), name, line.outcome, line.why or "", *numbers, line.lacking or "")

@@ -38,10 +38,11 @@ class FidelityLadder:
     Args:
         rungs: At least one, the lowest first (`Rung.local`, `Rung.endpoint`).
         budget: Limits of every call; none by default.
-        policy: What goes up; by default saturated, diverging and collapsing tokens, or drafts and answers whose
-            verdict does not open the converge door.
+        policy: What goes up; by default tokens of too little confidence and collapsing ones, or drafts and answers
+            whose verdict does not open the converge door.
         hysteresis: How long a larger model keeps writing tokens.
-        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint.
+        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint, except that texts of
+            single tokens need the confidence of `DoorPolicy`.
 
     Raises:
         ValueError: For no rungs, or two of one name.
@@ -70,6 +71,7 @@ class FidelityLadder:
         checkpoint_policy = (
             lowest.model.door_policy if isinstance(lowest, LocalRung) and lowest.is_looped else DoorPolicy()
         )
+        self._given_doors = doors
         self.doors: DoorPolicy = doors or checkpoint_policy
         # a text of several models has no calibrated probability, but the score that needs no calibration
         self.token_doors = replace(self.doors, min_confidence=DoorPolicy().min_confidence) if doors is None else doors
@@ -79,6 +81,10 @@ class FidelityLadder:
         if self.policy is not None:
             return self.policy
         return AnyOf((Doubt(TOKEN_CONFIDENCE), Collapse())) if unit == "token" else ShutDoor(self.doors)
+
+    def over(self, rungs: Sequence[AnyRung], budget: Budget | None = None) -> "FidelityLadder":
+        """The same ladder over other rungs, and within another budget if one is given."""
+        return FidelityLadder(rungs, budget or self.budget, self.policy, self.hysteresis, self._given_doors)
 
     def generate(self, prompt: str | Messages, unit: Unit = "token", **settings: Any) -> LadderGeneration:
         """Continues a prompt.

@@ -216,9 +216,7 @@ class LadderChat:
 
     def _at(self, effort: Effort) -> FidelityLadder:
         """The ladder with each rung at an effort."""
-        ladder = self.ladder
-        rungs = [_kept_back(at_effort(rung, effort)) for rung in ladder.rungs]
-        return FidelityLadder(rungs, ladder.budget, ladder.policy, ladder.hysteresis, ladder.doors)
+        return self.ladder.over([_kept_back(at_effort(rung, effort)) for rung in self.ladder.rungs])
 
 
 def _kept_back(rung: AnyRung) -> AnyRung:

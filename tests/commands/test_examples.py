@@ -1,6 +1,7 @@
 """`sigma0 generate` without a prompt, and with words that the model has never seen."""
 
 import io
+import re
 import shlex
 
 import pytest
@@ -10,7 +11,9 @@ import sigma0
 from sigma0.checkpoints.about import read_about
 from sigma0.cli import app
 from sigma0.commands import examples
+from sigma0.commands.console import verdict_lines
 from sigma0.models.load import resolve_model
+from tests.calibrated import calibrated
 
 STORY = "Mary went to the kitchen. Where is Mary?"
 
@@ -61,6 +64,28 @@ def test_words_never_seen_get_one_line_on_stderr():
     assert "note" not in strange.stdout
 
 
-def test_the_verdict_says_that_converging_is_not_being_right():
+def test_the_verdict_says_what_its_confidence_is(pocket):
     printed = run(STORY, "--verdict").stdout
-    assert "converged       yes, which says nothing of truth: " in printed
+    generation = sigma0.generate(*pocket, STORY)
+    first, *_, last = verdict_lines(generation, pocket[0].confidence_model)
+    assert f"\n{first}\n" in printed and f"\n{last}\n" in printed
+    assert "\nconverged       yes, which says nothing of truth: " in printed
+    score = f"confidence      {generation.verdict.confidence:.3f}: exp(-mean entropy), a score that is not calibrated"
+    assert verdict_lines(generation, None)[0] == score
+
+
+def test_the_verdict_says_what_its_confidence_was_fitted_on(tmp_path, pocket):
+    model, tokenizer = calibrated(pocket, [STORY])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    fitted = "fitted on 100 answers, AUROC 0.900, calibration error 0.020"
+    for prompt, outside, door in (
+        (STORY, "", "converge: confidence"),
+        ("Who is the president?", ", out of calibration", "escalate: it is unlike what its confidence was calibrat"),
+    ):
+        printed = run(prompt, "--verdict", "--model", str(tmp_path), "--max-new-tokens", "20").stdout
+        assert re.search(rf"\nconfidence      [01]\.\d\d\d{outside}: {fitted}\n", printed), printed
+        assert f"\ndoor            {door}" in printed
+    unranked, _ = calibrated(pocket, [STORY], auroc=None)
+    generation = sigma0.generate(unranked, tokenizer, STORY)
+    assert ": fitted on 100 answers, calibration error 0.020" in verdict_lines(generation, unranked.confidence_model)[0]

@@ -24,6 +24,9 @@ def test_tokens_and_their_trail(tmp_path):
     assert "door            abort" in result.stdout and "not tried       pocket-large: large_tokens" in result.stdout
     shown = run("trail", str(file))
     assert shown.exit_code == 0 and "all the same when made again" in " ".join(shown.stdout.split())
+    decided = next(line["signs"] for line in map(json.loads, file.read_text().splitlines()) if "signs" in line)
+    numbers = (decided["verdict"]["confidence"], decided["margin"], decided["entropy"], decided["verdict"]["depth"])
+    assert " ".join(f"{number:.2f}" for number in numbers) in " ".join(shown.stdout.split())
     told = json.loads(run("trail", str(file), "--json").stdout)
     assert told["differences"] == [] and told["outcomes"]["hand_up"] == 3
     lines = file.read_text().splitlines()

@@ -124,7 +124,13 @@ def test_a_highest_rung_that_fails_leaves_none_to_be_asked(looped, tokenizer):
     assert (found.door, found.rung) == ("top_rung", "small") and found.trail.decisions[-1].outcome == "error"
 
 
-def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, tokenizer, tmp_path):
+@pytest.fixture
+def no_doubt(monkeypatch):
+    """No token is too unsure, as those of random models are."""
+    monkeypatch.setattr(sigma0.ladder.ladder, "TOKEN_CONFIDENCE", 0.0)
+
+
+def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, tokenizer, tmp_path, no_doubt):
     # nothing in these texts can be checked, so that no single token is to blame
     doors = DoorPolicy(require_grounding=True, tau_c=1.0)
     calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
@@ -150,7 +156,7 @@ def test_a_text_of_tokens_goes_up_whole_where_its_verdict_does_not_pass(rungs, t
     assert (told.generations[0].text, told.generations[0].door) == (streamed, "accepted")
 
 
-def test_a_short_budget_keeps_a_whole_text_where_it_is(rungs):
+def test_a_short_budget_keeps_a_whole_text_where_it_is(rungs, no_doubt):
     doors = DoorPolicy(require_grounding=True, tau_c=1.0)
     calm = [replace(rung, exit_config=sigma0.ExitConfig(mode="margin", theta=1e-6)) for rung in rungs]
     found = FidelityLadder(calm, Budget(large_tokens=4), doors=doors).generate(PROMPT, max_new_tokens=5)

@@ -170,7 +170,9 @@ def test_an_endpoint_of_our_own_tells_its_verdict(pocket, local):
         chat = EndpointChat(f"{server.url}/v1", "pocket")
         found = chat.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
         expected = local.complete(ASKED, ChatSettings(effort="low", max_tokens=20))
-        assert (found.text, found.verdict, found.door) == (expected.text.strip(), expected.verdict, expected.door)
+        # the engine runs other batches, which round otherwise
+        nearly = expected.verdict.model_copy(update={"confidence": pytest.approx(expected.verdict.confidence)})
+        assert (found.text, found.verdict, found.door) == (expected.text.strip(), nearly, expected.door)
         assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (
             expected.usage.prompt_tokens,
             expected.usage.completion_tokens,

@@ -199,13 +199,13 @@ def test_closing_a_route_closes_the_engine_behind_it(pocket):
 
     async def body():
         engine = Source(TOKEN, stays=True)
-        found, _ = running(laddering.route(engine.begin(), task))
+        found, _ = running(laddering.route(engine.begin(), task, print))
         await asyncio.sleep(0.01)
         await found.close()
         assert engine.closed == 1
         behind = Iterator()
         fresh = RunningChoices(20.0, lambda *_: None, lambda: None)
-        fresh.add(laddering.route(behind, task), behind)
+        fresh.add(laddering.route(behind, task, print), behind)
         await fresh.close()
         assert behind.closed
 

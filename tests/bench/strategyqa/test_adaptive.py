@@ -9,9 +9,11 @@ from sigma0.reason.chat import ScriptedChat
 from sigma0.reason.messages import ChatFailed, Completion
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict
 
-GOOD = ReasonVerdict(converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met")
-SPIRAL = GOOD.model_copy(update={"stable": "spiral"})
-LOST = ReasonVerdict(converged=False, depth=4.0, proximity=0.9, grounded=None, stable="diverge", reason="divergence")
+GOOD = ReasonVerdict(
+    converged=True, depth=2.0, proximity=0.1, grounded=None, stable="contract", reason="threshold_met", confidence=0.95
+)
+UNSURE = GOOD.model_copy(update={"confidence": 0.5})
+LOST = UNSURE.model_copy(update={"converged": False, "proximity": 0.9, "stable": "diverge", "reason": "divergence"})
 SIMPLE, MEDIUM, HARD = "Do gulls eat fish?", "Could gulls eat fish?", "Could gulls or crows eat more than 3 fish?"
 
 
@@ -114,8 +116,8 @@ def test_a_first_answer_that_stands_but_cannot_be_read_is_a_miss():
 @pytest.mark.parametrize(
     "verdict, door, name, why",
     [
-        (SPIRAL, "escalate", "two", "its loop is in a spiral"),
-        (LOST, "abort", "three", "its reason is divergence; its loop is in a diverge; "),
+        (UNSURE, "escalate", "two", "its confidence is 0.50, under 0.90"),
+        (LOST, "abort", "three", "its reason is divergence; its confidence is 0.50, under 0.90; "),
         (None, None, "two", "its first answer has no verdict"),
         (None, "top_rung", "two", "its first answer has no verdict"),
         (GOOD, "escalate", "two", "its door is escalate"),
@@ -130,8 +132,8 @@ def test_how_far_a_first_verdict_is_off_tells_where_a_question_goes(verdict, doo
 
 
 def test_the_policy_tells_what_a_verdict_lacks():
-    assert by_verdict(Completion("Yes", verdict=SPIRAL), DoorPolicy())[0] == "medium"
-    assert by_verdict(Completion("Yes", verdict=SPIRAL), DoorPolicy(require_grounding=True))[0] == "hard"
+    assert by_verdict(Completion("Yes", verdict=UNSURE), DoorPolicy())[0] == "medium"
+    assert by_verdict(Completion("Yes", verdict=UNSURE), DoorPolicy(require_grounding=True))[0] == "hard"
 
 
 @pytest.mark.parametrize("route, first", [("rules", []), ("model", ["simple"]), ("verdict", [])])
@@ -147,7 +149,7 @@ def test_a_miss_of_the_level_below_keeps_its_reason(route, first):
 @pytest.mark.parametrize("route", ["rules", "model", "verdict"])
 def test_items_of_the_world_go_to_the_levels_that_there_are(route):
     for item in world_items(20):
-        first = {"rules": [], "model": ["simple"], "verdict": [Completion("No", verdict=SPIRAL, door="escalate")]}
+        first = {"rules": [], "model": ["simple"], "verdict": [Completion("No", verdict=UNSURE, door="escalate")]}
         level = Adaptive(ChainOfThought(), ChainOfThought(), ChainOfThought(), route=route)
         ask = Ask(ScriptedChat([*first[route], "thought", "Yes" if item.answer else "No"]))
         assert level.predict(Question.of(item), ask).answer == item.answer

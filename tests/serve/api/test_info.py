@@ -35,6 +35,7 @@ def test_the_model_as_a_looped_one(plain, pocket):
         "context": 2048,
         "knows": about().knows,
         "examples": [example.prompt for example in about().examples],
+        "confidence": None,
     }  # fmt: skip
 
 

@@ -282,11 +282,12 @@ def test_high_effort_hands_no_simple_right_answer_up(pocket, monkeypatch):
     assert told["door"] == "converge" and "costs" not in told and set(told["rungs"]) == {"pocket"}
 
 
-def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket):
+def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket, monkeypatch):
+    # no single token is to blame: none is too unsure, and nothing in the text can be checked
+    monkeypatch.setattr("sigma0.ladder.ladder.TOKEN_CONFIDENCE", 0.0)
     rungs = [Rung.local(*pocket, "pocket"), Rung.local(copy.deepcopy(pocket[0]), pocket[1], "large")]
     doors = DoorPolicy(require_grounding=True)
     with served(pocket, ladder=FidelityLadder(rungs, doors=doors)) as server:
-        # no single token is to blame: all are read at loop 1, and nothing in the text can be checked
         sigma0_fields = {"ladder": "token", "exit": {"mode": "margin", "theta": 1e-6}}
         asked = {"messages": LOST, "max_tokens": 6, "sigma0": sigma0_fields}
         whole = post(server, **asked).json()["sigma0"]["choices"][0]
@@ -294,3 +295,14 @@ def test_a_whole_answer_of_tokens_goes_up_where_its_verdict_does_not_pass(pocket
     assert whole["door"] == "top_rung" and set(whole["rungs"]) == {"large"}
     # what was streamed cannot be taken back
     assert streamed["door"] == "accepted" and set(streamed["rungs"]) == {"pocket"}
+
+
+def test_a_door_is_explained_by_the_thresholds_that_it_was_decided_by(pocket):
+    strict = copy.deepcopy(pocket[0])
+    strict.generation_config.door_policy = {"min_confidence": 1.0}
+    with served(pocket, ladder=FidelityLadder([Rung.local(strict, pocket[1], "pocket")])) as server:
+        for unit, word in (("token", "converge: confidence 0."), ("answer", "top_rung: its confidence is 0.")):
+            # a limit makes a ladder of its own
+            for budget in (None, {"large_tokens": 90}):
+                told = post(server, sigma0={"ladder": unit, "budget": budget}).json()["sigma0"]["choices"][0]
+                assert told["door_text"].startswith(word) and told["door"] == word.split(":")[0]

@@ -20,6 +20,16 @@ ABOUT = {
     "context": 512,
     "knows": None,
     "examples": [],
+    "confidence": None,
+}
+VERDICT = {
+    "converged": True,
+    "depth": 2.0,
+    "proximity": 0.3,
+    "grounded": None,
+    "stable": "contract",
+    "reason": "threshold_met",
+    "confidence": 0.95,
 }
 WAIT_SECONDS = 30
 
@@ -58,6 +68,7 @@ def answer(tokens: list[dict[str, Any]], door: str = "converge", why: str = "all
         "rows": 16,
         "door": door,
         "door_text": f"{door}: {why}",
+        "verdict": VERDICT,
     }
     usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(tokens)}, "sigma0": {"choices": []}}
     return [*chunks, chunk(end, finish="stop"), usage]

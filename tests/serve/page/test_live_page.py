@@ -1,10 +1,12 @@
 """The page in a real browser on the real server and the real model: a question typed, tokens watched as they come."""
 
+import re
 import threading
 
 import pytest
 
 from sigma0.ladder import Entropy, FidelityLadder, Rung
+from tests.calibrated import calibrated
 from tests.serve.conftest import served
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -25,13 +27,13 @@ def opened(browser, live):
     complaints = []
     context = browser.new_context(viewport={"width": 1280, "height": 860})
 
-    def opens(scheme):
+    def opens(scheme, server=live):
         page = context.new_page()
         page.set_default_timeout(60_000)
         page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.emulate_media(color_scheme=scheme)
-        page.goto(live.url)
+        page.goto(server.url)
         expect(page.locator("#model-line")).to_contain_text("pocket")
         return page
 
@@ -40,8 +42,8 @@ def opened(browser, live):
     assert complaints == []
 
 
-def ask(page):
-    page.get_by_role("textbox", name="Question").fill(QUESTION)
+def ask(page, question=QUESTION):
+    page.get_by_role("textbox", name="Question").fill(question)
     page.get_by_role("button", name="Send").click()
 
 
@@ -75,8 +77,9 @@ def test_tokens_come_one_by_one_and_a_verdict_at_the_end(opened, live, scheme):
     choice = answer.model_extra["sigma0"]["choices"][0]
     depths = [int(each.get_attribute("data-depth")) for each in tokens.all()]
     assert depths == choice["depths"][: len(depths)]
-    assert choice["door_text"].startswith("converge: confident, contracting")
-    expect(page.locator("#verdict-text")).to_contain_text("Its margin was large enough, contracting")
+    assert choice["door_text"].startswith("converge: confidence 0.")
+    expect(page.locator("#verdict-text")).to_contain_text("Confidence 0.")
+    expect(page.locator("#verdict-details")).to_contain_text(str(choice["verdict"]["confidence"])[:4])
     colours = {depth: token.evaluate("it => getComputedStyle(it).backgroundColor") for depth, token in zip(
         depths, tokens.all(), strict=True)}  # fmt: skip
     assert len(set(colours.values())) == len(colours) > 1, "one colour for each depth"
@@ -93,6 +96,21 @@ def test_hand_ups_are_counted_and_marked(opened):
     marked = page.locator("#conversation .token.handed-up")
     assert marked.count() > 0
     expect(page.locator("#hand-ups-text")).to_contain_text(str(marked.count()))
+
+
+def test_a_question_that_is_not_of_the_calibration_is_not_shown_as_settled(opened, pocket):
+    asked = {"role": "user", "content": QUESTION}
+    with served(calibrated(pocket, [[asked]])) as server:
+        page = opened("light", server)
+        for question, word in ((QUESTION, "Confident"), ("Who is the president?", "Escalate")):
+            page.get_by_role("button", name="New chat").click()
+            ask(page, question)
+            expect(page.get_by_role("button", name="Send")).to_be_enabled()
+            expect(page.locator("#verdict .door-word")).to_contain_text(word)
+            expect(page.locator("#conversation .foot")).to_contain_text(word)
+        expect(page.locator("#verdict-text")).to_contain_text("It is unlike what its confidence was calibrated on")
+        expect(page.locator("#verdict-details")).to_contain_text("but out of calibration")
+        assert not re.search("[◆✓✔✅]|Confident", page.locator("body").inner_text())
 
 
 def test_an_answer_can_be_stopped(opened, live):

@@ -59,7 +59,7 @@ def test_tokens_come_one_by_one_and_the_figures_with_them(opened, server):
     chunks = answer(STORY)
     server.answers.append(chunks)
     ask(page)
-    compute, line = page.locator("#compute"), page.locator("#confidence polyline")
+    compute, line = page.locator("#compute"), page.locator("#margins polyline")
     told = []
     for count in range(1, len(STORY) + 1):
         server.release()
@@ -76,14 +76,14 @@ def test_tokens_come_one_by_one_and_the_figures_with_them(opened, server):
     ]
     expect(page.locator("#verdict")).to_be_hidden()
     server.release(2)
-    expect(page.locator("#verdict")).to_have_text(re.compile("Settled: says nothing of truth$"))
+    expect(page.locator("#verdict")).to_have_text(re.compile("Confident: may still be wrong$"))
     expect(page.locator("#verdict-text")).to_have_text("All is well.")
     # the end's `passes` are of another kind than the meter's
     assert compute.get_attribute("aria-valuenow") == "8"
-    expect(page.locator("#confidence-text")).to_contain_text("least 0.20 at token 2")
+    expect(page.locator("#margins-text")).to_contain_text("least 0.20 at token 2")
     expect(page.locator("#collapse-text")).to_contain_text("highest 0.30")
     expect(page.locator("#finished-answers p")).to_have_text(
-        ["Yes, Anna sleeps. Verdict: Settled; says nothing of truth."]
+        ["Yes, Anna sleeps. Verdict: Confident; may still be wrong."]
     )
 
 
@@ -111,15 +111,54 @@ def test_doors_are_told_by_icon_and_word(opened, server, door, word):
     expect(page.locator("#verdict-text")).to_have_text("It did not converge.")
 
 
-def test_settling_is_not_shown_as_being_right(opened, server):
+def is_green(colour):
+    red, green, blue = (int(part) for part in re.findall(r"\d+", colour)[:3])
+    return green > max(red, blue)
+
+
+@pytest.mark.parametrize("door", ["converge", "escalate", "abort", "accepted", "top_rung"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_door_is_shown_as_being_right(opened, server, door, scheme):
     page = opened()
-    finish(page, server)
-    expect(page.locator("#conversation .foot")).to_contain_text("Settled; says nothing of truth")
+    page.emulate_media(color_scheme=scheme)
+    finish(page, server, answer(STORY, door))
+    foot = page.locator("#conversation .foot")
+    assert ("Confident; may still be wrong" in foot.inner_text()) == (door == "converge")
     everything = page.locator("body").inner_text()
-    assert not re.search("✓|as it is|correct|Converged", everything), everything
-    ground, icon = background(page.locator("#verdict")), page.locator("#verdict .door-icon")
-    colours = [it.evaluate("it => getComputedStyle(it).color") for it in (icon, page.locator("#verdict-text"))]
-    assert colours[0] == colours[1] != ground
+    assert not re.search("[✓✔☑✅]|correct|Converged|Settled", everything), everything
+    assert ("Confident" in everything) == ("◆" in everything) == (door == "converge")
+    icon, text = page.locator("#verdict .door-icon"), page.locator("#verdict-text")
+    colours = [it.evaluate("it => getComputedStyle(it).color") for it in (icon, foot, text)]
+    assert not any(map(is_green, colours)) and (colours[0] == colours[2] or door != "converge")
+    assert background(page.locator("#verdict")) != colours[0]
+
+
+CALIBRATION = {"answers": 2000, "auroc": 0.93, "calibration_error": 0.01}
+
+
+@pytest.mark.parametrize(
+    "calibration, verdict, end, told",
+    [
+        (None, {}, {}, "0.95, a score that was not calibrated"),
+        (CALIBRATION, {}, {}, "0.95, calibrated on 2,000 answers"),
+        (CALIBRATION, {"confidence": 0.99731}, {}, "0.9973, calibrated on 2,000 answers"),
+        (CALIBRATION, {"confidence": 0.99997}, {}, "over 0.9999, calibrated on 2,000 answers"),
+        (CALIBRATION, {"confidence": None}, {}, "not known"),
+        (CALIBRATION, {"reason": "out_of_calibration"}, {}, "0.95, but out of calibration"),
+        (CALIBRATION, {}, {"costs": [{"name": "pocket"}]}, "0.95"),
+    ],
+)
+def test_the_confidence_is_told_with_what_it_is(opened, server, calibration, verdict, end, told):
+    page = opened(confidence=calibration)
+    chunks = answer(STORY)
+    last = chunks[-2]["sigma0"]["choices"][0]
+    last |= {"verdict": last["verdict"] | verdict} | end
+    expect(page.locator("#verdict-details")).to_be_hidden()
+    finish(page, server, chunks)
+    expect(page.locator("#verdict-details dt")).to_have_text("Confidence")
+    expect(page.locator("#verdict-details dd")).to_have_text(told)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#verdict-details")).to_be_hidden()
 
 
 def test_examples_are_shown_and_asked_by_a_click(opened, server):
@@ -252,7 +291,7 @@ def test_hand_ups_are_marked_and_counted(opened, server):
 def test_the_end_settles_what_was_open(opened, server):
     page = opened()
     *chunks, end, usage = answer([token("Yes", 1, fate=None)])
-    end["sigma0"]["choices"][0] |= {"fates": ["spiral"], "door": None, "door_text": None}
+    end["sigma0"]["choices"][0] |= {"fates": ["spiral"], "door": None, "door_text": None, "verdict": None}
     finish(page, server, [*chunks, end, usage])
     tokens(page).first.click()
     expect(page.locator("#token-details")).to_contain_text("spiralling")

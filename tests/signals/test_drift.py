@@ -1,0 +1,92 @@
+"""Drift of the latest answers, against its definition counted anew from all of them."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import entropy
+
+from sigma0.signals.drift import FEWEST, WINDOW, DriftMonitor
+from sigma0.signals.verdict import of_token
+from tests.signals.test_confidence import MODEL
+
+# of few values, so that deciles are often equal, and confidences often lie on one
+COARSE = st.integers(0, 8).map(lambda eighths: eighths / 8)
+
+
+def answer(confidence, reason="confident"):
+    return of_token(reason, 2, None, 0.0).model_copy(update={"confidence": confidence})
+
+
+def monitor(deciles=MODEL.deciles, **settings):
+    return DriftMonitor(replace(MODEL, deciles=tuple(sorted(deciles))), **settings)
+
+
+def defined_psi(confidences, deciles):
+    """By histograms: bins hold their upper edge, and one more answer is spread as the calibration was."""
+    edges = [-math.inf, *sorted(set(deciles)), math.inf]
+    bins = list(pairwise(edges))
+    expected = np.array([sum(low < decile <= high for decile in (*deciles, math.inf)) / 10 for low, high in bins])
+    counts = np.array([sum(low < confidence <= high for confidence in confidences) for low, high in bins])
+    shares = (counts + expected) / (len(confidences) + 1)
+    return entropy(shares, expected) + entropy(expected, shares)
+
+
+@given(
+    st.lists(COARSE | st.floats(0, 1), min_size=9, max_size=9),
+    st.lists(st.tuples(st.none() | COARSE | st.floats(0, 1), st.booleans()), max_size=60),
+    st.integers(1, 40),
+)
+def test_figures_are_those_of_the_latest_answers(deciles, answers, window):
+    drift = monitor(deciles, window=window, fewest=5)
+    for confidence, strange in answers:
+        drift.add(answer(confidence, "out_of_calibration" if strange else "max_depth"))
+    latest = answers[-window:]
+    known = [confidence for confidence, _ in latest if confidence is not None]
+    assert drift.out_of_calibration == (sum(strange for _, strange in latest) / len(latest) if latest else None)
+    if len(known) < 5:
+        assert drift.psi is None
+    else:
+        assert drift.psi == pytest.approx(defined_psi(known, deciles), abs=1e-12)
+        assert drift.psi >= -1e-12
+
+
+def test_answers_like_those_of_the_calibration_have_no_psi():
+    drift = monitor()
+    for count in range(WINDOW):
+        assert (drift.psi is None) == (count < FEWEST)
+        drift.add(answer((count % 10 + 0.5) / 10))
+    assert drift.psi == pytest.approx(0, abs=1e-12) and drift.out_of_calibration == 0
+
+
+def test_chance_alone_makes_about_nine_in_n_and_seldom_seventeen():
+    draws, found = np.random.default_rng(0), []
+    for _ in range(400):
+        drift = monitor(fewest=200)
+        for confidence in draws.random(200):
+            drift.add(answer(float(confidence)))
+        found.append(drift.psi * 200)
+    assert np.mean(found) == pytest.approx(9, abs=0.5)
+    assert np.mean(np.array(found) < 17) == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_shift_is_seen_and_forgotten_again():
+    drift, draws = monitor(window=500), np.random.default_rng(1)
+
+    def see(count, confidence, reason="confident"):
+        for _ in range(count):
+            drift.add(answer(confidence(), reason))
+
+    see(500, lambda: float(draws.random()))
+    assert drift.psi < 0.1
+    see(500, lambda: float(draws.random() ** 3), "out_of_calibration")
+    assert drift.psi > 0.25 and drift.out_of_calibration == 1
+    see(500, lambda: float(draws.random()))
+    assert drift.psi < 0.1 and drift.out_of_calibration == 0
+    # a confidence that is not known says nothing of its bin, and is an answer like others
+    see(450, lambda: None, "out_of_calibration")
+    assert drift.psi is None and drift.out_of_calibration == 0.9
