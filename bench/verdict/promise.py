@@ -7,18 +7,23 @@ loops ordinarily go (`fit_fates`) is the one thing that is not drawn anew.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
+from scipy.sparse import csr_matrix
+from scipy.special import expit
 
 from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
 from sigma0.calibrate.bootstrap import Estimate, share
-from sigma0.calibrate.doors import judge
+from sigma0.calibrate.doors import Judged, judge
 from sigma0.calibrate.risk import Answered, ChosenDoor, choose_door
 from sigma0.jsonl import read_lines
+from sigma0.signals.confidence import ConfidenceModel, pair_codes, transformed
+from sigma0.signals.evidence import FEATURES
 from sigma0.signals.verdict import DoorPolicy
 
 _ANSWERED = TypeAdapter(Answered)
@@ -94,6 +99,47 @@ class PromiseReport:
         return asdict(self)
 
 
+class Pool:
+    """Answers that are judged by many doors: `judge` of the verdict of each, for all at once.
+
+    Args:
+        answers: With their tokens.
+    """
+
+    def __init__(self, answers: Sequence[Answered]) -> None:
+        self._answers = answers
+        self._right = np.array([answer.right for answer in answers], dtype=np.bool_)
+        self._evidence = np.stack([answer.evidence for answer in answers])
+        self._plain: dict[DoorPolicy, Judged] = {}
+        codes = [pair_codes(answer.prompt_ids) for answer in answers]
+        self._codes, columns = np.unique(np.concatenate([*codes, []]).astype(np.int64), return_inverse=True)
+        self._pairs = np.array([len(each) for each in codes])
+        ends = np.concatenate([[0], np.cumsum(self._pairs)])
+        self._counts = csr_matrix((np.ones(len(columns)), columns, ends), (len(answers), len(self._codes)))
+
+    def judged(self, policy: DoorPolicy, model: ConfidenceModel | None, places: npt.NDArray[np.int64]) -> Judged:
+        """Answers as a door sees them.
+
+        Args:
+            policy: Of the door.
+            model: Its confidence; None for exp(-mean entropy).
+            places: Of the answers, `[m]`.
+        """
+        key = replace(policy, min_confidence=0.0)
+        if key not in self._plain:
+            self._plain[key] = judge([each.verdict(key, None) for each in self._answers], self._right, key)
+        plain, right = self._plain[key], self._right[places]
+        if model is None:
+            return Judged(plain.confidence[places], plain.vetoed[places], right)
+        read = self._evidence[:, [FEATURES.index(name) for name in model.features]][places]
+        confidence = expit(model.bias - transformed(read) @ np.array(model.weights))
+        strange = (read > model.most).any(1) | (self._evidence[places, FEATURES.index("length")] > model.longest)
+        if model.pairs is not None:
+            new = ~np.isin(self._codes, model.pairs)
+            strange |= (self._counts @ new)[places] > model.most_new * self._pairs[places]
+        return Judged(confidence, plain.vetoed[places] | strange, right)
+
+
 def write_pool(pool: Sequence[Answered], file: Path) -> None:
     """Writes answers as JSON lines."""
     with file.open("w", encoding="utf-8") as lines:
@@ -135,26 +181,30 @@ def draw_doors(
     """
     if sum(parts) >= len(pool):
         raise ValueError(f"{sum(parts)} answers of a fit and a test leave no rest of a pool of {len(pool)}")
-    rng = np.random.default_rng(0)
+    rng, known = np.random.default_rng(0), Pool(pool)
     found: dict[str, list[DrawnDoor]] = {CONFIDENCE: [], PLAIN: []}
     for done in range(1, draws + 1):
-        order = rng.permutation(len(pool))
-        fitting, testing, rest = (
-            [pool[place] for place in part] for part in np.split(order, [parts[0], sum(parts)])
-        )  # fmt: skip
+        first, second, rest = np.split(rng.permutation(len(pool)), [parts[0], sum(parts)])
+        fitting, testing = ([pool[place] for place in part] for part in (first, second))
         for score in found:
             door = choose_door(fitting, testing, base, risk, confidence, fit=score == CONFIDENCE)
-            found[score].append(on_rest(door, rest))
+            found[score].append(on_rest(door, known, rest))
         on_draw(done)
     return found
 
 
-def on_rest(door: ChosenDoor, rest: Sequence[Answered]) -> DrawnDoor:
-    """What a chosen door does with answers that had no part in its choice."""
+def on_rest(door: ChosenDoor, pool: Pool, rest: npt.NDArray[np.int64]) -> DrawnDoor:
+    """What a chosen door does with answers that had no part in its choice.
+
+    Args:
+        door: Of a draw.
+        pool: All answers.
+        rest: Places of those that were left, `[m]`.
+    """
     if not door.passed:
         return DrawnDoor(None, 0.0, 0.0)
     policy = door.passed[-1]
-    judged = judge([each.verdict(policy, door.model) for each in rest], [each.right for each in rest], policy)
+    judged = pool.judged(policy, door.model, rest)
     opened, wrong = judged.opened_and_wrong(policy)
     right = int(judged.right.sum())
     return DrawnDoor(wrong / opened if opened else None, opened / len(rest), (opened - wrong) / max(1, right))

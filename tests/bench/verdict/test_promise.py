@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sigma0.bench.__main__ import app
-from sigma0.bench.verdict.promise import draw_doors, on_rest, read_pool, report_promise, write_pool
+from sigma0.bench.verdict.promise import Pool, draw_doors, on_rest, read_pool, report_promise, write_pool
+from sigma0.calibrate.doors import judge
 from sigma0.calibrate.risk import Answered, choose_door
 from sigma0.signals.tokens import Token
 from sigma0.signals.verdict import DoorPolicy, door
@@ -29,15 +30,29 @@ def pool_of(n, seed=0):
 
 
 def test_a_door_on_the_rest_is_what_users_would_see():
-    pool = pool_of(400)
-    chosen = choose_door(pool[:150], pool[150:300], DoorPolicy(), 0.3, 0.9)
-    policy, rest = chosen.passed[-1], pool[300:]
-    opened = [each for each in rest if door(each.verdict(policy, chosen.model), policy) == "converge"]
-    told = on_rest(chosen, rest)
-    assert told.opened == len(opened) / 100 and told.risk == sum(not each.right for each in opened) / len(opened)
-    assert told.opened_of_right == sum(each.right for each in opened) / sum(each.right for each in rest)
-    shut = on_rest(replace(chosen, passed=[]), rest)
+    pool, rest = pool_of(400), np.arange(300, 400)
+    # of the rest some are out of calibration, by prompt, length or what was read, and one repeats itself
+    for place, prompt in ((300, (7, 8, 9)), (301, (1, 2, 3, 9)), (302, (5,)), (303, ())):
+        pool[place] = replace(pool[place], prompt_ids=prompt)
+    pool[304] = replace(pool[304], tokens=pool[304].tokens * 2)
+    pool[305] = replace(pool[305], tokens=(replace(pool[305].tokens[0], proximity=0.9),))
+    pool[306] = replace(pool[306], tokens=(replace(pool[306].tokens[0], entropy=50.0),))
+    for fit in (True, False):
+        chosen = choose_door(pool[:150], pool[150:300], DoorPolicy(), 0.4, 0.9, fit=fit)
+        policy, told = chosen.passed[-1], on_rest(chosen, Pool(pool), rest)
+        verdicts = [pool[place].verdict(policy, chosen.model) for place in rest]
+        opened = [pool[place] for place, each in zip(rest, verdicts, strict=True) if door(each, policy) == "converge"]
+        assert told.opened == len(opened) / 100 and told.risk == sum(not each.right for each in opened) / len(opened)
+        assert told.opened_of_right == sum(each.right for each in opened) / sum(pool[place].right for place in rest)
+        judged, again = Pool(pool).judged(policy, chosen.model, rest), judge(verdicts, pool_right(pool, rest), policy)
+        np.testing.assert_allclose(judged.confidence, again.confidence, rtol=1e-12)
+        assert (judged.vetoed == again.vetoed).all() and judged.vetoed.sum() >= (5 if fit else 1)
+    shut = on_rest(replace(chosen, passed=[]), Pool(pool), rest)
     assert (shut.risk, shut.opened) == (None, 0.0)
+
+
+def pool_right(pool, places):
+    return [pool[place].right for place in places]
 
 
 def test_draws_are_counted():
