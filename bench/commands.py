@@ -44,7 +44,12 @@ COMMANDS = {
     "verdict": Target(
         "sigma0.bench.verdict.command",
         "verdict",
-        "Fidelity, accuracy, savings and escalations for every switch, and wrong answers told from right ones.",
+        "Wrong answers told from right ones, the door, its features, the switches, shifts and strange prompts.",
+    ),
+    "promise": Target(
+        "sigma0.bench.verdict.promise_command",
+        "promise",
+        "Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk.",
     ),
     "collapse": Target(
         "sigma0.bench.collapse.command",

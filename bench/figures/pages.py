@@ -34,7 +34,18 @@ from sigma0.bench.simulation.table import whole as simulation_page
 from sigma0.bench.speed.table import speed_parts
 from sigma0.bench.strategyqa.table import latest_levels
 from sigma0.bench.strategyqa.table import whole as strategyqa_table
-from sigma0.bench.verdict.tables import door_table, separation_table, switch_table
+from sigma0.bench.verdict.scores import PLAIN
+from sigma0.bench.verdict.tables import (
+    door_table,
+    feature_table,
+    kept_sentence,
+    more_sentence,
+    promise_table,
+    separation_table,
+    shift_table,
+    strange_table,
+    switch_table,
+)
 
 
 def pages(results: Results) -> dict[str, str]:
@@ -115,15 +126,41 @@ def _lossless(results: Results) -> list[str]:
 
 
 def _verdict(results: Results) -> list[str]:
-    asked = _joined({str(report.answers) for report in results.verdicts.values()})
+    reports, promises = results.verdicts, results.promises
+    asked = _joined({f"{report.answers:,}" for report in reports.values()})
+    first = next(iter(promises.values()))
+    pools = _joined({f"{report.pool:,}" for report in promises.values()})
+    fit, test = (f"{part:,}" for part in first.parts)
     return [
-        f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`, the last model with "
-        "`--hard`): what the door `converge` lets through.",
-        door_table(results.verdicts),
-        "What the switches change:",
-        switch_table(results.verdicts),
-        "How well each score tells wrong answers from right ones:",
-        separation_table(results.verdicts),
+        f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`), under the exit rule, the confidence and the door that "
+        "the model ships with: what the door `converge` lets through. Intervals are 95 % intervals.",
+        door_table(reports),
+        "## Wrong answers told from right ones",
+        f"Scores of doubt on the same answers; `{PLAIN}` is exp(-mean entropy), the best score that needs no fit. Intervals by the bootstrap over answers.",
+        separation_table(reports),
+        more_sentence(reports),
+        "## What each feature adds",
+        "Every feature that the confidence reads, and the three best of those that it does not: AUROC of the feature alone, and what the confidence's own loses "
+        "where the feature is shuffled among the held-out answers (mean and middle 95 % of 20 shuffles). The pictures have all features, beside the log loss that "
+        "each saved in the fit.",
+        feature_table(reports),
+        *(f"![What each feature adds, {name}](verdict-features-{name}.svg)" for name in reports),
+        "## Under shifts",
+        "The same door where the questions, or the decoding, are not those that it was calibrated on. `5 % kept`: whether the interval of what is right of the "
+        "answers let through lies over 95 % (`yes`), under it (`no`), or around it (`open`). A promise holds for questions like those of the calibration alone.",
+        shift_table(reports),
+        kept_sentence(reports),
+        "## Strange prompts",
+        "Prompts that are not of the models' world, each as a plain text and as a chat ([strange.jsonl](../verdict/strange.jsonl)): general knowledge, code, stories of "
+        "the world with other names, things and places, and held-out stories with their words shuffled. A door that stays shut is what is wanted.",
+        strange_table(reports),
+        "## How often the promise is kept",
+        f"{first.draws} calibrations of {fit} prompts for the fit and {test} for the test, drawn from {pools} answers to other stories (`python -m sigma0.bench promise "
+        f"MODEL`); the rest of the answers says the true risk of each door. Stated are a risk of at most {100 * first.allowed:g} % and a confidence of "
+        f"{100 * first.confidence:g} %. Intervals of what is let through are the middle 95 % of the calibrations.",
+        promise_table(promises),
+        "## What the switches change",
+        switch_table(reports),
     ]
 
 

@@ -23,13 +23,15 @@ from sigma0.bench.figures.tables import MODELS, fidelity_runs, ladder_run
 from sigma0.bench.ladder.tables import ladder_runs
 from sigma0.bench.serving.table import latest_load, never_rows, never_sentence
 from sigma0.bench.speed.table import latest_speed_runs
+from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
+from sigma0.bench.verdict.strange import ALL
 from sigma0.calibrate.agreement import prompts_needed
 from sigma0.models import NanbeigeConfig
 from sigma0.serve.size_command import shape_of
 from sigma0.serve.sizing import ModelShape, parameters, token_bytes, weight_bytes
 
 _LARGEST = "random ouro-2.6b"
-_SCORES = ("verdict", "mean entropy", "minimum margin")
+_SCORES = (CONFIDENCE, PLAIN)
 
 
 def sentences(results: Results) -> dict[str, list[str]]:
@@ -153,16 +155,25 @@ def _times(results: Results) -> str:
 
 def _doors(results: Results) -> list[str]:
     reports = results.verdicts
+    doors = [reports[name].shifts[0].door for name in ("pocket", "pocket-large")]
     shares = [
-        [p(share.value) for share in (report.opened_for_right, report.kept_right, report.rows[0].right) if share]
-        for report in (reports["pocket"], reports["pocket-large"])
+        [p(each.value) for each in (door.opened_of_right, door.right_of_opened, door.right) if each] for door in doors
     ]
-    ranks = [c(reports["pocket"].separations[name].auroc or 0.0, ".3f") for name in _SCORES]
+    known = [[reports[name].separations[score].auroc for score in _SCORES] for name in reports]
+    areas = [[c(each.value, ".3f") for each in row if each] for row in known]
+    strange = [row for row in reports["pocket"].strange if row.kind == ALL]
+    promise = {row.score: row for row in results.promises["pocket"].rows}
+    kept, others = promise[CONFIDENCE], promise[PLAIN]
     return [
         f"On {only({report.answers for report in reports.values()})} held-out questions each the door of `pocket` opens for "
         f"{shares[0][0]} % of the right answers, and {shares[0][1]} % of what it lets through is right, of all answers "
         f"{shares[0][2]} %; on `pocket-large` {shares[1][0]} %, {shares[1][1]} % and {shares[1][2]} %.",
-        f"(AUROC {ranks[0]} against {ranks[1]} and {ranks[2]} on `pocket`)",
+        f"ranks better than mean entropy (AUROC {areas[0][0]} against {areas[0][1]} on `pocket`, "
+        f"{areas[1][0]} against {areas[1][1]} on `pocket-large`)",
+        f"Of {c(sum(row.prompts for row in strange))} prompts that are not of its world",
+        f"{p(sum(row.shut.value for row in strange) / len(strange))} % leave the door of `pocket` shut",
+        f"In {c(results.promises['pocket'].draws)} simulated calibrations of `pocket` {p(kept.kept.value)} % of the doors kept the stated risk, and let "
+        f"{p(kept.opened.value)} % of all answers through, on mean entropy alone {p(others.opened.value)} %",
     ]
 
 

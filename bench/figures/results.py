@@ -11,12 +11,10 @@ from pydantic import TypeAdapter
 from sigma0.bench.core.ledger import AnyRow, read_rows
 from sigma0.bench.effort.report import EffortReport
 from sigma0.bench.verdict.measure import VerdictReport
+from sigma0.bench.verdict.promise import PromiseReport
+from sigma0.calibrate.confidence import FeatureFigure
 
-VERDICTS = {
-    "pocket": "verdict-pocket",
-    "pocket-large": "verdict-pocket-large",
-    "pocket-large, margin, hard half": "verdict-pocket-large-margin-hard",
-}
+VERDICTS = ("pocket", "pocket-large")
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,16 @@ class Results:
 
     @cached_property
     def verdicts(self) -> dict[str, VerdictReport]:
-        """The reports on verdicts, by the name that tables give them."""
-        told = {name: self.json(file) for name, file in VERDICTS.items()}
+        """The reports on verdicts, by model."""
         adapter = TypeAdapter(VerdictReport)
-        return {
-            name: adapter.validate_python({key: value for key, value in each.items() if key != "hard_half_only"})
-            for name, each in told.items()
-        }
+        return {name: adapter.validate_python(self.json(f"verdict-{name}")) for name in VERDICTS}
+
+    @cached_property
+    def promises(self) -> dict[str, PromiseReport]:
+        """The simulations of calibrations, by model."""
+        adapter = TypeAdapter(PromiseReport)
+        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in VERDICTS}
+
+    def features(self, name: str) -> tuple[FeatureFigure, ...]:
+        """What each feature was worth to the confidence that a model was given."""
+        return TypeAdapter(tuple[FeatureFigure, ...]).validate_python(self.json(f"doors-{name}")["features"])

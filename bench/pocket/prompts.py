@@ -11,10 +11,16 @@ from sigma0.calibrate.prompts import Prompt
 
 
 def micro_world(
-    n: int, split: str = "test", seed: int = 0, hard: bool = False, mix: Mix = MIX, hardest: int = 6
+    n: int,
+    split: str = "test",
+    seed: int = 0,
+    hard: bool = False,
+    mix: Mix = MIX,
+    hardest: int = 6,
+    difficulty: int | None = None,
 ) -> Iterator[Prompt]:
     """One question about each of n stories, every other one as chat; of the hard half alone where asked."""
-    items = (draw(split, seed, index, questions=1, hardest=hardest, mix=mix).items[0] for index in count())
+    items = (draw(split, seed, index, difficulty, 1, hardest, mix).items[0] for index in count())
     asked = (item for item in items if not hard or item.difficulty >= HARD)
     for index, item in enumerate(islice(asked, n)):
         yield Prompt(chat_messages([item])[:1] if index % 2 else item.prompt, item.answer)

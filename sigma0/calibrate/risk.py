@@ -11,6 +11,7 @@ Prompts with known answers are continued once each and split at random:
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -26,7 +27,7 @@ from sigma0.calibrate.fates import fit_fates, fit_spiral_share, token_fates
 from sigma0.calibrate.prompts import Prompt, encode_prompts
 from sigma0.config import ExitConfig, FateConfig, switches
 from sigma0.models.hf_generate import DepthGenerationMixin
-from sigma0.signals.answer import judge_answer
+from sigma0.signals.answer import plain_verdict, under_model
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.evidence import Floats, evidence_of
 from sigma0.signals.tokens import Token
@@ -55,11 +56,22 @@ class Answered:
     prompt_ids: tuple[int, ...]
     total_loops: int
 
+    @cached_property
+    def evidence(self) -> Floats:
+        """Its features, `[F]`."""
+        return evidence_of(self.tokens, self.total_loops, self.grounded)
+
     def verdict(self, policy: DoorPolicy, model: ConfidenceModel | None) -> ReasonVerdict:
         """What the library says of it under a policy and a confidence."""
-        return judge_answer(
-            self.tokens, self.total_loops, policy, self.grounded, self.collapsed, model, self.prompt_ids
-        )
+        # as `judge_answer`, with what does not depend on the confidence worked out once
+        if policy not in self._plain:
+            self._plain[policy] = plain_verdict(self.tokens, policy, self.grounded, self.collapsed)
+        plain = self._plain[policy]
+        return plain if model is None else under_model(plain, self.evidence, model, self.prompt_ids)
+
+    @cached_property
+    def _plain(self) -> dict[DoorPolicy, ReasonVerdict]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -293,7 +305,7 @@ def choose_door(
     right = _right(fitting)
     fitted = None
     if fit and min(right.sum(), (~right).sum()) >= FOLDS:
-        evidence = np.stack([evidence_of_answer(answer) for answer in fitting])
+        evidence = np.stack([answer.evidence for answer in fitting])
         fitted = fit_confidence(evidence, right, [answer.prompt_ids for answer in fitting])
     model = None if fitted is None else fitted.model
     verdicts = [answer.verdict(base, model) for answer in fitting]
@@ -304,11 +316,6 @@ def choose_door(
     ranked = rank(ranking, policy, risk)
     tested = judge([answer.verdict(policy, model) for answer in testing], _right(testing), policy)
     return ChosenDoor(fitted, ranked, *passing_policies(tested, ranked, risk, confidence), tested)
-
-
-def evidence_of_answer(answer: Answered) -> Floats:
-    """Its features, `[F]`."""
-    return evidence_of(answer.tokens, answer.total_loops, answer.grounded)
 
 
 def _right(answers: Sequence[Answered]) -> Bools:

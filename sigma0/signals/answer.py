@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sigma0.signals.confidence import ConfidenceModel
-from sigma0.signals.evidence import Observed, evidence_of
+from sigma0.signals.evidence import Floats, Observed, evidence_of
 from sigma0.signals.verdict import DoorPolicy, ReasonVerdict, aggregate, part_of, with_confidence
 
 
@@ -27,14 +27,38 @@ def judge_answer(
         confidence_model: Of the checkpoint; None leaves the confidence at exp(-mean entropy).
         prompt_ids: Of its prompt.
     """
+    verdict = plain_verdict(tokens, policy, grounded, collapsed)
+    evidence = None if confidence_model is None else evidence_of_read(tokens, total_loops, grounded)
+    if confidence_model is None or evidence is None:
+        return verdict
+    return under_model(verdict, evidence, confidence_model, prompt_ids)
+
+
+def plain_verdict(
+    tokens: Sequence[Observed], policy: DoorPolicy, grounded: float | None, collapsed: bool
+) -> ReasonVerdict:
+    """The verdict without a calibrated confidence; arguments as `judge_answer` has them."""
     parts = [part_of(token.reason, token.depth, token.fate, token.proximity or 0.0, token.entropy) for token in tokens]
     verdict = aggregate(parts, policy, grounded)
-    if collapsed:
-        verdict = verdict.model_copy(update={"reason": "collapse", "converged": False})
-    # what was fed without a reading is evidence of nothing
+    return verdict.model_copy(update={"reason": "collapse", "converged": False}) if collapsed else verdict
+
+
+def evidence_of_read(tokens: Sequence[Observed], total_loops: int, grounded: float | None) -> Floats | None:
+    """Features of an answer, `[F]`; None of one that was only fed: what had no reading is evidence of nothing."""
     read = [token for token in tokens if token.reason != "forced"]
-    if confidence_model is None or not read:
-        return verdict
-    evidence = evidence_of(read, total_loops, grounded)
-    strange = confidence_model.strangeness(evidence, prompt_ids) is not None
-    return with_confidence(verdict, confidence_model.confidence(evidence), strange)
+    return evidence_of(read, total_loops, grounded) if read else None
+
+
+def under_model(
+    verdict: ReasonVerdict, evidence: Floats, model: ConfidenceModel, prompt_ids: Sequence[int]
+) -> ReasonVerdict:
+    """A plain verdict under a calibrated confidence.
+
+    Args:
+        verdict: On an answer.
+        evidence: Of it, `[F]`.
+        model: Of the checkpoint.
+        prompt_ids: Of its prompt.
+    """
+    strange = model.strangeness(evidence, prompt_ids) is not None
+    return with_confidence(verdict, model.confidence(evidence), strange)

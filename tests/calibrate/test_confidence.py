@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 from sigma0.calibrate.confidence import (
     calibration_error,
@@ -9,6 +10,7 @@ from sigma0.calibrate.confidence import (
     familiar_pairs,
     fit_confidence,
     log_losses,
+    logistic_regression,
 )
 from sigma0.signals.confidence import pair_codes, transformed
 from sigma0.signals.evidence import FEATURES
@@ -39,6 +41,18 @@ def test_the_fit_finds_the_law_of_the_data():
     fresh, true, _ = drawn(500, seed=1)
     told = np.array([model.confidence(row) for row in fresh])
     assert np.abs(told - true).max() < 0.05
+
+
+@pytest.mark.parametrize("shift, slope", [(0.0, 1.0), (-90.0, 3.0), (0.0, 50.0)])
+def test_logistic_regression_is_sklearns(shift, slope):
+    rng = np.random.default_rng(0)
+    values = rng.normal(shift, 1, (300, 2))
+    # with the last slope the two kinds are all but apart
+    positive = rng.random(300) < 1 / (1 + np.exp(-slope * (values - shift).sum(1) - 1))
+    reference = LogisticRegression(tol=1e-10, max_iter=10_000).fit(values - shift, positive)
+    weights, intercept = logistic_regression(values, positive)
+    assert weights == pytest.approx(reference.coef_[0], rel=1e-4)
+    assert intercept + shift * weights.sum() == pytest.approx(reference.intercept_[0], rel=1e-4)
 
 
 def test_what_it_stores_is_what_was_seen():

@@ -10,9 +10,10 @@ import sigma0
 from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.calibrate import risk
 from sigma0.calibrate.prompts import Prompt, read_prompts
-from sigma0.calibrate.risk import calibrate_doors
+from sigma0.calibrate.risk import answer_all, calibrate_doors
 from sigma0.cli import app
 from sigma0.config import ExitConfig, FateConfig
+from sigma0.signals.answer import judge_answer
 from sigma0.signals.confidence import ConfidenceModel
 from sigma0.signals.verdict import DoorPolicy
 
@@ -179,3 +180,20 @@ def test_labels_and_their_model_belong_together(labelled):
     ):
         result = CliRunner().invoke(app, [*asked, *options])
         assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+def test_an_answer_is_judged_as_a_user_would_have_it():
+    model, tokenizer = sigma0.load("pocket", dtype="float32")
+    prompts = list(micro_world(8, "calibration", 7))
+    parts, _ = answer_all(model, tokenizer, prompts, model.resolve_exit_config(None), 20)
+    answers = [answer for part in parts for answer in part]
+    fitted = ConfidenceModel(
+        ("mean_entropy",), (0.5,), -1.0, (9.0,), 99, answers[0].prompt_ids[:1], 0.5, (0.5,) * 9, 8, None, 0.1, 0.1
+    )
+    for answer in answers:
+        for policy in (DoorPolicy(), DoorPolicy(tau_c=0.0)):
+            for known in (None, fitted, None):
+                assert answer.verdict(policy, known) == judge_answer(
+                    answer.tokens, answer.total_loops, policy, answer.grounded, answer.collapsed, known,
+                    answer.prompt_ids,
+                )  # fmt: skip

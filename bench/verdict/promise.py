@@ -1,0 +1,258 @@
+"""Whether a chosen door keeps its promise: calibrations drawn over and over from one pool of answers.
+
+Each draw takes the answers of a fit and of a test out of the pool, without replacement, and chooses a door by
+`sigma0.calibrate.risk.choose_door` itself; the rest of the pool, many times as large, says the door's true risk. Where
+loops ordinarily go (`fit_fates`) is the one thing that is not drawn anew.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+from scipy.sparse import csr_matrix
+from scipy.special import expit
+
+from sigma0.bench.verdict.scores import CONFIDENCE, PLAIN
+from sigma0.calibrate.bootstrap import Estimate, share
+from sigma0.calibrate.doors import Judged, judge
+from sigma0.calibrate.risk import Answered, ChosenDoor, choose_door
+from sigma0.jsonl import read_lines
+from sigma0.signals.confidence import ConfidenceModel, pair_codes, transformed
+from sigma0.signals.evidence import FEATURES
+from sigma0.signals.verdict import DoorPolicy
+
+_ANSWERED = TypeAdapter(Answered)
+
+
+@dataclass(frozen=True)
+class DrawnDoor:
+    """A door of one draw, on the rest of the pool.
+
+    Attributes:
+        risk: Share of wrong answers among those let through; None where none is.
+        opened: Share of the answers let through.
+        opened_of_right: Of the right ones.
+    """
+
+    risk: float | None
+    opened: float
+    opened_of_right: float
+
+
+@dataclass(frozen=True)
+class PromiseRow:
+    """Doors of one kind, over all draws; intervals of coverage and risk are the middle 95 % of the draws.
+
+    Attributes:
+        score: What the door reads.
+        kept: Share of the draws whose door keeps the risk.
+        shut: Draws without a door that keeps it on the test; they count as kept, and let nothing through.
+        opened: Mean share of the answers let through.
+        opened_of_right: Of the right ones.
+        risk: Mean risk of the doors that let anything through; None where none does.
+    """
+
+    score: str
+    kept: Estimate
+    shut: int
+    opened: Estimate
+    opened_of_right: Estimate
+    risk: Estimate | None
+
+
+@dataclass(frozen=True)
+class PromiseReport:
+    """The simulation of one model.
+
+    Attributes:
+        model: Its name.
+        rule: The exit rule.
+        allowed: Risk that is stated.
+        confidence: With which it is to be kept.
+        pool: Answers of the pool.
+        right: Share of right ones among them.
+        parts: Answers of each fit and of each test.
+        draws: How many.
+        rows: One for each kind of door.
+        more: Share of the answers that the door on the fitted confidence lets through, less that of mean entropy's, in
+            points of 100: mean, and the middle 95 % of the draws.
+    """
+
+    model: str
+    rule: dict[str, Any]
+    allowed: float
+    confidence: float
+    pool: int
+    right: float
+    parts: tuple[int, int]
+    draws: int
+    rows: tuple[PromiseRow, ...]
+    more: Estimate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+class Pool:
+    """Answers that are judged by many doors: `judge` of the verdict of each, for all at once.
+
+    Args:
+        answers: With their tokens.
+    """
+
+    def __init__(self, answers: Sequence[Answered]) -> None:
+        self._answers = answers
+        self._right = np.array([answer.right for answer in answers], dtype=np.bool_)
+        self._evidence = np.stack([answer.evidence for answer in answers])
+        self._plain: dict[DoorPolicy, Judged] = {}
+        codes = [pair_codes(answer.prompt_ids) for answer in answers]
+        self._codes, columns = np.unique(np.concatenate([*codes, []]).astype(np.int64), return_inverse=True)
+        self._pairs = np.array([len(each) for each in codes])
+        ends = np.concatenate([[0], np.cumsum(self._pairs)])
+        self._counts = csr_matrix((np.ones(len(columns)), columns, ends), (len(answers), len(self._codes)))
+
+    def judged(self, policy: DoorPolicy, model: ConfidenceModel | None, places: npt.NDArray[np.int64]) -> Judged:
+        """Answers as a door sees them.
+
+        Args:
+            policy: Of the door.
+            model: Its confidence; None for exp(-mean entropy).
+            places: Of the answers, `[m]`.
+        """
+        key = replace(policy, min_confidence=0.0)
+        if key not in self._plain:
+            self._plain[key] = judge([each.verdict(key, None) for each in self._answers], self._right, key)
+        plain, right = self._plain[key], self._right[places]
+        if model is None:
+            return Judged(plain.confidence[places], plain.vetoed[places], right)
+        read = self._evidence[:, [FEATURES.index(name) for name in model.features]][places]
+        confidence = expit(model.bias - transformed(read) @ np.array(model.weights))
+        strange = (read > model.most).any(1) | (self._evidence[places, FEATURES.index("length")] > model.longest)
+        if model.pairs is not None:
+            new = ~np.isin(self._codes, model.pairs)
+            strange |= (self._counts @ new)[places] > model.most_new * self._pairs[places]
+        return Judged(confidence, plain.vetoed[places] | strange, right)
+
+
+def write_pool(pool: Sequence[Answered], file: Path) -> None:
+    """Writes answers as JSON lines."""
+    with file.open("w", encoding="utf-8") as lines:
+        for answer in pool:
+            lines.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
+
+
+def read_pool(file: Path) -> list[Answered]:
+    """Reads what `write_pool` wrote.
+
+    Raises:
+        ValueError: For a file that cannot be read, or a malformed line.
+    """
+    return read_lines(file, _ANSWERED.validate_json, "answer of a pool")
+
+
+def draw_doors(
+    pool: Sequence[Answered],
+    base: DoorPolicy,
+    parts: tuple[int, int],
+    draws: int,
+    risk: float,
+    confidence: float,
+    on_draw: Callable[[int], None] = lambda done: None,
+) -> dict[str, list[DrawnDoor]]:
+    """Doors on the fitted confidence and on mean entropy, of every draw.
+
+    Args:
+        pool: Answers.
+        base: Policy before the calibration.
+        parts: Answers of each fit and of each test.
+        draws: How many.
+        risk: Allowed.
+        confidence: With which it is to be kept.
+        on_draw: Told how many draws are done.
+
+    Raises:
+        ValueError: For a pool that leaves no rest.
+    """
+    if sum(parts) >= len(pool):
+        raise ValueError(f"{sum(parts)} answers of a fit and a test leave no rest of a pool of {len(pool)}")
+    rng, known = np.random.default_rng(0), Pool(pool)
+    found: dict[str, list[DrawnDoor]] = {CONFIDENCE: [], PLAIN: []}
+    for done in range(1, draws + 1):
+        first, second, rest = np.split(rng.permutation(len(pool)), [parts[0], sum(parts)])
+        fitting, testing = ([pool[place] for place in part] for part in (first, second))
+        for score in found:
+            door = choose_door(fitting, testing, base, risk, confidence, fit=score == CONFIDENCE)
+            found[score].append(on_rest(door, known, rest))
+        on_draw(done)
+    return found
+
+
+def on_rest(door: ChosenDoor, pool: Pool, rest: npt.NDArray[np.int64]) -> DrawnDoor:
+    """What a chosen door does with answers that had no part in its choice.
+
+    Args:
+        door: Of a draw.
+        pool: All answers.
+        rest: Places of those that were left, `[m]`.
+    """
+    if not door.passed:
+        return DrawnDoor(None, 0.0, 0.0)
+    policy = door.passed[-1]
+    judged = pool.judged(policy, door.model, rest)
+    opened, wrong = judged.opened_and_wrong(policy)
+    right = int(judged.right.sum())
+    return DrawnDoor(wrong / opened if opened else None, opened / len(rest), (opened - wrong) / max(1, right))
+
+
+def report_promise(
+    doors: dict[str, list[DrawnDoor]], model: str, rule: dict[str, Any], pool: Sequence[Answered],
+    parts: tuple[int, int], risk: float, confidence: float,
+) -> PromiseReport:  # fmt: skip
+    """Counts over all draws.
+
+    Args:
+        doors: Of `draw_doors`.
+        model: Name of the model.
+        rule: The exit rule.
+        pool: As `draw_doors` had it, as are the rest.
+        parts: Answers of each fit and of each test.
+        risk: Allowed.
+        confidence: With which it is to be kept.
+    """
+    opened = {score: np.array([door.opened for door in drawn]) for score, drawn in doors.items()}
+    return PromiseReport(
+        model=model,
+        rule=rule,
+        allowed=risk,
+        confidence=confidence,
+        pool=len(pool),
+        right=sum(answer.right for answer in pool) / len(pool),
+        parts=parts,
+        draws=len(opened[PLAIN]),
+        rows=tuple(_row(score, drawn, risk) for score, drawn in doors.items()),
+        more=_middle(100 * (opened[CONFIDENCE] - opened[PLAIN])),
+    )
+
+
+def _row(score: str, drawn: Sequence[DrawnDoor], allowed: float) -> PromiseRow:
+    risks = [door.risk for door in drawn if door.risk is not None]
+    return PromiseRow(
+        score=score,
+        kept=share(len(drawn) - sum(risk > allowed for risk in risks), len(drawn)),
+        shut=len(drawn) - len(risks),
+        opened=_middle([door.opened for door in drawn]),
+        opened_of_right=_middle([door.opened_of_right for door in drawn]),
+        risk=_middle(risks) if risks else None,
+    )
+
+
+def _middle(values: Sequence[float] | np.ndarray) -> Estimate:
+    """Mean, and the middle 95 %."""
+    low, high = np.percentile(values, [2.5, 97.5])
+    return Estimate(float(np.mean(values)), (float(low), float(high)))

@@ -1,0 +1,61 @@
+"""`python -m sigma0.bench promise`: how often a calibrated door keeps its stated risk."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from sigma0.bench.core.options import ReportFile, StorySeed, WorldModel
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
+from sigma0.commands.options import AsJson, Threads
+from sigma0.errors import needs_extra
+from sigma0.models.load import load
+
+
+def promise(
+    model: WorldModel = "pocket",
+    pool: Annotated[
+        Path | None, typer.Option(help="File of the model's answers as JSON lines; written first where it is missing.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=10, help="Stories of the calibration split that fill it.")] = 24000,
+    fit: Annotated[int, typer.Option(min=5, help="Answers of each fit.")] = 1000,
+    test: Annotated[int, typer.Option(min=1, help="Answers of each test.")] = 1000,
+    draws: Annotated[int, typer.Option(min=1, help="Calibrations that are drawn.")] = 400,
+    risk: Annotated[float, typer.Option(help="Wrong answers allowed among those let through.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="With which that is to hold.")] = 0.95,
+    seed: StorySeed = 1,
+    threads: Threads = 1,
+    out: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw calibrations from a pool of answers, and count how often the chosen door keeps the stated risk."""
+    quiet_transformers()
+    torch.set_num_threads(threads)
+    with one_line_errors(), needs_extra("bench"):
+        from sigma0.bench.gate.doubt import LONGEST_ANSWER
+        from sigma0.bench.pocket.prompts import micro_world
+        from sigma0.bench.verdict.promise import draw_doors, read_pool, report_promise, write_pool
+        from sigma0.bench.verdict.tables import promise_table
+        from sigma0.calibrate.risk import answer_all
+
+        looped, tokenizer = load(model, dtype="float32")
+        config = looped.resolve_exit_config(None)
+        if pool is not None and pool.exists():
+            answers = read_pool(pool)
+        else:
+            prompts = list({str(each.content): each for each in micro_world(n, "calibration", seed)}.values())
+            with progress_bar("answers", len(prompts), hidden=as_json) as advance:
+                answered, _ = answer_all(looped, tokenizer, prompts, config, LONGEST_ANSWER, advance)
+            answers = [answer for part in answered for answer in part]
+            if pool is not None:
+                write_pool(answers, pool)
+        with progress_bar("calibrations", draws, hidden=as_json) as advance:
+            doors = draw_doors(answers, looped.door_policy, (fit, test), draws, risk, confidence, advance)
+        name = Path(model).name
+        report = report_promise(doors, name, config.to_dict(), answers, (fit, test), risk, confidence)
+        text = json.dumps(report.to_dict(), indent=1)
+        if out is not None:
+            out.write_text(text + "\n")
+        typer.echo(text if as_json else promise_table({name: report}))

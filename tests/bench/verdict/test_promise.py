@@ -1,0 +1,92 @@
+"""Calibrations drawn from a pool: counts against their definition, and a law that is known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sigma0.bench.__main__ import app
+from sigma0.bench.verdict.promise import Pool, draw_doors, on_rest, read_pool, report_promise, write_pool
+from sigma0.calibrate.doors import judge
+from sigma0.calibrate.risk import Answered, choose_door
+from sigma0.signals.tokens import Token
+from sigma0.signals.verdict import DoorPolicy, door
+
+
+def pool_of(n, seed=0):
+    """Answers of one token, the more often wrong the higher its entropy and its surprise."""
+    rng = np.random.default_rng(seed)
+    answers = []
+    for entropy, surprise, dice in zip(*np.exp(rng.normal(-2, 1.5, (2, n))), rng.random(n), strict=True):
+        token = Token(
+            1, "a", 2, "confident", fate="contract", proximity=0.1, margin=0.9, entropy=float(entropy),
+            deepest_surprise=float(surprise), deepest_entropy=0.1, deepest_margin=0.9, deepest_agrees=True,
+        )  # fmt: skip
+        right = bool(dice < 1 / (1 + entropy**0.3 * surprise * 8))
+        answers.append(Answered(right, (token,), None, False, (1, 2, 3), 4))
+    return answers
+
+
+def test_a_door_on_the_rest_is_what_users_would_see():
+    pool, rest = pool_of(400), np.arange(300, 400)
+    # of the rest some are out of calibration, by prompt, length or what was read, and one repeats itself
+    for place, prompt in ((300, (7, 8, 9)), (301, (1, 2, 3, 9)), (302, (5,)), (303, ())):
+        pool[place] = replace(pool[place], prompt_ids=prompt)
+    pool[304] = replace(pool[304], tokens=pool[304].tokens * 2)
+    pool[305] = replace(pool[305], tokens=(replace(pool[305].tokens[0], proximity=0.9),))
+    pool[306] = replace(pool[306], tokens=(replace(pool[306].tokens[0], entropy=50.0),))
+    for fit in (True, False):
+        chosen = choose_door(pool[:150], pool[150:300], DoorPolicy(), 0.4, 0.9, fit=fit)
+        policy, told = chosen.passed[-1], on_rest(chosen, Pool(pool), rest)
+        verdicts = [pool[place].verdict(policy, chosen.model) for place in rest]
+        opened = [pool[place] for place, each in zip(rest, verdicts, strict=True) if door(each, policy) == "converge"]
+        assert told.opened == len(opened) / 100 and told.risk == sum(not each.right for each in opened) / len(opened)
+        assert told.opened_of_right == sum(each.right for each in opened) / sum(pool[place].right for place in rest)
+        judged, again = Pool(pool).judged(policy, chosen.model, rest), judge(verdicts, pool_right(pool, rest), policy)
+        np.testing.assert_allclose(judged.confidence, again.confidence, rtol=1e-12)
+        assert (judged.vetoed == again.vetoed).all() and judged.vetoed.sum() >= (5 if fit else 1)
+    shut = on_rest(replace(chosen, passed=[]), Pool(pool), rest)
+    assert (shut.risk, shut.opened) == (None, 0.0)
+
+
+def pool_right(pool, places):
+    return [pool[place].right for place in places]
+
+
+def test_draws_are_counted():
+    pool, done = pool_of(800), []
+    doors = draw_doors(pool, DoorPolicy(), (150, 150), 3, 0.3, 0.9, done.append)
+    assert done == [1, 2, 3]
+    assert {name: each[:1] for name, each in doors.items()} == draw_doors(pool, DoorPolicy(), (150, 150), 1, 0.3, 0.9)
+    report = report_promise(doors, "pocket", {}, pool, (150, 150), 0.3, 0.9)
+    fitted, plain = report.rows
+    assert (fitted.score, plain.score) == ("confidence", "mean entropy")
+    for row in report.rows:
+        drawn = doors[row.score]
+        assert row.opened.value == pytest.approx(np.mean([each.opened for each in drawn]))
+        assert row.kept.value == np.mean([each.risk is None or each.risk <= 0.3 for each in drawn])
+        assert row.shut == sum(each.risk is None for each in drawn)
+    # two signs tell more than one of them
+    assert report.more.value == pytest.approx(100 * (fitted.opened.value - plain.opened.value))
+    assert report.more.value > 0
+    with pytest.raises(ValueError, match="leave no rest"):
+        draw_doors(pool, DoorPolicy(), (400, 400), 1, 0.3, 0.9)
+
+
+def test_a_pool_is_read_as_it_was_written(tmp_path):
+    pool = [*pool_of(3), replace(pool_of(1)[0], grounded=0.5, tokens=(Token(5, "x", 1, "max_depth"),))]
+    write_pool(pool, tmp_path / "pool.jsonl")
+    assert read_pool(tmp_path / "pool.jsonl") == pool
+
+
+def test_the_command(tmp_path):
+    pool, out = tmp_path / "pool.jsonl", tmp_path / "promise.json"
+    asked = ["promise", "pocket", "--pool", str(pool), "-n", "40", "--fit", "12", "--test", "12", "--draws", "2"]
+    result = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    told = json.loads(out.read_text())
+    assert told["pool"] == len(read_pool(pool)) == 40 and told["parts"] == [12, 12] and told["draws"] == 2
+    again = CliRunner().invoke(app, [*asked, "--risk", "0.4", "--json"])
+    assert json.loads(again.stdout) == told
