@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from sigma0.calibrate.confidence import (
     calibration_error,
@@ -10,7 +9,6 @@ from sigma0.calibrate.confidence import (
     familiar_pairs,
     fit_confidence,
     log_losses,
-    logistic_regression,
 )
 from sigma0.signals.confidence import pair_codes, transformed
 from sigma0.signals.evidence import FEATURES
@@ -28,31 +26,19 @@ def drawn(n, seed=0, weights=((ENTROPY, 0.8), (SURPRISE, 0.6)), bias=-1.0):
     return evidence, chances, rng.random(n) < chances
 
 
-PROMPTS = [[1, 2, 3]] * 10_000
+PROMPTS = [[1, 2, 3]] * 3000
 
 
 def test_the_fit_finds_the_law_of_the_data():
-    evidence, _, right = drawn(8000)
-    model = fit_confidence(evidence, right, PROMPTS[:8000]).model
+    evidence, _, right = drawn(3000)
+    model = fit_confidence(evidence, right, PROMPTS[:3000]).model
     assert set(model.features) == {"mean_entropy", "mean_deepest_surprise"}
     weights = dict(zip(model.features, model.weights, strict=True))
-    assert weights["mean_entropy"] == pytest.approx(0.8, abs=0.1)
-    assert weights["mean_deepest_surprise"] == pytest.approx(0.6, abs=0.1)
+    assert weights["mean_entropy"] == pytest.approx(0.8, abs=0.15)
+    assert weights["mean_deepest_surprise"] == pytest.approx(0.6, abs=0.15)
     fresh, true, _ = drawn(500, seed=1)
     told = np.array([model.confidence(row) for row in fresh])
-    assert np.abs(told - true).max() < 0.05
-
-
-@pytest.mark.parametrize("shift, slope", [(0.0, 1.0), (-90.0, 3.0), (0.0, 50.0)])
-def test_logistic_regression_is_sklearns(shift, slope):
-    rng = np.random.default_rng(0)
-    values = rng.normal(shift, 1, (300, 2))
-    # with the last slope the two kinds are all but apart
-    positive = rng.random(300) < 1 / (1 + np.exp(-slope * (values - shift).sum(1) - 1))
-    reference = LogisticRegression(tol=1e-10, max_iter=10_000).fit(values - shift, positive)
-    weights, intercept = logistic_regression(values, positive)
-    assert weights == pytest.approx(reference.coef_[0], rel=1e-4)
-    assert intercept + shift * weights.sum() == pytest.approx(reference.intercept_[0], rel=1e-4)
+    assert np.abs(told - true).max() < 0.08
 
 
 def test_what_it_stores_is_what_was_seen():
@@ -70,8 +56,8 @@ def test_what_it_stores_is_what_was_seen():
 
 
 def test_a_feature_that_adds_nothing_is_left_out_with_its_figure():
-    evidence, _, right = drawn(3000, weights=((ENTROPY, 1.0),))
-    figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:3000]).figures}
+    evidence, _, right = drawn(1200, weights=((ENTROPY, 1.0),))
+    figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:1200]).figures}
     assert [name for name, figure in figures.items() if figure.chosen] == ["mean_entropy"]
     assert figures["mean_entropy"].gain > 10 * figures["mean_entropy"].error
     assert figures["mean_depth"].gain < 2 * figures["mean_depth"].error
@@ -80,8 +66,8 @@ def test_a_feature_that_adds_nothing_is_left_out_with_its_figure():
 
 def test_a_feature_of_trust_gets_no_weight():
     """What falls with doubt would need a weight below 0, and is dropped."""
-    evidence, _, right = drawn(2000, weights=((ENTROPY, 1.0), (DEPTH, -1.0)))
-    assert "mean_depth" not in fit_confidence(evidence, right, PROMPTS[:2000]).model.features
+    evidence, _, right = drawn(1000, weights=((ENTROPY, 1.0), (DEPTH, -1.0)))
+    assert "mean_depth" not in fit_confidence(evidence, right, PROMPTS[:1000]).model.features
 
 
 def test_unknown_features_are_left_out():
@@ -134,3 +120,11 @@ def test_prompts_that_share_little_have_no_familiar_pairs():
     rng = np.random.default_rng(0)
     assert familiar_pairs(rng.integers(0, 1000, (200, 8)).tolist()) == (None, 0.0)
     assert familiar_pairs([[1, 2]] * 3) == (None, 0.0)
+
+
+def test_of_equal_features_one_is_tried():
+    evidence, _, right = drawn(400)
+    evidence[:, FEATURES.index("worst_entropy")] = evidence[:, FEATURES.index("most_entropy")]
+    figures = {figure.name: figure for figure in fit_confidence(evidence, right, PROMPTS[:400]).figures}
+    assert figures["most_entropy"].gain is not None and figures["worst_entropy"].gain is None
+    assert figures["most_entropy"].auroc == figures["worst_entropy"].auroc
