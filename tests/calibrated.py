@@ -1,4 +1,4 @@
-"""A model with a confidence model of the simplest kind, which knows the pairs of words of some prompts alone."""
+"""Models with a confidence model of the simplest kind, which knows the pairs of words of some prompts, or with none."""
 
 import copy
 from collections.abc import Iterable
@@ -7,6 +7,13 @@ from sigma0.models.prompts import encode
 from sigma0.signals.confidence import ConfidenceModel, pair_codes
 
 FIGURES = {"answers": 100, "auroc": 0.9, "brier": 0.1, "calibration_error": 0.02}
+
+
+def uncalibrated(pair):
+    """A copy of a model without a confidence model, and its tokenizer."""
+    model = copy.deepcopy(pair[0])
+    model.generation_config.confidence_model = None
+    return model, pair[1]
 
 
 def calibrated(pair, prompts: Iterable, **fields):

@@ -93,6 +93,8 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
     chosen, figures = _choose(logs, right, varying)
     weights, bias = _fit(logs[:, chosen], right)
     crossed = cross_fitted(logs[:, chosen], right)
+    # what drift is measured against is the model's own: where answers bunch, those of the folds fall into other tenths
+    own = 1 / (1 + np.exp(logs[:, chosen] @ weights - bias))
     kept = [column for column, weight in zip(chosen, weights, strict=True) if weight > 0]
     pairs, most_new = familiar_pairs(prompts)
     model = ConfidenceModel(
@@ -103,7 +105,7 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
         longest=int(evidence[:, FEATURES.index("length")].max()),
         pairs=pairs,
         most_new=most_new,
-        deciles=tuple(float(each) for each in np.quantile(crossed, np.arange(1, 10) / 10)),
+        deciles=tuple(float(each) for each in np.quantile(own, np.arange(1, 10) / 10)),
         answers=len(right),
         auroc=float(roc_auc_score(right, crossed)),
         brier=float(brier_score_loss(right, crossed)),

@@ -206,7 +206,9 @@ def verdict_lines(generation: "Generation", confidence_model: "ConfidenceModel |
 
 def _confidence(verdict: "ReasonVerdict", model: "ConfidenceModel | None") -> str:
     """Its value, and whether it is a probability."""
-    value = "not known" if verdict.confidence is None else f"{verdict.confidence:.3f}"
+    from sigma0.signals.verdict import digits
+
+    value = "not known" if verdict.confidence is None else digits(verdict.confidence)
     if model is None:
         return f"{value}: exp(-mean entropy), a score that is not calibrated"
     if verdict.reason == "out_of_calibration":

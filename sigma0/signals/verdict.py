@@ -130,7 +130,7 @@ def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     if verdict.confidence is None:
         reasons.append("its confidence is not known")
     elif verdict.confidence < policy.min_confidence:
-        reasons.append(f"its confidence is {_digits(verdict.confidence)}, under {_digits(policy.min_confidence)}")
+        reasons.append(f"its confidence is {digits(verdict.confidence)}, under {digits(policy.min_confidence)}")
     if not verdict.proximity < policy.tau_c:
         reasons.append(f"its proximity to collapse is {verdict.proximity:.2f}, not under {policy.tau_c:.2f}")
     if verdict.grounded is None:
@@ -141,8 +141,8 @@ def objections(verdict: ReasonVerdict, policy: DoorPolicy) -> list[str]:
     return reasons
 
 
-def _digits(share: float) -> str:
-    """Two digits, or more where it would round to 1."""
+def digits(share: float) -> str:
+    """A share in two digits, or in more where it would round to 1."""
     return next((text for text in (f"{share:.{n}f}" for n in (2, 3, 4)) if float(text) < 1), f"{share:g}")
 
 
@@ -153,7 +153,7 @@ def explain(verdict: ReasonVerdict, policy: DoorPolicy | None = None, budget_lef
     reasons = objections(verdict, policy)
     if not reasons:
         assert verdict.confidence is not None
-        return f"converge: confidence {verdict.confidence:.3f}, read at {verdict.depth:.2f} loops on average."
+        return f"converge: confidence {digits(verdict.confidence)}, read at {verdict.depth:.2f} loops on average."
     return f"{opened}: {'; '.join(reasons)}."
 
 

@@ -11,7 +11,9 @@ from sigma0.calibrate.confidence import (
     log_losses,
 )
 from sigma0.signals.confidence import pair_codes, transformed
+from sigma0.signals.drift import DriftMonitor
 from sigma0.signals.evidence import FEATURES
+from sigma0.signals.verdict import of_token
 
 ENTROPY, SURPRISE, DEPTH = (FEATURES.index(name) for name in ("mean_entropy", "mean_deepest_surprise", "mean_depth"))
 
@@ -49,10 +51,28 @@ def test_what_it_stores_is_what_was_seen():
     assert model.most == pytest.approx(evidence[:, columns].max(0))
     assert model.longest == evidence[:, FEATURES.index("length")].max()
     assert model.answers == 600 and model.pairs == tuple(sorted(pair_codes([1, 2, 3])))
-    assert model.deciles == pytest.approx(np.quantile(fitted.cross_fitted, np.arange(1, 10) / 10))
+    own = [model.confidence(row) for row in evidence]
+    assert model.deciles == pytest.approx(np.quantile(own, np.arange(1, 10) / 10))
     above = fitted.cross_fitted[right][:, None] > fitted.cross_fitted[~right][None]
     assert model.auroc == pytest.approx(above.mean())
     assert model.brier == pytest.approx(((fitted.cross_fitted - right) ** 2).mean())
+
+
+def test_answers_like_those_of_the_fit_do_not_drift_where_they_bunch():
+    def bunched(n, seed):
+        """Half of the answers without a doubt, as of a model that is mostly sure."""
+        evidence, _, _ = drawn(n, seed)
+        evidence[::2] *= 1e-4
+        evidence[:, FEATURES.index("length")] = 5
+        chances = 1 / (1 + np.exp(transformed(evidence[:, ENTROPY]) + 1.0))
+        return evidence, np.random.default_rng(seed).random(n) < chances
+
+    model = fit_confidence(*bunched(600, 0), PROMPTS[:600]).model
+    drift = DriftMonitor(model)
+    for row in bunched(1000, 1)[0]:
+        sure = model.confidence(row)
+        drift.add(of_token("confident", 1, None, 0.0).model_copy(update={"confidence": sure}))
+    assert drift.psi < 0.1
 
 
 def test_a_feature_that_adds_nothing_is_left_out_with_its_figure():

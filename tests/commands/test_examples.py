@@ -13,7 +13,8 @@ from sigma0.cli import app
 from sigma0.commands import examples
 from sigma0.commands.console import verdict_lines
 from sigma0.models.load import resolve_model
-from tests.calibrated import calibrated
+from sigma0.signals.verdict import digits
+from tests.calibrated import calibrated, uncalibrated
 
 STORY = "Mary went to the kitchen. Where is Mary?"
 
@@ -70,8 +71,9 @@ def test_the_verdict_says_what_its_confidence_is(pocket):
     first, *_, last = verdict_lines(generation, pocket[0].confidence_model)
     assert f"\n{first}\n" in printed and f"\n{last}\n" in printed
     assert "\nconverged       yes, which says nothing of truth: " in printed
-    score = f"confidence      {generation.verdict.confidence:.3f}: exp(-mean entropy), a score that is not calibrated"
-    assert verdict_lines(generation, None)[0] == score
+    scored = sigma0.generate(*uncalibrated(pocket), STORY)
+    score = f"confidence      {digits(scored.verdict.confidence)}: exp(-mean entropy), a score that is not calibrated"
+    assert verdict_lines(scored, None)[0] == score
 
 
 def test_the_verdict_says_what_its_confidence_was_fitted_on(tmp_path, pocket):
@@ -84,7 +86,7 @@ def test_the_verdict_says_what_its_confidence_was_fitted_on(tmp_path, pocket):
         ("Who is the president?", ", out of calibration", "escalate: it is unlike what its confidence was calibrat"),
     ):
         printed = run(prompt, "--verdict", "--model", str(tmp_path), "--max-new-tokens", "20").stdout
-        assert re.search(rf"\nconfidence      [01]\.\d\d\d{outside}: {fitted}\n", printed), printed
+        assert re.search(rf"\nconfidence      [01]\.\d+{outside}: {fitted}\n", printed), printed
         assert f"\ndoor            {door}" in printed
     unranked, _ = calibrated(pocket, [STORY], auroc=None)
     generation = sigma0.generate(unranked, tokenizer, STORY)

@@ -11,7 +11,7 @@ from sigma0.ladder import Always, FidelityLadder, Rung
 from sigma0.serve.api import metrics
 from sigma0.signals.drift import DriftMonitor
 from sigma0.signals.verdict import ReasonVerdict
-from tests.calibrated import calibrated
+from tests.calibrated import calibrated, uncalibrated
 from tests.serve.api.test_chat import ASKED, LOST, chunks, post
 from tests.serve.conftest import served
 
@@ -68,8 +68,19 @@ def test_drift_is_that_of_the_verdicts(pocket, monkeypatch):
     check_histogram(values, [verdict.confidence for verdict, _ in seen])
 
 
+def test_the_shipped_calibration_knows_questions_of_its_world_from_others(pocket, plain):
+    ((verdict, door),) = judged(plain)
+    assert door == "converge" and verdict.confidence > 0.9
+    for said in (STRANGE, LOST, [{"role": "user", "content": "The hat is with Mary. What is 2 + 2?"}]):
+        ((verdict, door),) = judged(plain, messages=said)
+        assert (verdict.reason, door) == ("out_of_calibration", "escalate")
+    told = httpx.get(f"{plain.url}/v1/sigma0").json()["confidence"]
+    assert told == {name: getattr(pocket[0].confidence_model, name) for name in told} and told["answers"] > 1000
+    assert set(GAUGES[1:]) <= scraped(plain)[0]
+
+
 def test_without_a_calibration_there_is_nothing_to_drift_from(pocket):
-    with served(pocket) as server:
+    with served(uncalibrated(pocket)) as server:
         ((verdict, door),) = judged(server)
         names, values = scraped(server)
     assert not set(GAUGES) & names and values["sigma0_doors_total", door] == 1

@@ -35,7 +35,9 @@ def test_the_model_as_a_looped_one(plain, pocket):
         "context": 2048,
         "knows": about().knows,
         "examples": [example.prompt for example in about().examples],
-        "confidence": None,
+        "confidence": {
+            name: getattr(pocket[0].confidence_model, name) for name in ("answers", "auroc", "calibration_error")
+        },
     }  # fmt: skip
 
 

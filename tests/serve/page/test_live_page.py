@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -98,9 +99,10 @@ def test_hand_ups_are_counted_and_marked(opened):
     expect(page.locator("#hand-ups-text")).to_contain_text(str(marked.count()))
 
 
-def test_a_question_that_is_not_of_the_calibration_is_not_shown_as_settled(opened, pocket):
-    asked = {"role": "user", "content": QUESTION}
-    with served(calibrated(pocket, [[asked]])) as server:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_question_that_is_not_of_the_calibration_ends_under_no_open_door(opened, live, pocket, own):
+    """By the shipped calibration, and by one that knows nothing but one question."""
+    with nullcontext(live) if own else served(calibrated(pocket, [[{"role": "user", "content": QUESTION}]])) as server:
         page = opened("light", server)
         for question, word in ((QUESTION, "Confident"), ("Who is the president?", "Escalate")):
             page.get_by_role("button", name="New chat").click()
