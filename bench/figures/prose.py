@@ -155,17 +155,17 @@ def _times(results: Results) -> str:
 
 def _doors(results: Results) -> list[str]:
     reports = results.verdicts
-    doors = [reports[name].shifts[0].door for name in ("pocket", "pocket-large")]
+    doors = [reports[name].shifts[0].door for name in MODELS]
     shares = [
         [p(each.value) for each in (door.opened_of_right, door.right_of_opened, door.right) if each] for door in doors
     ]
-    known = [[reports[name].separations[score].auroc for score in _SCORES] for name in reports]
+    known = [[reports[name].separations[score].auroc for score in _SCORES] for name in MODELS]
     areas = [[c(each.value, ".3f") for each in row if each] for row in known]
     strange = [row for row in reports["pocket"].strange if row.kind == ALL]
     promise = {row.score: row for row in results.promises["pocket"].rows}
     kept, others = promise[CONFIDENCE], promise[PLAIN]
     return [
-        f"On {only({report.answers for report in reports.values()})} held-out questions each the door of `pocket` opens for "
+        f"On {only({reports[name].answers for name in MODELS})} held-out questions each the door of `pocket` opens for "
         f"{shares[0][0]} % of the right answers, and {shares[0][1]} % of what it lets through is right, of all answers "
         f"{shares[0][2]} %; on `pocket-large` {shares[1][0]} %, {shares[1][1]} % and {shares[1][2]} %.",
         f"ranks better than mean entropy (AUROC {areas[0][0]} against {areas[0][1]} on `pocket`, "

@@ -14,7 +14,13 @@ from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.calibrate.confidence import FeatureFigure
 
-VERDICTS = ("pocket", "pocket-large")
+# Reports by the name that tables give them, and the end of their files' names; only what ships is simulated.
+VERDICTS = {
+    "pocket": "pocket",
+    "pocket-large": "pocket-large",
+    "pocket-large, margin, hard half": "pocket-large-margin-hard",
+}
+SIMULATED = ("pocket", "pocket-large")
 
 
 @dataclass(frozen=True)
@@ -44,14 +50,15 @@ class Results:
     def verdicts(self) -> dict[str, VerdictReport]:
         """The reports on verdicts, by model."""
         adapter = TypeAdapter(VerdictReport)
-        return {name: adapter.validate_python(self.json(f"verdict-{name}")) for name in VERDICTS}
+        return {name: adapter.validate_python(self.json(f"verdict-{file}")) for name, file in VERDICTS.items()}
 
     @cached_property
     def promises(self) -> dict[str, PromiseReport]:
         """The simulations of calibrations, by model."""
         adapter = TypeAdapter(PromiseReport)
-        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in VERDICTS}
+        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in SIMULATED}
 
     def features(self, name: str) -> tuple[FeatureFigure, ...]:
-        """What each feature was worth to the confidence that a model was given."""
-        return TypeAdapter(tuple[FeatureFigure, ...]).validate_python(self.json(f"doors-{name}")["features"])
+        """What each feature was worth in the fit of a model's confidence, by the name that tables give the model."""
+        fitted = self.json(f"doors-{VERDICTS[name]}")["features"]
+        return TypeAdapter(tuple[FeatureFigure, ...]).validate_python(fitted)

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import typer
 
-from sigma0.bench.core.options import ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
@@ -16,6 +17,8 @@ from sigma0.models.load import load
 def verdict(
     model: WorldModel = "pocket",
     n: Stories = 2000,
+    hard: HardHalf = False,
+    risk: Annotated[float, typer.Option(help="Risk that the model's door was calibrated for.")] = 0.05,
     seed: StorySeed = 0,
     threads: Threads = 1,
     out: ReportFile = None,
@@ -35,13 +38,13 @@ def verdict(
         from sigma0.bench.verdict.tables import report_tables
 
         looped, tokenizer = load(model, dtype="float32")
-        prompts, strange, name = list(micro_world(n, "test", seed)), read_strange(), Path(model).name
+        prompts, strange, name = list(micro_world(n, "test", seed, hard)), read_strange(), Path(model).name
         total = asked(n, len(strange))
         with progress_bar("answers", total, hidden=as_json) as advance:
             done = iter(range(1, total + 1))
             config, policy = looped.resolve_exit_config(None), looped.door_policy
             asker = Asker(looped, tokenizer, config, policy, lambda: advance(next(done)))
-            report = measure(asker, name, prompts, strange, seed)
+            report = measure(asker, name, prompts, strange, seed, risk)
         text = json.dumps(report.to_dict(), indent=1)
         if out is not None:
             out.write_text(text + "\n")

@@ -29,6 +29,7 @@ class VerdictReport:
         rule: The exit rule.
         fates: Where its loops spiral and diverge.
         policy: What the converge door asks for.
+        allowed: Risk that it was calibrated for.
         weights: Of the confidence, by feature; None where it is exp(-mean entropy).
         answers: How many questions.
         separations: One for each score of doubt.
@@ -45,6 +46,7 @@ class VerdictReport:
     rule: dict[str, Any]
     fates: dict[str, Any]
     policy: dict[str, Any]
+    allowed: float
     weights: dict[str, float] | None
     answers: int
     separations: dict[str, Separation]
@@ -61,7 +63,7 @@ class VerdictReport:
 
 
 def measure(
-    asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int
+    asker: Asker, name: str, prompts: Sequence[Prompt], strange: Sequence[StrangePrompt], seed: int, allowed: float
 ) -> VerdictReport:
     """Asks everything that the report is of.
 
@@ -71,6 +73,7 @@ def measure(
         prompts: With answers; every other one a chat.
         strange: Prompts that are not of its world.
         seed: Of the stories of the shifts.
+        allowed: Risk that its door was calibrated for.
     """
     answers, model = asker.answers(prompts), asker.model.confidence_model
     wrong, scores = (~answers.right).astype(np.float64), doubts(answers)
@@ -79,6 +82,7 @@ def measure(
         rule=asker.config.to_dict(),
         fates=asker.model.fate_config.to_dict(),
         policy=asker.policy.to_dict(),
+        allowed=allowed,
         weights=_weights(model),
         answers=len(prompts),
         separations={score: separate(values, wrong) for score, values in scores.items()},

@@ -7,7 +7,6 @@ from typing import Literal
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.bench.pocket.world import Mix
 from sigma0.bench.verdict.asking import Answers, Asker
-from sigma0.bench.verdict.scores import RISK
 from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.calibrate.doors import DoorCheck
 from sigma0.calibrate.prompts import Prompt
@@ -41,13 +40,12 @@ class ShiftRow:
     door: DoorCheck
     strange: Estimate
 
-    @property
-    def kept(self) -> Kept:
-        """Whether at most 5 % of what is let through is wrong: `open` where the interval says neither."""
+    def kept(self, allowed: float) -> Kept:
+        """Whether at most the allowed share of what is let through is wrong: `open` where the interval says neither."""
         if self.door.right_of_opened is None:
             return "yes"
         low, high = self.door.right_of_opened.interval
-        return "yes" if low >= 1 - RISK else "no" if high < 1 - RISK else "open"
+        return "yes" if low >= 1 - allowed else "no" if high < 1 - allowed else "open"
 
 
 def shift_rows(asker: Asker, answers: Answers, n: int, seed: int) -> tuple[ShiftRow, ...]:
@@ -72,9 +70,9 @@ def shift_answers(n: int) -> int:
     return n * (len(MIXES) + 1)
 
 
-def not_kept(rows: Sequence[ShiftRow]) -> list[str]:
+def not_kept(rows: Sequence[ShiftRow], allowed: float) -> list[str]:
     """Names of the shifts under which the stated risk is not kept."""
-    return [row.shift for row in rows if row.kept == "no"]
+    return [row.shift for row in rows if row.kept(allowed) == "no"]
 
 
 def _strange(answers: Answers) -> Estimate:

@@ -104,7 +104,7 @@ def shift_table(reports: Reports) -> str:
         "right of all",
         "opened",
         "right of those, 95 %",
-        "5 % kept",
+        "risk kept",
         "AUROC",
         "out of calibration",
     )
@@ -112,7 +112,12 @@ def shift_table(reports: Reports) -> str:
     for name, report in reports.items():
         for row in report.shifts:
             door = row.door
-            cells = [_percent(door.right), _percent(door.opened), _interval(door.right_of_opened), row.kept]
+            cells = [
+                _percent(door.right),
+                _percent(door.opened),
+                _interval(door.right_of_opened),
+                row.kept(report.allowed),
+            ]
             auroc = "-" if door.auroc is None else f"{door.auroc:.3f}"
             lines.append([name, row.shift, f"{door.prompts:,}", *cells, auroc, _percent(row.strange)])
     return BenchTable(headings, lines, left=headings[:2]).markdown()
@@ -159,7 +164,7 @@ def promise_table(reports: Mapping[str, PromiseReport]) -> str:
 
 
 def _broken(reports: Reports) -> dict[str, Sequence[str]]:
-    return {name: not_kept(report.shifts) for name, report in reports.items()}
+    return {name: not_kept(report.shifts, report.allowed) for name, report in reports.items()}
 
 
 def _percent(estimate: Estimate | None, digits: int = 1) -> str:

@@ -22,7 +22,7 @@ from sigma0.config import ExitConfig, FateConfig, Switches
 def test_figures_are_what_the_runs_say(asker, strange):
     asker = replace(asker, config=ExitConfig(q=0.6), on_answer=lambda: answers.append(1))
     prompts, answers = list(micro_world(6, "test", 3)), []
-    report = measure(asker, "pocket", prompts, strange, 3)
+    report = measure(asker, "pocket", prompts, strange, 3, 0.05)
     assert len(answers) == asked(6, 2) and [row.setting for row in report.switches] == list(SETTINGS)
     runs = [
         sigma0.generate(
@@ -65,9 +65,9 @@ def test_the_command(tmp_path, strange, monkeypatch):
     prompts.write_text("\n".join(each.model_dump_json() for each in strange))
     monkeypatch.setattr(strange_module.read_strange, "__defaults__", (prompts,))
     file = tmp_path / "verdict.json"
-    result = CliRunner().invoke(app, ["verdict", "pocket", "--n", "2", "--out", str(file)])
+    result = CliRunner().invoke(app, ["verdict", "pocket", "--n", "2", "--hard", "--risk", "0.1", "--out", str(file)])
     assert result.exit_code == 0, result.output
     told = json.loads(file.read_text())
-    assert told["answers"] == 2 and told["model"] == "pocket" and len(told["strange"]) == 6
+    assert told["answers"] == 2 and told["allowed"] == 0.1 and told["model"] == "pocket" and len(told["strange"]) == 6
     assert {"confidence", "mean entropy", "minimum margin", "mean depth", "length"} <= set(told["separations"])
     assert "right of those let through" in result.stdout and "| pocket | hard half | 1 |" in result.stdout

@@ -20,12 +20,12 @@ def row(name, opened, wrong):
     "opened, wrong, kept", [(1000, 20, "yes"), (1000, 90, "no"), (1000, 50, "open"), (0, 9, "yes")]
 )
 def test_a_risk_is_kept_or_broken_only_beyond_its_interval(opened, wrong, kept):
-    assert row("a", opened, wrong).kept == kept
+    assert row("a", opened, wrong).kept(0.05) == kept
 
 
 def test_the_broken_ones_are_named():
     rows = [row("calm", 1000, 20), row("storm", 1000, 90)]
-    assert not_kept(rows) == ["storm"]
+    assert not_kept(rows, 0.05) == ["storm"] and not_kept(rows, 0.2) == []
 
 
 def test_the_mixes_are_what_they_are_called():
@@ -39,6 +39,7 @@ def test_the_mixes_are_what_they_are_called():
 
 def test_the_sentence_says_so_plainly():
     class Report:
+        allowed = 0.05
         shifts = (row("calm", 1000, 20), row("storm", 1000, 90))
 
     assert kept_sentence({"pocket": Report()}) == "**The stated risk is not kept** under: pocket: storm."
