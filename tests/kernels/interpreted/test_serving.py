@@ -18,7 +18,7 @@ def test_the_kernels_tell_what_torch_tells():
     tokenizer = sigma0.load("pocket")[1]
     model = settled_model(3, vocab_size=len(tokenizer), total_ut_steps=4).to(DEVICE)
     model.generation_config.eos_token_id = None
-    told = []
+    told, surprises = [], []
     for backend in ("torch", "triton"):
         model.backend = backend
         engine = Engine(model, tokenizer, "tiny", EngineLimits(page_size=16), watch=True)
@@ -31,8 +31,10 @@ def test_the_kernels_tell_what_torch_tells():
             ends |= {key: event for key, event in engine.step() if isinstance(event, RequestOutput)}
         told.append(
             {
-                key: [(token.id, token.depth, token.reason, token.fate) for token in end.tokens]
+                key: [(token.id, token.depth, token.reason, token.fate, token.deepest_agrees) for token in end.tokens]
                 for key, end in ends.items()
             }
         )
+        surprises.append([token.deepest_surprise for key in sorted(ends) for token in ends[key].tokens])
     assert told[0] == told[1] and len(told[0]) == len(CONFIGS)
+    np.testing.assert_allclose(*surprises, rtol=1e-3, atol=1e-4)
