@@ -1,67 +1,86 @@
-// Rows of a pass on a CPU: which lanes they are, why they stop, and what is fed back; see lane_rows.py.
-// Columns, codes and flags are defined in front of this text.
+// Rows of a pass on a CPU: which lanes they are, what ends their loop, why they stop, and what is fed back; see
+// lane_rows.py. The fields of `Books`, columns, codes and flags are defined in front of this text, which stands behind
+// that of row_norm.cpp.
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <vector>
 
-// Live lanes by stage, those of one stage in their order: `count` lines of the table, and the columns of `Rows`.
-extern "C" void live_rows(
-    const int64_t* table, int64_t lanes, int64_t depth, int64_t count, int64_t* lines, int64_t* columns) {
-  const int64_t idle = 2 * depth;
+// As row_choice.cpp has them.
+using Leads = void (*)(const float*, const float*, bool*, int64_t, int64_t, int64_t, int64_t);
+using Best = void (*)(const float*, int64_t*, int64_t, int64_t, int64_t, int64_t);
+
+struct Books {
+  BOOKS_FIELDS
+};
+
+// Of the table: a stage that is none counts as idle.
+static bool is_live(int64_t stage, int64_t idle) {
+  return stage >= 0 && stage < idle;
+}
+
+static int64_t column_of(const Books* books, int64_t column, int64_t row) {
+  return books->columns[column * books->lanes + row];
+}
+
+// Live lanes by stage, those of one stage in their order, with their lines of the table and their states; how many.
+extern "C" int64_t start_rows(Books* books) {
+  const int64_t depth = books->depth, idle = 2 * depth;
   thread_local std::vector<int64_t> starts;
   starts.assign(idle + 1, 0);
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t stage = table[lane * TABLE_WIDTH + STAGE];
-    if (stage < idle) {
+  for (int64_t lane = 0; lane < books->lanes; ++lane) {
+    const int64_t stage = books->table[lane * TABLE_WIDTH + STAGE];
+    if (is_live(stage, idle)) {
       ++starts[stage + 1];
     }
   }
   for (int64_t stage = 0; stage < idle; ++stage) {
     starts[stage + 1] += starts[stage];
   }
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t* line = table + lane * TABLE_WIDTH;
-    if (line[STAGE] >= idle) {
+  books->count = starts[idle];
+  books->decoding = starts[depth];
+  for (int64_t lane = 0; lane < books->lanes; ++lane) {
+    const int64_t* line = books->table + lane * TABLE_WIDTH;
+    if (!is_live(line[STAGE], idle)) {
       continue;
     }
     const int64_t row = starts[line[STAGE]]++, plane = line[STAGE] % depth;
-    if (row >= count) {
-      continue;
-    }
-    std::copy(line, line + TABLE_WIDTH, lines + row * TABLE_WIDTH);
+    std::copy(line, line + TABLE_WIDTH, books->lines + row * TABLE_WIDTH);
     const int64_t values[] = {lane, lane / depth, line[CACHE_POSITION], line[POSITION], plane, plane + 1};
     for (int64_t column = 0; column < COLUMNS; ++column) {
-      columns[column * count + row] = values[column];
+      books->columns[column * books->lanes + row] = values[column];
+    }
+    std::memcpy(books->previous + row * books->bytes, books->hidden + lane * books->bytes, books->bytes);
+  }
+  return books->count;
+}
+
+// Puts states behind a loop, `stride` bytes apart, into their lanes, and keeps them for statistics where paths are kept.
+static void keep_states(Books* books, const char* states, int64_t stride) {
+  for (int64_t row = 0; row < books->count; ++row) {
+    const char* own = states + row * stride;
+    std::memcpy(books->hidden + column_of(books, LANE, row) * books->bytes, own, books->bytes);
+    if (books->paths != nullptr) {
+      const int64_t position = column_of(books, AT, row) % books->window;
+      const int64_t at = column_of(books, SEQUENCE, row) * books->window + position;
+      char* to = books->paths + (at * books->depth + column_of(books, PLANE, row)) * books->path_bytes;
+      std::memcpy(to, own, books->path_bytes);
     }
   }
 }
 
-// Keeps states after a loop, `bytes` each and `stride` apart, by sequence, cache position in a ring, and plane.
-extern "C" void keep_rows(
-    const int64_t* columns, int64_t count, int64_t depth, const char* states, int64_t stride, int64_t bytes,
-    char* paths, int64_t window) {
-  for (int64_t row = 0; row < count; ++row) {
-    const int64_t sequence = columns[count + row], position = columns[2 * count + row], plane = columns[4 * count + row];
-    const int64_t at = (sequence * window + position % window) * depth + plane;
-    std::memcpy(paths + at * bytes, states + row * stride, bytes);
-  }
-}
-
-// Why each of the first `decoding` rows stops, and the next stage of all; how many rows are to be read, in `which`.
+// Why decoding rows stop, and the next stage of all; how many rows are to be read, in `which`.
 extern "C" int64_t stop_rows(
-    const int64_t* lines, const int64_t* columns, int64_t count, int64_t decoding, int64_t depth,
-    const int64_t* settings, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts,
-    int64_t* table, int64_t* codes, int64_t* which) {
+    Books* books, const bool* met, const int64_t* decisions, const bool* given, bool verify, bool prompts) {
+  const int64_t depth = books->depth;
   int64_t reads = 0;
-  for (int64_t row = 0; row < count; ++row) {
-    const int64_t* line = lines + row * TABLE_WIDTH;
-    int64_t* lane = table + columns[row] * TABLE_WIDTH;
-    const int64_t* own = settings + columns[count + row] * SETTINGS_WIDTH;
-    const int64_t loops = columns[(COLUMNS - 1) * count + row];
+  for (int64_t row = 0; row < books->count; ++row) {
+    const int64_t* line = books->lines + row * TABLE_WIDTH;
+    int64_t* lane = books->table + column_of(books, LANE, row) * TABLE_WIDTH;
+    const int64_t* own = books->settings + column_of(books, SEQUENCE, row) * SETTINGS_WIDTH;
+    const int64_t loops = column_of(books, LOOPS, row);
     int64_t stage = line[STAGE] + 1;
     bool is_read = verify && own[VERIFY] > 0 && (own[REDRAFT] > 0 || loops == depth);
-    if (row < decoding) {
+    if (row < books->decoding) {
       const bool last = loops >= own[LAST];
       int64_t code = last ? LAST_LOOP : 0;
       if (decisions != nullptr && (decisions[row] == MET || (decisions[row] == DIVERGED && !last))) {
@@ -82,7 +101,7 @@ extern "C" int64_t stop_rows(
         lane[FLAGS] = flags;
         code = loops < depth ? 0 : flags == MET_FLAG ? MET : LAST_LOOP;
       }
-      codes[row] = code;
+      books->codes[row] = code;
       is_read = code > 0;
       if (is_read) {
         const bool in_answer = line[CACHE_POSITION] >= own[PROMPT];
@@ -91,31 +110,109 @@ extern "C" int64_t stop_rows(
     }
     lane[STAGE] = stage;
     if (is_read) {
-      which[reads++] = row;
+      books->which[reads++] = row;
     }
   }
   return reads;
 }
 
-// Which drafts stand, what is fed back and what is emitted, of `count` rows that were read of `rows`. Writes lines that
-// say anything, and which of the rows they are about; a line `fed` for each token that enters. How many of both.
-extern "C" void settle_rows(
-    const int64_t* lines, const int64_t* columns, int64_t rows, const int64_t* codes, int64_t decoding, int64_t depth,
-    const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count,
-    const int64_t* settings, const int64_t* eos, int64_t eos_count, bool verify, int64_t lanes, int64_t* table,
-    int64_t* emitted, int64_t* kept, int64_t* fed, int64_t* counts) {
-  const int64_t idle = 2 * depth;
-  thread_local std::vector<int64_t> oldest;
-  if (verify) {
-    oldest.assign(lanes / depth, NO_LIMIT);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = which[i], sequence = columns[rows + row];
-      if (row >= decoding && !stands[i]) {
-        oldest[sequence] = std::min(oldest[sequence], lines[row * TABLE_WIDTH + CACHE_POSITION]);
+// `qexit` of decoding rows, given their normed states, `width` numbers each.
+static void ask_gate(Books* books, const float* states) {
+  const int64_t width = books->width;
+  for (int64_t row = 0; row < books->decoding; ++row) {
+    const float* own = states + row * width;
+    float parts[SIDE_BY_SIDE] = {};
+    float sum = books->gate_bias[0];
+    int64_t i = 0;
+    for (; i + SIDE_BY_SIDE <= width; i += SIDE_BY_SIDE) {
+      for (int64_t j = 0; j < SIDE_BY_SIDE; ++j) {
+        parts[j] += own[i + j] * books->gate_weight[i + j];
       }
     }
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      int64_t* line = table + lane * TABLE_WIDTH;
+    for (; i < width; ++i) {
+      sum += own[i] * books->gate_weight[i];
+    }
+    for (const float part : parts) {
+      sum += part;
+    }
+    const float hazard = 1.0f / (1.0f + std::exp(-sum));
+    float* kept = books->gate + column_of(books, LANE, row) * 2;
+    const float survival = kept[SURVIVAL], cumulative = kept[CUMULATIVE] + hazard * survival;
+    kept[SURVIVAL] = survival * (1.0f - hazard);
+    kept[CUMULATIVE] = cumulative;
+    books->met[row] = cumulative >= books->thresholds[column_of(books, SEQUENCE, row) * THRESHOLDS + Q];
+  }
+}
+
+// The end of a loop. Where `stops`, no rule but the gate's is asked, and rows stop; how many are to be read then.
+extern "C" int64_t end_rows(
+    Books* books, const void* raw, int64_t stride, bool norms, bool asks_gate, bool stops, bool verify, bool prompts) {
+  const char* states = static_cast<const char*>(raw);
+  if (norms) {
+    norm_rows(
+        static_cast<const float*>(raw), books->norm, nullptr, reinterpret_cast<float*>(books->states), books->count,
+        books->width, books->epsilon);
+    states = books->states;
+  }
+  keep_states(books, states, stride);
+  if (asks_gate) {
+    ask_gate(books, reinterpret_cast<const float*>(states));
+  }
+  return stops ? stop_rows(books, asks_gate ? books->met : nullptr, nullptr, nullptr, verify, prompts) : 0;
+}
+
+// `margin` of decoding rows, given their logits, beside what the gate has said; then rows stop. How many are to be read.
+extern "C" int64_t lead_rows(
+    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool asked_gate, bool verify, bool prompts) {
+  for (int64_t row = 0; row < books->decoding; ++row) {
+    const float* theta = books->thresholds + column_of(books, SEQUENCE, row) * THRESHOLDS + THETA;
+    bool leads = false;
+    // a rule that is none is never met
+    if (std::isfinite(*theta)) {
+      books->leads(logits + row * stride, theta, &leads, 1, vocabulary, 0, 0);
+    }
+    books->met[row] = leads || (asked_gate && books->met[row]);
+  }
+  return stop_rows(books, books->met, nullptr, nullptr, verify, prompts);
+}
+
+// The likeliest ids of rows that were read, and which drafts stand; logits are those of these rows, or of all.
+extern "C" void best_of_rows(
+    Books* books, const float* logits, int64_t vocabulary, int64_t stride, bool of_all, int64_t count, int64_t broken) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = books->which[i];
+    books->best(logits + (of_all ? row : i) * stride, books->token_ids + i, 1, vocabulary, 0, broken);
+    books->stands[i] = books->token_ids[i] == books->lines[row * TABLE_WIDTH + DRAFT];
+  }
+}
+
+// Which drafts stand, what is fed back and what is emitted, of `count` rows that were read. Writes lines that say
+// anything, and which of the rows they are about; a line `fed` for each token that enters, and their embeddings where
+// their weight is known. How many lines; nothing is done and -1 is told where there is no such row, and -2 where an id
+// has no embedding.
+extern "C" int64_t settle_rows(
+    Books* books, const int64_t* which, const int64_t* token_ids, const bool* stands, const bool* ends, int64_t count,
+    bool verify) {
+  const int64_t depth = books->depth, idle = 2 * depth;
+  for (int64_t i = 0; i < count; ++i) {
+    if (which[i] < 0 || which[i] >= books->count) {
+      return -1;
+    }
+    if (books->embedding != nullptr && token_ids[i] >= books->embeddings) {
+      return -2;
+    }
+  }
+  thread_local std::vector<int64_t> oldest;
+  if (verify) {
+    oldest.assign(books->lanes / depth, NO_LIMIT);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = which[i], sequence = column_of(books, SEQUENCE, row);
+      if (row >= books->decoding && !stands[i]) {
+        oldest[sequence] = std::min(oldest[sequence], books->lines[row * TABLE_WIDTH + CACHE_POSITION]);
+      }
+    }
+    for (int64_t lane = 0; lane < books->lanes; ++lane) {
+      int64_t* line = books->table + lane * TABLE_WIDTH;
       if (line[CACHE_POSITION] > oldest[lane / depth]) {
         line[STAGE] = idle;
       }
@@ -123,11 +220,12 @@ extern "C" void settle_rows(
   }
   int64_t said = 0, entering = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = which[i], lane = columns[row], sequence = columns[rows + row];
-    const int64_t* line = lines + row * TABLE_WIDTH;
-    const int64_t* own = settings + sequence * SETTINGS_WIDTH;
-    const int64_t loops = columns[(COLUMNS - 1) * rows + row], token = token_ids[i], behind = line[CACHE_POSITION] + 1;
-    const bool decodes = row < decoding, final = !verify || loops >= depth;
+    const int64_t row = which[i];
+    const int64_t lane = column_of(books, LANE, row), sequence = column_of(books, SEQUENCE, row);
+    const int64_t* line = books->lines + row * TABLE_WIDTH;
+    const int64_t* own = books->settings + sequence * SETTINGS_WIDTH;
+    const int64_t loops = column_of(books, LOOPS, row), token = token_ids[i], behind = line[CACHE_POSITION] + 1;
+    const bool decodes = row < books->decoding, final = !verify || loops >= depth;
     const bool falls = !decodes && !stands[i];
     if (!decodes && !falls && !final) {
       // a draft that stands before loop T changes nothing
@@ -135,42 +233,88 @@ extern "C" void settle_rows(
     }
     const bool survives = !verify || line[CACHE_POSITION] <= oldest[sequence];
     bool over = behind >= own[LIMIT];
-    for (int64_t k = 0; k < eos_count; ++k) {
-      over |= eos[sequence * eos_count + k] == token;
+    for (int64_t k = 0; k < books->eos_count; ++k) {
+      over |= books->eos[sequence * books->eos_count + k] == token;
     }
     if (ends != nullptr) {
       over = ends[i];
     }
     int64_t flags = line[FLAGS];
     if (decodes) {
-      flags = codes[row] == MET ? MET_FLAG : codes[row] == DIVERGED ? DIVERGED_FLAG : 0;
+      flags = books->codes[row] == MET ? MET_FLAG : books->codes[row] == DIVERGED ? DIVERGED_FLAG : 0;
     }
     const int64_t depth_read = decodes || falls ? loops : line[DEPTH];
     const bool enters = (decodes || falls) && survives;
     if (enters) {
       if (!final) {
         // a new draft is noted with the token that it was read from
-        int64_t* noted = table + lane * TABLE_WIDTH;
+        int64_t* noted = books->table + lane * TABLE_WIDTH;
         noted[DRAFT] = token;
         noted[DEPTH] = depth_read;
         noted[FLAGS] = flags;
       }
       const int64_t following = lane / depth * depth + (lane + 1) % depth;
       const int64_t entry[] = {over ? idle : 0, behind, line[POSITION] + 1, NO_DRAFT, 0, 0};
-      std::copy(entry, entry + TABLE_WIDTH, table + following * TABLE_WIDTH);
+      std::copy(entry, entry + TABLE_WIDTH, books->table + following * TABLE_WIDTH);
       if (!over) {
-        const int64_t next[] = {following, std::max<int64_t>(token, 0), line[POSITION] + 1};
+        const int64_t id = std::max<int64_t>(token, 0);
+        if (books->embedding != nullptr) {
+          std::memcpy(books->hidden + following * books->bytes, books->embedding + id * books->width, books->bytes);
+        }
+        books->gate[following * 2 + SURVIVAL] = 1.0f;
+        books->gate[following * 2 + CUMULATIVE] = 0.0f;
+        if (books->counts != nullptr) {
+          std::fill_n(books->counts + following * books->counts_width, books->counts_width, 0);
+        }
+        const int64_t next[] = {following, id, line[POSITION] + 1};
         for (int64_t k = 0; k < 3; ++k) {
-          fed[k * count + entering] = next[k];
+          books->fed[k * books->lanes + entering] = next[k];
         }
         ++entering;
       }
     }
     const bool emits = survives && (final || (decodes && own[VERIFY] == 0));
     const int64_t told[] = {emits, sequence, token, depth_read, behind, falls ? 0 : flags, over, !falls, enters};
-    std::copy(told, told + 9, emitted + said * 9);
-    kept[said++] = i;
+    std::copy(told, told + LINE_WIDTH, books->emitted + said * LINE_WIDTH);
+    books->kept[said++] = i;
   }
-  counts[0] = said;
-  counts[1] = entering;
+  books->entering = entering;
+  return said;
+}
+
+// How many lanes are live.
+extern "C" int64_t live_lanes(const int64_t* table, int64_t lanes, int64_t depth) {
+  int64_t live = 0;
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    live += is_live(table[lane * TABLE_WIDTH + STAGE], 2 * depth);
+  }
+  return live;
+}
+
+// Counts the live rows of new tokens of each sequence in the coming pass, and the passes with any; sequence and cache
+// position of each token for which it is the last one, in `left`. How many those are; and one more than the largest
+// cache position of a live row.
+extern "C" int64_t count_rows(
+    const int64_t* table, int64_t sequences, int64_t depth, const int64_t* prompts, int64_t* passes, int64_t* rows,
+    int64_t* left, int64_t* longest) {
+  int64_t leaving = 0;
+  *longest = 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    int64_t live = 0;
+    const int64_t* line = table + sequence * depth * TABLE_WIDTH;
+    for (int64_t lane = 0; lane < depth; ++lane, line += TABLE_WIDTH) {
+      if (!is_live(line[STAGE], 2 * depth)) {
+        continue;
+      }
+      live += line[CACHE_POSITION] >= prompts[sequence];
+      *longest = std::max(*longest, line[CACHE_POSITION] + 1);
+      if (line[STAGE] == depth - 1 || line[STAGE] == 2 * depth - 1) {
+        left[2 * leaving] = sequence;
+        left[2 * leaving++ + 1] = line[CACHE_POSITION];
+      }
+    }
+    passes[sequence] += live > 0;
+    rows[sequence] += live;
+  }
+  return leaving;
 }

@@ -1,216 +1,494 @@
-"""The bookkeeping of a step on a CPU in few calls: which lanes run, which of them stop, and what is fed back.
+"""The bookkeeping of a step on a CPU in few calls: which lanes run, how a loop ends, what stops, and what is fed back.
 
-These are parts 1, 6, 7 and 8 of a step and the end of part 3. The reference is `sigma0.decode.step`, which every other
-device runs and every compiled program: a hundred operations over a few numbers each, of which a call costs more than
-the work. For three rows the calls here take 2 us each.
+These are parts 1, 3, 6, 7 and 8 of a step, and 5 where argmaxes are taken. The reference is `sigma0.decode.step`, which
+every other device runs and every compiled program: a hundred operations over a few numbers each, of which a call costs
+more than the work. All memory is handed over once, and again where it was replaced, so that a call takes a pointer, and
+what it returns lies in memory that the next pass writes again.
 
 The tables are the caller's: it names their columns, and the values in them, once.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sigma0.kernels.cpp_library import load
-from sigma0.kernels.exit_state import DIVERGED, LAST_LOOP, MET
+from sigma0.kernels.cpp_library import load_library
+from sigma0.kernels.exit_state import CUMULATIVE, DIVERGED, LAST_LOOP, MET, SURVIVAL
+from sigma0.kernels.row_choice import choice_functions
 
-_COLUMNS = 6
+_COLUMNS = ("LANE", "SEQUENCE", "AT", "POSITION_OF", "PLANE", "LOOPS")
 _LINE = 9
-_POINTER, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
+_NUMBERS = [
+    "lanes",
+    "depth",
+    "bytes",
+    "width",
+    "path_bytes",
+    "window",
+    "eos_count",
+    "embeddings",
+    "counts_width",
+    "count",
+    "decoding",
+    "entering",
+]
+_POINTERS = {
+    "int64_t*": "table settings eos lines columns codes which token_ids emitted kept fed",
+    "float*": "thresholds gate norm gate_weight gate_bias embedding",
+    "char*": "hidden paths previous states",
+    "int32_t*": "counts",
+    "bool*": "met stands",
+    "Leads": "leads",
+    "Best": "best",
+}
 
 
-@dataclass(frozen=True)
-class LiveRows:
-    """The live lanes, by their stages; int64 and contiguous.
+class _Books(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_void_p) for names in _POINTERS.values() for name in names.split()),
+    )
+
+
+class EndWeights(NamedTuple):
+    """Weights of a model's parts whose functions in C++ may take their place; None where they may not.
 
     Attributes:
-        lines: Their lines of the table, `[R, 6]`.
-        columns: Lane, sequence, cache position, position, plane that the next loop writes, and loops that are finished
-            with it, `[6, R]`.
+        norm: Of the norm after a loop, float32 `[D]`.
+        epsilon: Of that norm.
+        gate: Of the exit gate, float32 `[1, D]`.
+        bias: Of the exit gate, float32 `[1]`.
+        embedding: Of the ids, float32 `[V, D]`.
+    """
+
+    norm: Tensor | None = None
+    epsilon: float = 0.0
+    gate: Tensor | None = None
+    bias: Tensor | None = None
+    embedding: Tensor | None = None
+
+
+class LaneTables(NamedTuple):
+    """Memory of the lanes of S sequences, T each.
+
+    Attributes:
+        table: Table of lanes, int64 `[S T + 1, 6]`.
+        hidden: State of each token, `[S T + 1, W]`.
+        gate: What `qexit` keeps of each, float32 `[S T + 1, 2]`.
+        counts: Zeroed where a token enters, int32 `[S T + 1, n]`; None for none.
+        paths: States after every loop by sequence and cache position, position c at c mod window, `[S window + 1, T,
+            D]`; None where they are not kept.
+        settings: Of every sequence, int64 `[S, n]`.
+        thresholds: Of every sequence, float32 `[S, 3]`.
+        eos: Ids that end a sequence, int64 `[S, E]`.
+    """
+
+    table: Tensor
+    hidden: Tensor
+    gate: Tensor
+    counts: Tensor | None
+    paths: Tensor | None
+    settings: Tensor
+    thresholds: Tensor
+    eos: Tensor
+
+
+class LiveRows(NamedTuple):
+    """The live lanes of a pass by their stages, from before the loop.
+
+    Attributes:
+        lines: Their lines of the table, int64 `[R, 6]`.
+        lanes: Lane of each, int64 `[R]`; likewise
+        sequences: its sequence,
+        cache_positions: its cache position,
+        positions: its position,
+        planes: the plane that the next loop writes, and
+        loops: loops that are finished with it.
+        previous: State of each, `[R, W]`.
+        states: Where its state after the loop is written if it is normed here, `[R, W]`.
     """
 
     lines: Tensor
-    columns: Tensor
+    lanes: Tensor
+    sequences: Tensor
+    cache_positions: Tensor
+    positions: Tensor
+    planes: Tensor
+    loops: Tensor
+    previous: Tensor
+    states: Tensor
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(NamedTuple):
     """What a step emits and feeds.
 
     Attributes:
-        lines: int64 `[K, 9]`.
-        kept: Which of the rows that were read they are about, int64 `[K]`.
-        lanes: Lane of each token that enters, int64 `[N]`.
-        token_ids: `[N]`.
-        positions: Position of each, `[N]`.
+        lines: Array of int64 `[K, 9]`.
+        kept: Which of the rows that were read they are about, array of int64 `[K]`.
+        fed: Lane, id and position of each token that enters and is not embedded yet, int64 `[3, N]`; None for none.
     """
 
-    lines: Tensor
-    kept: Tensor
-    lanes: Tensor
-    token_ids: Tensor
-    positions: Tensor
+    lines: Any
+    kept: Any
+    fed: Tensor | None
 
 
-class LaneRows:
-    """The calls.
+class LaneBooks:
+    """The books of the passes over some lanes.
 
     Args:
         names: Columns and widths of the tables, and values in them, as the source in C++ names them.
+        tables: The lanes.
+        depth: T.
+
+    Attributes:
+        norms: Whether the norm after a loop is known here.
+        gates: Whether the exit gate is.
+        tables: The lanes as they were taken last.
+        decoding: Rows of the pass that wait for their reading; they come first.
     """
 
-    def __init__(self, names: Mapping[str, int]) -> None:
-        codes = {"MET": MET, "LAST_LOOP": LAST_LOOP, "DIVERGED": DIVERGED, "COLUMNS": _COLUMNS}
-        definitions = {**names, **codes}
+    def __init__(self, names: Mapping[str, int], tables: LaneTables, depth: int) -> None:
+        self._calls = _compiled(tuple(names.items()))
+        self._widths = names["TABLE_WIDTH"], names["SETTINGS_WIDTH"], names["THRESHOLDS"]
+        lanes, width = tables.table.shape[0] - 1, tables.hidden.shape[1]
+        self._books = books = _Books(lanes=lanes, depth=depth, width=width)
+        self._pointer = ctypes.byref(books)
+        with torch.inference_mode(False):
+            numbers: dict[str, tuple[int, ...]] = {
+                "lines": (lanes, self._widths[0]),
+                "columns": (len(_COLUMNS), lanes),
+                "emitted": (lanes, _LINE),
+            }
+            numbers |= {
+                "fed": (3, lanes),
+                "codes": (lanes,),
+                "which": (lanes,),
+                "token_ids": (lanes,),
+                "kept": (lanes,),
+            }
+            self._own = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in numbers.items()}
+            self._own |= {name: torch.zeros(lanes, dtype=torch.bool) for name in ("met", "stands")}
+            self._own |= {name: tables.hidden.new_zeros((lanes, width)) for name in ("previous", "states")}
+        for name, tensor in self._own.items():
+            setattr(books, name, tensor.data_ptr())
+        books.leads, books.best = choice_functions()
+        self._lines, self._kept = self._own["emitted"].numpy(), self._own["kept"].numpy()
+        self._rows: dict[int, LiveRows] = {}
+        self._parts: dict[tuple[str, int], Tensor] = {}
+        self.tables: LaneTables | None = None
+        self._stamp: tuple[object, ...] = ()
+        self._held: list[Tensor | None] = []
+        self._reads = 0
+        self.norms = self.gates = False
+        self.decoding = 0
 
-        def function(name: str, arguments: str, returns: type[ctypes.c_int64] | None = None) -> Callable[..., int]:
-            kinds = {"p": _POINTER, "n": _NUMBER, "f": _FLAG}
-            return load("lane_rows.cpp", name, [kinds[kind] for kind in arguments], definitions, returns)
-
-        self._live = function("live_rows", "pnnnpp")
-        self._keep = function("keep_rows", "pnnpnnpn")
-        self._stop = function("stop_rows", "ppnnnppppffppp", ctypes.c_int64)
-        self._settle = function("settle_rows", "ppnpnnppppnppnfnppppp")
-
-    def live(self, table: Tensor, depth: int, count: int) -> LiveRows:
-        """The live lanes.
+    def take_tables(self, tables: LaneTables, window: int) -> None:
+        """Takes the lanes, some of whose memory may be another one than before.
 
         Args:
-            table: Table of lanes, int64 `[S T + 1, 6]`, contiguous.
-            depth: T.
-            count: How many live lanes there are.
-        """
-        lines, columns = table.new_empty((count, table.shape[1])), table.new_empty((_COLUMNS, count))
-        self._live(table.data_ptr(), table.shape[0] - 1, depth, count, lines.data_ptr(), columns.data_ptr())
-        return LiveRows(lines, columns)
+            tables: The lanes.
+            window: Cache positions of which paths are kept.
 
-    def keep(self, rows: LiveRows, states: Tensor, paths: Tensor, window: int) -> None:
-        """Keeps what a loop has left of tokens.
+        Raises:
+            ValueError: For memory of another kind than the functions take.
+        """
+        books, (table_width, settings_width, thresholds) = self._books, self._widths
+        rows, depth, width = books.lanes + 1, books.depth, books.width
+        sequences, state = books.lanes // depth, tables.hidden.dtype
+        whole, real = torch.int64, torch.float32
+        expected = {
+            "table": (whole, (rows, table_width)),
+            "hidden": (self._own["previous"].dtype, (rows, width)),
+            "gate": (real, (rows, 2)),
+            "counts": (torch.int32, (rows, None)),
+            "paths": (state, (sequences * window + 1, depth, None)),
+            "settings": (whole, (sequences, settings_width)),
+            "thresholds": (real, (sequences, thresholds)),
+            "eos": (whole, (sequences, None)),
+        }
+        for name, (dtype, shape) in expected.items():
+            _check(name, getattr(tables, name), dtype, shape)
+            setattr(books, name, _address(getattr(tables, name)))
+        if window < 1 or (tables.paths is not None and tables.paths.shape[2] > width):
+            raise ValueError("paths are kept of states, at one cache position at least")
+        size = tables.hidden.element_size()
+        books.bytes, books.window, books.eos_count = width * size, window, tables.eos.shape[1]
+        books.path_bytes = 0 if tables.paths is None else tables.paths.shape[2] * size
+        books.counts_width = 0 if tables.counts is None else tables.counts.shape[1]
+        self.tables = tables
+
+    def take_weights(self, weights: EndWeights) -> None:
+        """Takes the weights of a model, in every pass; those that the functions cannot take are left out."""
+        norm, epsilon, gate, bias, embedding = weights
+        stamp = _address(norm), epsilon, _address(gate), _address(bias), _address(embedding)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._take_weights(weights)
+
+    def _take_weights(self, weights: EndWeights) -> None:
+        books, width = self._books, self._books.width
+        shapes = ((width,), (1, width), (1,), (None, width))
+        given = (weights.norm, weights.gate, weights.bias, weights.embedding)
+        single = self._own["previous"].dtype is torch.float32
+        # held, so that no other tensor can come to lie where one of them lay
+        self._held = [
+            part.detach() if part is not None and single and _fits(part, torch.float32, shape) else None
+            for part, shape in zip(given, shapes, strict=True)
+        ]
+        norm, gate, bias, embedding = self._held
+        books.norm, books.epsilon = _address(norm), weights.epsilon
+        books.gate_weight, books.gate_bias, books.embedding = _address(gate), _address(bias), _address(embedding)
+        books.embeddings = 0 if embedding is None else embedding.shape[0]
+        self.norms, self.gates = norm is not None, gate is not None and bias is not None
+
+    def start(self) -> int:
+        """Takes the live lanes; how many there are."""
+        count: int = self._calls.start_rows(self._pointer)
+        self.decoding = self._books.decoding
+        return count
+
+    def rows(self, count: int) -> LiveRows:
+        """The rows of the pass, of which there are so many."""
+        rows = self._rows.get(count)
+        if rows is None:
+            with torch.inference_mode(False):
+                own = self._own
+                lane, sequence, at, position, plane, loops = own["columns"][:, :count]
+                columns = lane, sequence, at, position, plane, loops
+                rows = LiveRows(own["lines"][:count], *columns, own["previous"][:count], own["states"][:count])
+            self._rows[count] = rows
+        return rows
+
+    def end(self, raw: Tensor, norms: bool, gates: bool, stops: bool, verify: bool, prompts: bool) -> Tensor:
+        """Puts states after a loop into their lanes.
 
         Args:
-            rows: The live lanes, from before the loop.
-            states: `[R, D]`.
-            paths: By sequence and cache position, position c at c mod window, `[S window + 1, T, D]`; changed.
-            window: Cache positions that are kept.
+            raw: `[R, W]`.
+            norms: Whether the norm is taken here.
+            gates: Whether the gate is asked here.
+            stops: Whether no other rule is: then rows stop, and are a loop further.
+            verify: Whether some sequence checks drafts.
+            prompts: Whether the last token of some prompt is among the rows.
+
+        Returns:
+            The states, `[R, W]`.
         """
-        size, count = states.element_size(), rows.lines.shape[0]
-        assert states.stride(1) == 1 and states.dtype == paths.dtype
-        self._keep(
-            rows.columns.data_ptr(), count, paths.shape[1], states.data_ptr(), states.stride(0) * size,
-            states.shape[1] * size, paths.data_ptr(), window,
-        )  # fmt: skip
+        rows = self.rows(self._books.count)
+        if raw.shape != rows.previous.shape or raw.dtype is not rows.previous.dtype:
+            raise ValueError(f"a loop leaves {raw.dtype} {list(raw.shape)} of {list(rows.previous.shape)}")
+        norms, gates = norms and self.norms, gates and self.gates
+        if not raw.is_contiguous() and (norms or gates or raw.stride(1) != 1):
+            raw = raw.contiguous()
+        stride = raw.stride(0) * raw.element_size()
+        self._reads = self._calls.end_rows(self._pointer, raw.data_ptr(), stride, norms, gates, stops, verify, prompts)
+        return rows.states if norms else raw
 
     def stop(
-        self,
-        rows: LiveRows,
-        decoding: int,
-        depth: int,
-        settings: Tensor,
-        met: Tensor | None,
-        decisions: Tensor | None,
-        given: Tensor | None,
-        verify: bool,
-        prompts: bool,
-        table: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Why rows stop; their lanes are a loop further after it.
+        self, met: Tensor | None, decisions: Tensor | None, given: Tensor | None, verify: bool, prompts: bool
+    ) -> None:
+        """Rows stop, and are a loop further.
 
         Args:
-            rows: The live lanes, from before the loop.
-            decoding: L, those that decode.
-            depth: T.
-            settings: Of every sequence, int64, contiguous.
             met: Whether a rule holds, from its first loop on, bool `[L]`; None for none.
             decisions: `MET` or `DIVERGED` of rules over differences, int64 `[L]`; None for none.
             given: Whether an exit that was given has come, bool `[L]`; None for none.
-            verify: Whether some sequence checks drafts.
-            prompts: Whether the last token of some prompt is among the rows.
-            table: Table of lanes; changed.
-
-        Returns:
-            Codes int64 `[L]`, 0 where a row goes on, and which rows are to be read, int64 `[K]`.
+            verify: As `end` has it; likewise
+            prompts: this.
         """
-        count = rows.lines.shape[0]
-        codes, which = table.new_empty(decoding), table.new_empty(count)
-        reads = self._stop(
-            rows.lines.data_ptr(),
-            rows.columns.data_ptr(),
-            count,
-            decoding,
-            depth,
-            settings.data_ptr(),
-            None if met is None else met.data_ptr(),
-            None if decisions is None else decisions.data_ptr(),
-            None if given is None else given.data_ptr(),
-            verify,
-            prompts,
-            table.data_ptr(),
-            codes.data_ptr(),
-            which.data_ptr(),
-        )
-        return codes, which if reads == count else which[:reads]
+        told = []
+        for part, dtype in ((met, torch.bool), (decisions, torch.int64), (given, torch.bool)):
+            part = None if part is None else part.contiguous()
+            _check("what a rule says", part, dtype, (self.decoding,))
+            told.append(part)
+        self._reads = self._calls.stop_rows(self._pointer, *map(_address, told), verify, prompts)
 
-    def settle(
-        self,
-        rows: LiveRows,
-        codes: Tensor,
-        depth: int,
-        which: Tensor,
-        token_ids: Tensor,
-        stands: Tensor,
-        ends: Tensor | None,
-        settings: Tensor,
-        eos: Tensor,
-        verify: bool,
-        table: Tensor,
-    ) -> Settled:
+    def lead(self, logits: Tensor, gates: bool, verify: bool, prompts: bool) -> None:
+        """Rows stop by `margin`, or by what `end` has seen of the gate.
+
+        Args:
+            logits: float32, of decoding rows at least, `[>= L, V]`.
+            gates: Whether the gate was asked.
+            verify: As `end` has it; likewise
+            prompts: this.
+        """
+        logits = self._readable(logits, self.decoding)
+        self._reads = self._calls.lead_rows(
+            self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0), gates, verify, prompts
+        )
+
+    @property
+    def codes(self) -> Tensor:
+        """Why decoding rows have stopped, int64 `[L]`, 0 where a row goes on."""
+        return self._part("codes", self.decoding)
+
+    @property
+    def reads(self) -> Tensor:
+        """Which rows are to be read, int64 `[K]`."""
+        return self._part("which", self._reads)
+
+    def settle_best(self, logits: Tensor, of_all: bool, broken: int, verify: bool) -> Settled:
+        """Takes the likeliest ids of the rows that were to be read, and settles them.
+
+        Args:
+            logits: float32, of these rows `[K, V]`, or of all that there are.
+            of_all: Which of the two.
+            broken: What stands in the place of an id where the largest logit is not finite.
+            verify: As `end` has it.
+        """
+        books, count = self._books, self._reads
+        rows = books.count if verify else self.decoding
+        logits = self._readable(logits, rows if of_all else count)
+        self._calls.best_of_rows(
+            self._pointer, logits.data_ptr(), logits.shape[1], logits.stride(0), of_all, count, broken
+        )
+        return self._settled(
+            self._calls.settle_rows(self._pointer, books.which, books.token_ids, books.stands, None, count, verify)
+        )
+
+    def settle(self, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None, verify: bool) -> Settled:
         """Which drafts stand, what is fed back, and what is emitted.
 
         Args:
-            rows: The live lanes, from before the loop.
-            codes: Of those that decode, int64 `[L]`.
-            depth: T.
             which: Rows that were read, int64 `[K]`.
             token_ids: What holds for each now, int64 `[K]`.
             stands: Whether a draft stands, bool `[K]`; read under `verify`.
             ends: Whether the sequence ends with it, bool `[K]`; None as the settings say.
-            settings: As `stop` has it.
-            eos: Ids that end a sequence, int64 `[S, E]`.
-            verify: As `stop` has it.
-            table: Table of lanes; changed.
+            verify: As `end` has it.
         """
-        count = which.shape[0]
-        numbers = table.new_empty(count * (_LINE + 4) + 2)
-        lines, kept, fed, counts = torch.split(numbers, [count * _LINE, count, count * 3, 2])
         # bound to names, since the compiled function sees their memory only
-        which, token_ids, stands = which.contiguous(), token_ids.contiguous(), stands.contiguous()
-        ends = None if ends is None else ends.contiguous()
-        self._settle(
-            rows.lines.data_ptr(),
-            rows.columns.data_ptr(),
-            rows.lines.shape[0],
-            codes.data_ptr(),
-            codes.shape[0],
-            depth,
-            which.data_ptr(),
-            token_ids.data_ptr(),
-            stands.data_ptr(),
-            None if ends is None else ends.data_ptr(),
-            count,
-            settings.data_ptr(),
-            eos.data_ptr(),
-            eos.shape[1],
-            verify,
-            table.shape[0] - 1,
-            table.data_ptr(),
-            lines.data_ptr(),
-            kept.data_ptr(),
-            fed.data_ptr(),
-            counts.data_ptr(),
+        parts = [None if part is None else part.contiguous() for part in (which, token_ids, stands, ends)]
+        if not verify:
+            parts[2] = parts[2] if parts[2] is not None and parts[2].dtype is torch.bool else None
+        kinds = (torch.int64, torch.int64, torch.bool, torch.bool)
+        count = which.shape[0]
+        if count > self._books.lanes:
+            raise ValueError(f"{count} rows of {self._books.lanes} lanes are settled")
+        for part, dtype in zip(parts, kinds, strict=True):
+            _check("what was chosen", part, dtype, (count,))
+        return self._settled(self._calls.settle_rows(self._pointer, *map(_address, parts), count, verify))
+
+    def _settled(self, said: int) -> Settled:
+        if said < 0:
+            raise IndexError("no such row was run" if said == -1 else "an id has no embedding")
+        entering, fed = self._books.entering, None
+        if entering and not self._books.embedding:
+            fed = self._own["fed"][:, :entering]
+        return Settled(self._lines[:said].copy(), self._kept[:said], fed)
+
+    def _readable(self, logits: Tensor, count: int) -> Tensor:
+        if logits.dtype is not torch.float32 or logits.shape[0] < count or logits.device.type != "cpu":
+            raise ValueError(f"{count} rows of float32 logits are wanted, not {logits.dtype} {list(logits.shape)}")
+        return logits if logits.stride(1) == 1 else logits.contiguous()
+
+    def _part(self, name: str, count: int) -> Tensor:
+        part = self._parts.get((name, count))
+        if part is None:
+            with torch.inference_mode(False):
+                part = self._parts[name, count] = self._own[name][:count]
+        return part
+
+
+class RowCount:
+    """Counts the rows of new tokens in the passes over some lanes.
+
+    Args:
+        names: As `LaneBooks` takes them.
+        table: Table of lanes, int64 `[S T + 1, 6]`.
+        depth: T.
+        prompts: Cache position from which on tokens of each sequence are new, int64 `[S]`.
+        passes: Passes with a row of a new token, int64 `[S]`; counted up.
+        rows: Such rows, int64 `[S]`; counted up.
+
+    """
+
+    def __init__(
+        self, names: Mapping[str, int], table: Tensor, depth: int, prompts: Tensor, passes: Tensor, rows: Tensor
+    ) -> None:
+        sequences = (table.shape[0] - 1) // depth
+        _check("table", table, torch.int64, (sequences * depth + 1, names["TABLE_WIDTH"]))
+        for each in (prompts, passes, rows):
+            _check("a count of rows", each, torch.int64, (sequences,))
+        with torch.inference_mode(False):
+            self._left = torch.zeros((sequences * depth, 2), dtype=torch.int64)
+        self._longest = ctypes.c_int64()
+        # kept, since the functions see their memory only
+        self._held = table, prompts, passes, rows
+        calls = _compiled(tuple(names.items()))
+        memory = (each.data_ptr() for each in (prompts, passes, rows, self._left))
+        self._live = partial(calls.live_lanes, table.data_ptr(), sequences * depth, depth)
+        self._count = partial(
+            calls.count_rows, table.data_ptr(), sequences, depth, *memory, ctypes.addressof(self._longest)
         )
-        said, entering = counts.tolist()
-        lanes, ids, positions = fed.view(3, count)[:, :entering].unbind(0)
-        return Settled(lines.view(count, _LINE)[:said], kept[:said], lanes, ids, positions)
+
+    def live(self) -> int:
+        """How many lanes are live."""
+        live: int = self._live()
+        return live
+
+    def count(self) -> list[list[int]]:
+        """Counts the coming pass; sequence and cache position of each token for which it is the last one."""
+        count: int = self._count()
+        left: list[list[int]] = self._left[:count].tolist() if count else []
+        return left
+
+    @property
+    def longest(self) -> int:
+        """One more than the largest cache position in the pass that was counted last."""
+        return self._longest.value
+
+
+@lru_cache
+def _compiled(names: tuple[tuple[str, int], ...]) -> Any:
+    """The functions, which are too short to let go of Python's lock."""
+    fields = [f"int64_t {name};" for name in _NUMBERS] + ["double epsilon;"]
+    fields += [f"{kind} {name};" for kind, names_of in _POINTERS.items() for name in names_of.split()]
+    codes = {"MET": MET, "LAST_LOOP": LAST_LOOP, "DIVERGED": DIVERGED, "SURVIVAL": SURVIVAL, "CUMULATIVE": CUMULATIVE}
+    columns = {name: column for column, name in enumerate(_COLUMNS)}
+    definitions = {**dict(names), **codes, **columns, "COLUMNS": len(_COLUMNS), "LINE_WIDTH": _LINE}
+    library = load_library("row_norm.cpp lane_rows.cpp", {**definitions, "BOOKS_FIELDS": " ".join(fields)})
+    calls = ctypes.PyDLL(library._name)
+    pointer, number, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
+    kinds = {"p": pointer, "n": number, "f": flag}
+    for name, arguments in {
+        "start_rows": "p",
+        "end_rows": "ppnfffff",
+        "stop_rows": "ppppff",
+        "lead_rows": "ppnnfff",
+        "best_of_rows": "ppnnfnn",
+        "settle_rows": "pppppnf",
+        "live_lanes": "pnn",
+        "count_rows": "pnnppppp",
+    }.items():
+        function = getattr(calls, name)
+        function.argtypes = [kinds[kind] for kind in arguments]
+        function.restype = None if name == "best_of_rows" else number
+    return calls
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """Refuses memory that a function would take for something else; None in a shape is any number."""
+    if tensor is None:
+        return
+    if not _fits(tensor, dtype, shape):
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, not {dtype} {shape}, whole"
+        )
+
+
+def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> bool:
+    """Whether the memory of a tensor is of this kind; None in a shape is any number."""
+    if tensor.dtype is not dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return False
+    return len(tensor.shape) == len(shape) and all(
+        wanted is None or own == wanted for own, wanted in zip(tensor.shape, shape, strict=True)
+    )

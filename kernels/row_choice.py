@@ -50,6 +50,14 @@ def best_rows(logits: Tensor, broken: int) -> Tensor:
 
 
 @lru_cache
+def choice_functions() -> tuple[int, int]:
+    """Addresses of both functions in C++, for others that call them."""
+    found = (ctypes.cast(function, ctypes.c_void_p).value for function in (_leads(), _best()))  # type: ignore[arg-type]
+    leads, best = (address or 0 for address in found)
+    return leads, best
+
+
+@lru_cache
 def _leads() -> Callable[..., None]:
     return load("row_choice.cpp", "leads_rows", [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4)
 

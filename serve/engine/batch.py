@@ -11,11 +11,12 @@ from torch import Tensor
 from sigma0.decode.batch import Bools, Ints, PassCounts
 from sigma0.decode.finite import BROKEN
 from sigma0.decode.grammar.rows import GrammarRows
+from sigma0.decode.host_rows import row_count
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.late import LateRunner
 from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.prefill import Prefill
-from sigma0.decode.runner import RunnerChoice, silently
+from sigma0.decode.runner import RunnerChoice, Step, silently
 from sigma0.decode.runners import choose_runner, open_runner
 from sigma0.decode.settings import SequenceSettings
 from sigma0.decode.step import SEQUENCE, TOKEN
@@ -29,7 +30,6 @@ from sigma0.serve.engine.scheduler import ScheduledStep
 from sigma0.signals.canary import Tighten
 
 _NO_PROMPT = 2**62
-_NOTHING: Ints = np.zeros((0, 2), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class PassOutput:
 
     Attributes:
         lines: What the step emitted, as `sigma0.decode.step` names its columns, `[K, 9]`.
-        logits: `[K, V]`; None where nothing was read.
-        left: Slot and cache position of each token that has left its lane after its last loop, `[N, 2]`.
+        step: The step, for the logits of its lines.
+        left: Slot and cache position of each token that has left its lane after its last loop.
         complete: Leading cache positions that are exact in every plane now, by slot, where they fill a block.
     """
 
     lines: Ints
-    logits: Tensor | None
-    left: Ints
+    step: Step
+    left: Sequence[Sequence[int]]
     complete: Mapping[int, int]
 
 
@@ -99,9 +99,15 @@ class RunningBatch:
         self._exact: Ints = np.full(slots, _NO_PROMPT, dtype=np.int64)
         self._passes: Ints = np.zeros(slots, dtype=np.int64)
         self._rows: Ints = np.zeros(slots, dtype=np.int64)
+        in_books = model.operations.host_rows and self._table is not None and not isinstance(self._runner, LateRunner)
+        self._counted = row_count(self.lanes, self._prompts, self._passes, self._rows) if in_books else None
 
     def __len__(self) -> int:
-        live = int(np.count_nonzero(self._lines()[:, STAGE] < self.lanes.idle))
+        counted = self._counted
+        if counted is not None:
+            live = counted.live()
+        else:
+            live = int(np.count_nonzero(self._lines()[:, STAGE] < self.lanes.idle))
         return live + len(self.prefill) + len(self._waiting)
 
     def _lines(self) -> Ints:
@@ -132,7 +138,6 @@ class RunningBatch:
         """What broke in a processor or the grammar of a slot's request."""
         return self._sampler.errors.get(slot) or self._errors.get(slot)
 
-    @torch.no_grad()
     def apply(self, step: ScheduledStep, states: Mapping[int, RequestState]) -> None:
         """Makes the batch what the scheduler wants it to be before a pass.
 
@@ -250,6 +255,7 @@ class RunningBatch:
     def _restore_grammar(self, slot: int, state: RequestState, positions: Iterable[int]) -> None:
         self._grammars.restore(slot, state.entry.token_ids[state.prompt_length :], positions)
 
+    @torch.no_grad()
     def _enter(self, entering: Sequence[tuple[RequestState, int, int]]) -> None:
         """Embeds positions and puts them before loop 1: the last one of a prompt in a lane, the others beside."""
         ids = [token_id for state, start, stop in entering for token_id in state.entry.token_ids[start:stop]]
@@ -283,11 +289,9 @@ class RunningBatch:
         for slot, _ in tokens:
             self._follow(slot, partial(self._grammars.start, slot))
 
-    @torch.no_grad()
     def run(self) -> PassOutput:
         """Runs a pass: a loop of every row, then the tokens of those that stop."""
-        longest = max([state.entry.entered for state in self.states if state is not None])
-        left = self._count()
+        left, longest = self._count()
         step = self._runner.step(longest, self._sampler, self.prefill)
         assert step is not None
         self._known = step.table
@@ -295,7 +299,7 @@ class RunningBatch:
             self._advance(step.lines)
         if self.notes is not None and step.looped is not None:
             self.notes.note(step.looped)
-        return PassOutput(step.lines, step.logits, left, self._complete(left))
+        return PassOutput(step.lines, step, left, self._complete(left))
 
     def _advance(self, lines: Ints) -> None:
         """Masks what a step has fed; the lines of a request that cannot go on in its grammar are marked as broken."""
@@ -304,12 +308,18 @@ class RunningBatch:
         for slot in errors:
             lines[lines[:, SEQUENCE] == slot, TOKEN] = BROKEN
 
-    def _count(self) -> Ints:
+    def _count(self) -> tuple[list[list[int]], int]:
         """Counts the rows of new tokens in the coming pass.
 
         Returns:
-            Slot and cache position of each token for which it is the last one, `[N, 2]`.
+            Slot and cache position of each token for which it is the last one, and a bound on the cache positions of
+            all rows, plus one.
         """
+        if self._counted is not None:
+            left = self._counted.count()
+            beside = (*self.prefill.chunks, *self.prefill.held)
+            return left, max([self._counted.longest, *(int(chunk.positions[-1]) + 1 for chunk in beside)])
+        longest = max([state.entry.entered for state in self.states if state is not None])
         depth, idle = self.lanes.depth, self.lanes.idle
         lines = self._lines()
         table = lines.reshape(-1, depth, lines.shape[1])
@@ -321,12 +331,12 @@ class RunningBatch:
             live = stage < idle
             self._runner.expect(int(live.sum()), int(live.any(axis=1).sum()))
         slots, lane = np.nonzero((stage == depth - 1) | (stage == idle - 1))
-        return np.stack([slots, positions[slots, lane]], axis=1) if len(slots) else _NOTHING
+        return np.stack([slots, positions[slots, lane]], axis=1).tolist(), longest
 
-    def _complete(self, left: Ints) -> dict[int, int]:
+    def _complete(self, left: Sequence[Sequence[int]]) -> dict[int, int]:
         """Takes prefill out that has run its loops; leading positions that are exact in every plane, by slot."""
         complete: dict[int, int] = {}
-        for chunk in self.prefill.leave():
+        for chunk in self.prefill.leave() if self.prefill.chunks else ():
             slot = chunk.sequence
             early = chunk.positions[chunk.targets < self.lanes.depth]
             if self._drops[slot] and len(early):
@@ -337,11 +347,9 @@ class RunningBatch:
             whole = whole[whole < self._exact[slot]]
             if len(whole):
                 complete[slot] = max(complete.get(slot, 0), int(whole[-1]) + 1)
-        if not len(left):
-            return complete
-        # only whole blocks are registered, and no position is left out
-        fills = left[(left[:, 1] + 1) % self._planes.shape.size == 0]
-        exact = fills[:, 1] < self._exact[fills[:, 0]]
-        for slot, position in fills[exact].tolist():
-            complete[slot] = max(complete.get(slot, 0), position + 1)
+        size = self._planes.shape.size
+        for slot, position in left:
+            # only whole blocks are registered, and no position is left out
+            if not (position + 1) % size and position < self._exact[slot]:
+                complete[slot] = max(complete.get(slot, 0), position + 1)
         return complete

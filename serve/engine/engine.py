@@ -11,11 +11,11 @@ of those in flight as far as they had been (under `drop` to the loop where a tok
 back once all of them are. So the output does not depend on being preempted.
 """
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -230,6 +230,7 @@ class Engine:
         self._batch.reset()
         self._outputs.reset()
 
+    @torch.no_grad()
     def step(self) -> list[KeyedEvent]:
         """One pass; what it output."""
         events = self._schedule()
@@ -263,26 +264,46 @@ class Engine:
 
     def _postprocess(self, passed: PassOutput) -> list[KeyedEvent]:
         """Takes in the tokens of a pass, and makes its outputs."""
-        batch, lines = self._batch, passed.lines.tolist()
-        broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
-        rows = [row for row, line in enumerate(lines) if line[SEQUENCE] not in broken]
-        self._note_fed([lines[row] for row in rows], passed.complete, broken)
-        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left.tolist()]
+        batch, lines, feed = self._batch, passed.lines.tolist(), self.scheduler.feed
         events: list[KeyedEvent] = []
+        broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
+        rows: list[int] = []
+        states: list[RequestState] = []
+        for row, line in enumerate(lines):
+            if line[SEQUENCE] in broken:
+                continue
+            state = batch.state_of(line[SEQUENCE])
+            if line[FRESH] and not line[ENDS]:
+                feed(state.entry, line[FED_AT], line[TOKEN])
+            if line[EMITTED]:
+                rows.append(row)
+                states.append(state)
+        for slot, positions in passed.complete.items():
+            if slot not in broken:
+                self.scheduler.register(batch.state_of(slot).entry, positions)
+        watch = self._outputs.watch
+        left = [(batch.state_of(slot), slot, position) for slot, position in passed.left] if watch else []
         for slot in broken:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot)))
-        rows = [row for row in rows if lines[row][EMITTED]]
-        states, own = [batch.state_of(lines[row][SEQUENCE]) for row in rows], [lines[row] for row in rows]
-        known = self._outputs.known(states, own, _rows(passed.logits, rows)) if rows else []
-        self._outputs.note_left(left)
+        own = lines if len(rows) == len(lines) else [lines[row] for row in rows]
+        reads = watch or any(state.request.logprobs is not None for state in states)
+        logits = passed.step.logits if rows and reads else None
+        known = self._outputs.known(states, own, _rows(logits, rows)) if rows else []
+        if watch:
+            # behind what has told the newest ids, which are read with the states
+            self._outputs.note_left(left)
         for row, state, line, signs in zip(rows, states, own, known, strict=True):
+            detokenizer = state.detokenizer
             try:
-                text, is_last = self._text(state, line[TOKEN], bool(line[ENDS]), signs.repetition)
+                text = detokenizer.add(line[TOKEN])
+                is_last = line[ENDS] or detokenizer.stopped or (state.stops and state.collapses(signs.repetition))
+                if is_last:
+                    text += detokenizer.end()
             except Exception as error:
                 events.append(self._fail(state, error))
                 continue
-            token = self._outputs.output(state, text, line, signs, passed.logits, row)
+            token = self._outputs.output(state, text, line, signs, logits, row)
             self._tokens += 1
             self._exit_loops += token.depth
             if not state.outputs:
@@ -292,24 +313,6 @@ class Engine:
             if is_last:
                 events.append(self._finish(state))
         return events
-
-    def _note_fed(self, lines: Sequence[Sequence[int]], complete: Mapping[int, int], broken: Collection[int]) -> None:
-        """Tells the scheduler which ids were fed back, and which positions are exact now, but those of broken slots."""
-        state_of = self._batch.state_of
-        fed = {
-            state_of(line[SEQUENCE]).entry.key: (line[FED_AT], line[TOKEN])
-            for line in lines
-            if line[FRESH] and not line[ENDS]
-        }
-        ready = {state_of(slot).entry.key: positions for slot, positions in complete.items() if slot not in broken}
-        if fed or ready:
-            self.scheduler.update(StepOutput(fed, ready))
-
-    def _text(self, state: RequestState, token_id: int, is_last: bool, repetition: float) -> tuple[str, bool]:
-        """What a token adds to the text, and whether the text ends with it."""
-        text = state.detokenizer.add(token_id)
-        is_last = is_last or state.detokenizer.stopped or state.collapses(repetition)
-        return text + state.detokenizer.end() if is_last else text, is_last
 
     def _finish(self, state: RequestState) -> KeyedEvent:
         """The end of a request."""
@@ -332,6 +335,6 @@ def _rows(logits: Tensor | None, rows: list[int]) -> Tensor | None:
     """Those rows of logits `[K, V]`; None where there are none."""
     if logits is None or not rows:
         return None
-    if len(rows) == len(logits):
+    if len(rows) == logits.shape[0]:
         return logits
     return logits.index_select(0, to_device(np.array(rows), logits.device))

@@ -1,15 +1,17 @@
 """Output processor: token outputs and request outputs, with the statistics of all requests of a pass together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import repeat
 from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from sigma0.config import ExitMode
 from sigma0.decode.deepest import Deepest
-from sigma0.decode.exits import exit_reason
+from sigma0.decode.exits import Reason, exit_reason
 from sigma0.decode.lanes import CACHE_POSITION, DIVERGED_FLAG, FORCED_FLAG, MET_FLAG, STAGE, Lanes
 from sigma0.decode.ops import FATES, LOGIT_STATS, Fate
 from sigma0.decode.sampling_params import Alternative, logprobs_of
@@ -54,6 +56,18 @@ class Known(NamedTuple):
 
 
 _UNKNOWN = Known()
+
+
+@lru_cache
+def _reason(mode: ExitMode, why: int) -> Reason:
+    return exit_reason(mode, bool(why & MET_FLAG), bool(why & DIVERGED_FLAG), bool(why & FORCED_FLAG))
+
+
+def _finite(numbers: list[float]) -> list[float] | list[float | None]:
+    """Numbers, and None for those that are none."""
+    if isfinite(sum(numbers)):
+        return numbers
+    return [number if isfinite(number) else None for number in numbers]
 
 
 class OutputProcessor:
@@ -103,22 +117,17 @@ class OutputProcessor:
         exits = self._note_exits(states, lines) if self.watch else []
         token_ids = [line[TOKEN] for line in lines]
         read = self.texts.take([state.text for state in states], token_ids, logits if self.watch else None)
+        repetitions = read[-1]
         if not self.watch or logits is None:
-            return [Known(repetition=repetition) for repetition in read[-1]]
+            return [Known(repetition=repetition) for repetition in repetitions]
         self._note_fates(exits)
-        met = self._shadows(states, lines, read[_MARGIN])
-        rows = zip(states, read[_PROXIMITY], read[_MARGIN], read[_ENTROPY], read[-1], strict=True)
-        return [
-            Known(
-                proximity,
-                margin if isfinite(margin) else None,
-                entropy if isfinite(entropy) else None,
-                FATES[state.fates[len(state.outputs)]],
-                met.get(row),
-                repetition,
-            )
-            for row, (state, proximity, margin, entropy, repetition) in enumerate(rows)
-        ]
+        met: Iterable[bool | None] = repeat(None)
+        if any(state.shadow_rule is not None for state in states):
+            shadows = self._shadows(states, lines, read[_MARGIN])
+            met = [shadows.get(row) for row in range(len(states))]
+        fates = [FATES[state.fates.item(len(state.outputs))] for state in states]
+        known = (read[_PROXIMITY], _finite(read[_MARGIN]), _finite(read[_ENTROPY]), fates, met, repetitions)
+        return list(map(Known, *known))
 
     def output(
         self, state: RequestState, text: str, line: Line, known: Known, logits: Tensor | None, row: int
@@ -133,28 +142,18 @@ class OutputProcessor:
             logits: That the tokens of its pass were sampled from, `[K, V]`.
             row: Its own among them.
         """
-        wanted, token_id, why = state.request.logprobs, line[TOKEN], line[WHY]
+        wanted, token_id = state.request.logprobs, line[TOKEN]
         logprob: float | None = None
         alternatives: tuple[Alternative, ...] = ()
         if wanted is not None:
             assert logits is not None
             logprob, alternatives = logprobs_of(logits[row], token_id, wanted)
-        flags = (bool(why & flag) for flag in (MET_FLAG, DIVERGED_FLAG, FORCED_FLAG))
-        reason = exit_reason(state.rule.config.mode, *flags)
+        proximity, margin, entropy, fate, met, _ = known
+        reason = _reason(state.rule.config.mode, line[WHY])
         return TokenOutput(
-            token_id,
-            text,
-            line[READ_AT],
-            reason,
-            known.fate,
-            known.proximity,
-            known.margin,
-            known.entropy,
-            logprob,
-            alternatives,
-            self._name,
-            would_have_met=known.met,
-        )
+            token_id, text, line[READ_AT], reason, fate, proximity, margin, entropy, logprob, alternatives, self._name,
+            None, met,
+        )  # fmt: skip
 
     def _note_exits(self, states: Sequence[RequestState], lines: Sequence[Line]) -> list[Left]:
         """Notes the tokens of one pass, and which of them run no further than their exits; all of them."""
@@ -199,8 +198,6 @@ class OutputProcessor:
         Args:
             left: Request, slot and cache position of each.
         """
-        if not self.watch:
-            return
         self._left += [(*token, self._total_loops) for token in left]
         self._waited += 1
         assert self._notes is not None
@@ -208,7 +205,6 @@ class OutputProcessor:
         if self._left and self._waited >= self._notes.window - self._total_loops - 1:
             self.flush()
 
-    @torch.no_grad()
     def flush(self, also: Sequence[Left] = ()) -> None:
         """Looks at the states of all tokens that have left their lanes; before a request loses its slot.
 
@@ -226,7 +222,6 @@ class OutputProcessor:
         at = [(slot, position) for _, slot, position, _ in tokens]
         self._notes.add_deepest(whose, at, [loops for _, _, _, loops in tokens])
 
-    @torch.no_grad()
     def finish(self, state: RequestState, work: tuple[int, int]) -> RequestOutput:
         """The output of a finished request that still has its slot.
 

@@ -72,6 +72,11 @@ class EngineSampler:
         return not self._hosted
 
     @property
+    def takes_best(self) -> bool:
+        """Whether the likeliest ids are taken."""
+        return self.program.is_greedy and not self._hosted
+
+    @property
     def draws(self) -> bool:
         """Whether some ids are drawn."""
         return self.program.draws

@@ -135,6 +135,9 @@ class Scheduler:
         self._slots = max_running
         self._free_slots = list(range(max_running - 1, -1, -1))
         self._changed: set[int] = set()
+        # those with positions still to prefill, in the order of `running`, and those whose next token may lack a block
+        self._filling: dict[int, SequenceEntry] = {}
+        self._short: set[int] = set()
 
     @property
     def is_full(self) -> bool:
@@ -160,10 +163,12 @@ class Scheduler:
         """
         preempted: list[tuple[SequenceEntry, int]] = []
         size = self.pool.size
-        decoding = [entry for entry in self.running.values() if entry.entered == entry.prefill_end]
-        for entry in [entry for entry in decoding if entry.entered >= len(entry.blocks) * size]:
-            if entry.key in self.running:
-                preempted += self.reserve(entry, entry.entered + 1)
+        if self._short:
+            short = [entry for entry in self.running.values() if entry.key in self._short]
+            self._short.clear()
+            for entry in short:
+                if entry.key in self.running and entry.entered >= len(entry.blocks) * size:
+                    preempted += self.reserve(entry, entry.entered + 1)
         admitted = self.admit()
         prefill = self.prefill_chunks(rows)
         changed = [self.running[key] for key in self._changed if key in self.running]
@@ -176,13 +181,18 @@ class Scheduler:
     def update(self, output: StepOutput) -> None:
         """Takes in what came out of a pass."""
         for key, (position, token_id) in output.fed.items():
-            entry = self.running[key]
-            entry.token_ids[position:] = [token_id]
-            entry.entered = entry.prefill_end = position + 1
+            self.feed(self.running[key], position, token_id)
         for key, positions in output.complete.items():
             self.register(self.running[key], positions)
         for key in output.ended:
             self.remove(self.running[key])
+
+    def feed(self, entry: SequenceEntry, position: int, token_id: int) -> None:
+        """Takes in an id that was fed back at a cache position; whatever stood there or behind it is dropped."""
+        entry.token_ids[position:] = (token_id,)
+        entry.entered = entry.prefill_end = position + 1
+        if position + 1 >= len(entry.blocks) * self.pool.size:
+            self._short.add(entry.key)
 
     def admit(self) -> list[SequenceEntry]:
         """Starts queued sequences as long as there are slots, and blocks to prefill them and to feed one token."""
@@ -204,6 +214,8 @@ class Scheduler:
             near = entry.slot * (self.pool.total // self._slots)
             entry.blocks += self.pool.allocate_run(missing, near, blocks[-1] if blocks else None)
             self._changed.add(entry.key)
+            if entry.remaining:
+                self._filling[entry.key] = entry
             admitted.append(entry)
         return admitted
 
@@ -213,9 +225,11 @@ class Scheduler:
         Args:
             rows: Rows that the pass has already.
         """
+        if not self._filling:
+            return []
         room = max(0, self.pass_rows - rows)
         # of more sequences than rows the oldest, or short ones that keep coming would starve a long one
-        unfinished = [entry for entry in self.running.values() if entry.entered < entry.prefill_end][:room]
+        unfinished = list(self._filling.values())[:room]
         shortest_first = sorted(unfinished, key=lambda entry: entry.remaining)
         chunks = []
         for left, entry in zip(range(len(unfinished), 0, -1), shortest_first, strict=True):
@@ -224,6 +238,8 @@ class Scheduler:
                 chunks.append(PrefillChunk(entry, entry.entered, entry.entered + count))
                 entry.entered += count
                 room -= count
+                if not entry.remaining:
+                    del self._filling[entry.key]
         return chunks
 
     def reserve(self, entry: SequenceEntry, positions: int) -> list[tuple[SequenceEntry, int]]:
@@ -266,6 +282,8 @@ class Scheduler:
 
     def _release(self, entry: SequenceEntry) -> None:
         del self.running[entry.key]
+        self._filling.pop(entry.key, None)
+        self._short.discard(entry.key)
         self._free_slots.append(entry.slot)
         self.pool.free(entry.blocks)
         entry.blocks, entry.slot, entry.registered, entry.last_hash, entry.entered = [], -1, 0, entry.root, 0

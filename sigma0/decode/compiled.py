@@ -155,7 +155,7 @@ class CompiledRunner(EagerRunner):
             self.counts.head_rows += len(which)
         return torch.from_numpy(which)
 
-    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor, Ints | None]:
         """See `EagerRunner.settle`."""
         if self._lines is None or not self._can_settle(choice):
             return super().settle(batch, looped, which, choice)
@@ -169,7 +169,7 @@ class CompiledRunner(EagerRunner):
         results = self._compile_settle(name, batch, choice, given) if program is None else program(*given)
         if results is None:
             return super().settle(batch, looped, which, choice)
-        return results[0], results[1]
+        return results[0].numpy(), results[1], None
 
     def _can_settle(self, choice: Choice) -> bool:
         """Whether ids are chosen in a program: the first draft that is drawn makes room for distributions first."""

@@ -81,7 +81,7 @@ def ask_rules(
     if end is None and program.gate:
         met.append(_gate_met(batch, rows.hidden[:decoding], rows.lanes[:decoding], sequences))
     if program.reads_logits:
-        logits = _read_first(batch, rows, rows.hidden.shape[0] if whole else decoding)  # [L, V] or [R, V]
+        logits = read_first(batch, rows, rows.hidden.shape[0] if whole else decoding)  # [L, V] or [R, V]
     if program.margin:
         assert logits is not None
         met.append(ops.leads(logits[:decoding], settings.thresholds[:, columns.THETA].index_select(0, sequences)))
@@ -118,7 +118,7 @@ def stop_codes(batch: Batch, rows: Rows, own: Tensor, ruled: Ruled) -> Tensor:
     return codes
 
 
-def _read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
+def read_first(batch: Batch, rows: Rows, count: int) -> Tensor:
     """Logits `[count, V]` of the first rows of a pass: those that decode, and drafts that are checked in it."""
     if not batch.model.stages[1]:
         return masked(batch, batch.model.read(rows.hidden[:count]), rows.lanes[:count])

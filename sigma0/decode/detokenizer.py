@@ -36,22 +36,27 @@ class StopChecker:
         stop: Strings that end the text.
 
     Attributes:
-        text: Text passed through so far.
         stopped: Whether a stop string was met.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._pending = ""
-        self.text = ""
+        self._pieces: list[str] = []
         self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """Text passed through so far."""
+        return "".join(self._pieces)
 
     def add(self, piece: str) -> str:
         """The text that is released by one more piece."""
+        if not self._stop:
+            self._pieces.append(piece)
+            return piece
         if self.stopped:
             return ""
-        if not self._stop:
-            return self._release(piece, "")
         text = self._pending + piece
         starts = [start for start in (text.find(string) for string in self._stop) if start >= 0]
         if starts:
@@ -65,7 +70,7 @@ class StopChecker:
         return self._release(self._pending, "")
 
     def _release(self, text: str, pending: str) -> str:
-        self.text += text
+        self._pieces.append(text)
         self._pending = pending
         return text
 
@@ -79,7 +84,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
         self._checker = StopChecker(stop)
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
@@ -98,7 +103,7 @@ class IncrementalDetokenizer:
     def add(self, token_id: int) -> str:
         """The text that is released by one more id."""
         self._ids.append(token_id)
-        new = self._decoder.step(self._tokenizer.backend_tokenizer, token_id) or ""
+        new = self._decoder.step(self._backend, token_id) or ""
         self._decoded += len(new)
         return self._checker.add(new)
 

@@ -1,9 +1,13 @@
-"""The calls that keep the books of a step on a CPU (`sigma0.kernels.lane_rows`), told what the tables look like."""
+"""The books of a step on a CPU (`sigma0.kernels.lane_rows`), told what the tables look like."""
 
-from functools import lru_cache
+import torch
 
 from sigma0.decode import lanes, settings
-from sigma0.decode.ops import LaneRows, Operations
+from sigma0.decode.batch import Ints
+from sigma0.decode.lanes import Lanes
+from sigma0.decode.model import LoopedModel
+from sigma0.decode.ops import LaneBooks, LaneTables, RowCount
+from sigma0.decode.settings import Program, SequenceSettings
 
 _NAMES = {
     name: getattr(module, name)
@@ -11,17 +15,37 @@ _NAMES = {
         (lanes, ("STAGE", "CACHE_POSITION", "POSITION", "DRAFT", "DEPTH", "FLAGS", "TABLE_WIDTH")),
         (lanes, ("NO_DRAFT", "MET_FLAG", "DIVERGED_FLAG")),
         (settings, ("LAST", "MIN_LOOPS", "LEAVES", "VERIFY", "REDRAFT", "LIMIT", "PROMPT", "SETTINGS_WIDTH")),
-        (settings, ("NO_LIMIT",)),
+        (settings, ("NO_LIMIT", "Q", "THETA", "THRESHOLDS")),
     )
     for name in names
 }
 
 
-def host_calls(ops: Operations) -> LaneRows | None:
-    """The calls; None on other devices, and without a C++ compiler."""
-    return _opened() if ops.host_rows else None
+def hand_over(
+    books: LaneBooks | None, own: Lanes, wanted: SequenceSettings, program: Program, model: LoopedModel
+) -> LaneBooks:
+    """The books of lanes, with whatever was replaced since the last pass.
+
+    Args:
+        books: As they are; None for new ones.
+        own: The lanes, always the same; likewise
+        wanted: settings of every sequence.
+        program: What a pass has to compute.
+        model: For the weights of the ends of a loop.
+    """
+    counts = None if own.exit_state is None else own.exit_state.counts
+    paths = own.paths if program.paths else None
+    known = None if books is None else books.tables
+    if known is None or known.eos is not wanted.eos or known.paths is not paths or known.counts is not counts:
+        fixed = own.table, own.hidden, own.gate, counts
+        tables = LaneTables(*fixed, paths, wanted.table, wanted.thresholds, wanted.eos)
+        books = LaneBooks(_NAMES, tables, own.depth) if books is None else books
+        books.take_tables(tables, max(own.window, 1))
+    assert books is not None
+    books.take_weights(model.plain_weights())
+    return books
 
 
-@lru_cache
-def _opened() -> LaneRows:
-    return LaneRows(_NAMES)
+def row_count(own: Lanes, prompts: Ints, passes: Ints, rows: Ints) -> RowCount:
+    """Counts rows of new tokens in lanes; other arguments as `RowCount` takes them."""
+    return RowCount(_NAMES, own.table, own.depth, *map(torch.from_numpy, (prompts, passes, rows)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from sigma0.decode.ops import BlockLayer, BlockShape, LoopEndWeights, Operations
+from sigma0.decode.ops import BlockLayer, BlockShape, EndWeights, LoopEndWeights, Operations
 
 
 class BatchRows(Protocol):
@@ -140,6 +140,9 @@ class LoopedModel(Protocol):
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate, for the kernel that applies both."""
+
+    def plain_weights(self) -> EndWeights:
+        """Weights of `norm`, `gate` and `enter`, of which each does what its formula says and nothing else."""
 
     def read(self, hidden: Tensor, rows: BatchRows | None = None) -> Tensor:
         """Logits `[R, V]` of rows `[R, W]` after a loop: the output head, or a coda and a head.

@@ -47,7 +47,7 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
-from sigma0.kernels.lane_rows import LaneRows, LiveRows, Settled
+from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, RowCount, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
@@ -96,16 +96,18 @@ __all__ = [
     "CollapseRule",
     "CollapseState",
     "DepthRows",
+    "EndWeights",
     "ExitParams",
     "ExitState",
     "Fate",
     "Fit",
     "HeadOutput",
-    "LaneRows",
-    "LiveRows",
+    "LaneBooks",
+    "LaneTables",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",
+    "RowCount",
     "RowDraws",
     "RowPlaces",
     "RuleRows",

@@ -11,15 +11,26 @@ from torch import Tensor
 
 from sigma0.decode.attention import Placement
 from sigma0.decode.batch import Bools, Ints, PassCounts
+from sigma0.decode.host_rows import hand_over
 from sigma0.decode.lanes import CACHE_POSITION, STAGE, Lanes
 from sigma0.decode.model import LoopedModel
+from sigma0.decode.ops import LaneBooks, no_broadcast
 from sigma0.decode.planes import LayerPlanes
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import LEAVES, PROMPT, REDRAFT, VERIFY, Program, SequenceSettings
-from sigma0.decode.step import LINE_WIDTH, Looped, run_loop, settle, settle_live, settle_verified
+from sigma0.decode.step import (
+    LINE_WIDTH,
+    Looped,
+    run_loop,
+    settle,
+    settle_best_in_books,
+    settle_in_books,
+    settle_verified,
+)
 from sigma0.decode.step_batch import Batch
 from sigma0.decode.transfer import to_device, to_host
 
+_NOTHING: Ints = np.zeros((0, LINE_WIDTH), dtype=np.int64)
 # The bound on positions grows in steps of so many.
 _BOUND = 256
 Announce = Callable[[str], AbstractContextManager[object]]
@@ -53,6 +64,7 @@ class Choice(Protocol):
 
     Attributes:
         on_device: Whether nothing but tensors takes part.
+        takes_best: Whether the likeliest id of each row is taken, and nothing is looked at but logits.
         draws: Whether ids are drawn.
         fixed: What a compiled choice takes for constant.
         tensors: Those that it reads and writes.
@@ -60,6 +72,10 @@ class Choice(Protocol):
 
     @property
     def on_device(self) -> bool:
+        """See above."""
+
+    @property
+    def takes_best(self) -> bool:
         """See above."""
 
     @property
@@ -191,6 +207,7 @@ class EagerRunner:
         self._stages = lanes.stages()
         self._batch: Batch | None = None
         self._first_keys: Tensor | None = None
+        self._books: LaneBooks | None = None
 
     def use(self, program: Program) -> None:
         """Runs this program from now on; tokens that decode keep what `qexit` knows of them.
@@ -241,9 +258,18 @@ class EagerRunner:
             place = self.storage.placement(bound)
             room = place.size if place.blocks is None else place.size * place.blocks.shape[1]
             bound = min(bound, max(room, longest))
-            known = Batch(self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops)
+            known = Batch(
+                self.model, self.lanes, self.settings, self.program, planes, place, bound, self.ops, self._handed_over()
+            )
             self._batch, self._first_keys = known, first
         return known
+
+    def _handed_over(self) -> LaneBooks | None:
+        """The books of the lanes as they are now; None where torch keeps them, as it does where tokens are masked."""
+        if not self.ops.host_rows or self.program.masked:
+            return None
+        self._books = hand_over(self._books, self.lanes, self.settings, self.program, self.model)
+        return self._books
 
     def step(self, longest: int, choice: Choice, beside: Prefill | None = None) -> Step | None:
         """Runs a loop of every row, then reads those that stop, samples, judges and feeds back.
@@ -262,15 +288,16 @@ class EagerRunner:
         batch, rows = looped
         decoding, which = rows.codes.shape[0], self.to_read(rows)
         if not which.shape[0]:
-            return Step(np.zeros((0, LINE_WIDTH), dtype=np.int64), decoding, rows)
-        lines, logits = self.settle(batch, rows, which, choice)
-        return Step(to_host(lines), decoding, rows, logits)
+            return Step(_NOTHING, decoding, rows)
+        lines, logits, told = self.settle(batch, rows, which, choice)
+        return Step(lines, decoding, rows, logits, told)
 
     def loop(self, longest: int, beside: Prefill | None = None) -> tuple[Batch, Looped] | None:
         """Runs a loop of every live lane, and of the prefill beside them; None where there is neither."""
-        live, decoding = self.live()
         if not beside:
             beside = None
+        books = self._handed_over()
+        live, decoding = self.live() if books is None else (books.start(), books.decoding)
         if not live and beside is None:
             return None
         batch = self.batch(longest)
@@ -324,7 +351,7 @@ class EagerRunner:
             return 0
         return int((to_host(only)[to_host(looped.lanes)[to_host(which)]] >= 0).sum())
 
-    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    def settle(self, batch: Batch, looped: Looped, which: Tensor, choice: Choice) -> tuple[Ints, Tensor, Ints | None]:
         """Reads rows, samples, judges and feeds back.
 
         Args:
@@ -334,13 +361,16 @@ class EagerRunner:
             choice: How ids are chosen.
 
         Returns:
-            What the step emits, int64 `[K, 9]`, and the logits `[K, V]`.
+            What the step emits, `[K, 9]`, logits `[N, V]`, and which of these the lines are about; None for all.
         """
+        in_books = looped.reads is not None
+        if in_books and choice.takes_best and not batch.program.forced and batch.ops.broadcast is no_broadcast:
+            lines, rows, logits = settle_best_in_books(batch, looped)
+            return lines, logits, None if len(rows) == len(logits) else rows
         token_ids, stands, ends, logits = choice.choose(batch, looped, which)
-        if looped.live is not None:
-            settled = settle_live(batch, looped, which, token_ids, stands, ends)
-            whole = settled.kept.shape[0] == which.shape[0]
-            return settled.lines, logits if whole else logits.index_select(0, settled.kept)
+        if in_books:
+            lines, rows = settle_in_books(batch, which, token_ids, stands, ends)
+            return lines, logits, None if len(rows) == len(logits) else rows
         if not batch.program.verify:
-            return settle(batch, looped, which, token_ids, ends), logits
-        return settle_verified(batch, looped, which, token_ids, stands, ends), logits
+            return to_host(settle(batch, looped, which, token_ids, ends)), logits, None
+        return to_host(settle_verified(batch, looped, which, token_ids, stands, ends)), logits, None

@@ -105,6 +105,11 @@ class Device:
         return not self.program.reads_ids
 
     @property
+    def takes_best(self) -> bool:
+        """Whether the likeliest ids are taken."""
+        return self.program.is_greedy
+
+    @property
     def draws(self) -> bool:
         """Whether ids are drawn."""
         return self.program.draws
@@ -172,7 +177,7 @@ class Host:
         raw_logits: As `scores`, before processing.
     """
 
-    on_device, draws, fixed, tensors = False, False, None, ()
+    on_device, takes_best, draws, fixed, tensors = False, False, False, None, ()
 
     def __init__(
         self,

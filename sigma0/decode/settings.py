@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ LAST, MIN_LOOPS, LEAVES, VERIFY, REDRAFT, LIMIT, PROMPT, MODE, PATIENCE, BREAK_A
     12
 )
 # Columns of the thresholds.
-OWN, Q, THETA = range(3)
+OWN, Q, THETA, THRESHOLDS = range(4)
 _NO_EOS = -1
 NO_LIMIT = 2**62
 
@@ -63,6 +64,16 @@ class Program:
     draws: bool = False
     criteria: frozenset[str] = frozenset()
     masked: bool = False
+
+    @cached_property
+    def stops_by_gate(self) -> bool:
+        """Whether nothing but `qexit` and what is known without a rule stops tokens."""
+        return not (self.modes or self.watch or self.reads_logits or self.criteria or self.breaks or self.forced)
+
+    @cached_property
+    def stops_by_margin(self) -> bool:
+        """The same with `margin` beside it, or in its place."""
+        return self.margin and not (self.modes or self.watch or self.criteria or self.breaks or self.forced)
 
     @property
     def known(self) -> bool:
@@ -114,7 +125,7 @@ class SequenceSettings:
         with torch.inference_mode(False):
             self.table = torch.zeros((sequences, SETTINGS_WIDTH), dtype=torch.int64, device=device)
             self.table[:, LIMIT] = NO_LIMIT
-            self.thresholds = torch.full((sequences, 3), math.inf, dtype=torch.float32, device=device)
+            self.thresholds = torch.full((sequences, THRESHOLDS), math.inf, dtype=torch.float32, device=device)
             self.eos = torch.full((sequences, 1), _NO_EOS, dtype=torch.int64, device=device)
         self.depth = depth
         self.growth, self.spiral = 0.1, 1.0

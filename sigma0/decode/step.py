@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sigma0.decode import settings as columns
 from sigma0.decode.attention import PassRows, RowIndices
-from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, masked, stop_codes
+from sigma0.decode.batch import Ints
+from sigma0.decode.decisions import FORCED, Rows, Ruled, advance_stages, ask_rules, masked, read_first, stop_codes
 from sigma0.decode.finite import BROKEN
-from sigma0.decode.host_rows import host_calls
 from sigma0.decode.lanes import (
     CACHE_POSITION,
     DIVERGED_FLAG,
@@ -34,7 +34,7 @@ from sigma0.decode.lanes import (
     STAGE,
 )
 from sigma0.decode.masks import forbidden
-from sigma0.decode.ops import DIVERGED, MET, LiveRows, LoopEndOutput, Settled
+from sigma0.decode.ops import DIVERGED, MET, LaneBooks, LoopEndOutput, Settled, no_broadcast
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
@@ -54,8 +54,7 @@ class Looped(Rows):
         logits: Of the decoding rows `[L, V]`, or of all `[R, V]`; None where the head has not read them.
         statistics: Of the loop, float32 `[R, 8]`, where a kernel has computed them; else None.
         fates: Index into `FATES` of the loop, int32 `[R]`, as `statistics`.
-        live: The rows as functions on a CPU know them (`sigma0.decode.host_rows`); None elsewhere.
-        reads: Rows that are to be read, int64 `[K]`, where those functions have told; else None.
+        reads: Rows that are to be read, int64 `[K]`, where the books of the lanes have told; else None.
         seen: Whether the host may look at values of this step, and waits for none of them.
     """
 
@@ -63,7 +62,6 @@ class Looped(Rows):
     logits: Tensor | None
     statistics: Tensor | None
     fates: Tensor | None
-    live: LiveRows | None = None
     reads: Tensor | None = None
     seen: bool = False
 
@@ -91,13 +89,10 @@ def run_loop(
             is a prelude.
     """
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
-    by_torch = padded or bounded or program.masked or torch.compiler.is_compiling()
-    calls = None if by_torch else host_calls(batch.ops)
-    live = owned = enters = None
-    if calls is not None:
-        live = calls.live(lanes.table, depth, count)
-        table = live.lines
-        rows, sequences, cache_positions, positions, planes, loops = live.columns.unbind(0)
+    books = None if padded or bounded or torch.compiler.is_compiling() else batch.books
+    owned = enters = None
+    if books is not None:
+        table, rows, sequences, cache_positions, positions, planes, loops, previous, _ = books.rows(count)
     else:
         # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
         rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
@@ -107,7 +102,7 @@ def run_loop(
         loops = planes + 1
         owned = stage < lanes.idle if padded else None
         enters = stage[:entering] == 0 if padded or bounded else None
-    previous = lanes.hidden.index_select(0, rows)  # [R, D]
+        previous = lanes.hidden.index_select(0, rows)  # [R, D]
     indices = RowIndices(sequences, cache_positions, positions, planes)
     if batch.model.stages[0] and beside is not None:
         prefill_prelude(batch, beside)
@@ -118,46 +113,63 @@ def run_loop(
     raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
     if batch.model.stages[1] and beside is not None:
         prefill_coda(batch, beside)
+    if books is not None:
+        return _end_in_books(batch, books, Rows(rows, table, sequences, loops, previous), raw, decoding)
     if owned is not None:
         # from here on lanes are only written to
         rows = torch.where(owned, rows, lanes.count)
     hidden, end = _loop_end(batch, raw, previous, rows, sequences)
     lanes.hidden.index_copy_(0, rows, hidden)
     if program.paths:
-        _keep_paths(batch, hidden, indices, live, owned)
-    ran, ruled, reads = Rows(rows, table, sequences, loops, hidden), Ruled(), None
+        _keep_paths(batch, hidden, indices, owned)
+    ran, ruled = Rows(rows, table, sequences, loops, hidden), Ruled()
     if decoding and not program.known:
         ruled = ask_rules(batch, ran, previous, decoding, end, program.redrafts and not padded and not bounded)
-    if calls is not None and live is not None:
-        codes, reads = calls.stop(
-            live, decoding, depth, batch.settings.table, ruled.met, ruled.decisions, ruled.given, program.verify,
-            program.prompts, lanes.table,
-        )  # fmt: skip
-    else:
-        own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
-        codes = stop_codes(batch, ran, own, ruled)
-        if padded or bounded:
-            codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
-        advance_stages(batch, rows, table, loops, own, codes)
+    own = batch.settings.table.index_select(0, sequences[:decoding])  # [L, 11]
+    codes = stop_codes(batch, ran, own, ruled)
+    if padded or bounded:
+        codes = codes.masked_fill(table[:decoding, STAGE] >= depth, 0)
+    advance_stages(batch, rows, table, loops, own, codes)
     seen = not padded and not bounded and lanes.device.type == "cpu"
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
-    return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, live, reads, seen)
+    return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, None, seen)
 
 
-def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, live: LiveRows | None, owned: Tensor | None) -> None:
+def _end_in_books(batch: Batch, books: LaneBooks, own: Rows, raw: Tensor, decoding: int) -> Looped:
+    """The loop's end on a CPU, given states before the block in `own` and behind it, `[R, D]`."""
+    program, previous, end, ruled = batch.program, own.hidden, None, Ruled()
+    checks = program.verify, program.prompts
+    alone = batch.ops.broadcast is no_broadcast
+    by_gate = program.gate and books.gates and alone and (program.stops_by_gate or program.stops_by_margin)
+    asks = decoding > 0 and not (program.known or (by_gate and program.stops_by_gate))
+    if program.watch or not books.norms:
+        raw, end = _loop_end(batch, raw, previous, own.lanes, own.sequences)
+    hidden = books.end(raw, end is None and books.norms and not program.watch, by_gate, not asks, *checks)
+    rows = Rows(own.lanes, own.table, own.sequences, own.loops, hidden)
+    if asks and alone and program.stops_by_margin and (by_gate or not program.gate):
+        logits = read_first(batch, rows, hidden.shape[0] if program.redrafts else decoding)
+        if logits.dtype is torch.float32:
+            ruled = Ruled(logits=logits)
+            books.lead(logits, by_gate, *checks)
+            asks = False
+    if asks:
+        ruled = ask_rules(batch, rows, previous, decoding, end, program.redrafts)
+        books.stop(ruled.met, ruled.decisions, ruled.given, *checks)
+    statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
+    return Looped(
+        own.lanes, own.table, own.sequences, own.loops, hidden, books.codes, ruled.logits, statistics, fates,
+        books.reads, True,
+    )  # fmt: skip
+
+
+def _keep_paths(batch: Batch, hidden: Tensor, indices: RowIndices, owned: Tensor | None) -> None:
     """Keeps the states after a loop, `[R, W]`, for statistics."""
     lanes = batch.lanes
     assert lanes.paths is not None
-    states = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
-    if live is not None:
-        calls = host_calls(batch.ops)
-        assert calls is not None
-        calls.keep(live, states, lanes.paths, lanes.window)
-        return
     path = lanes.path_index(indices.sequences, indices.cache_positions)
     if owned is not None:
         path = torch.where(owned, path, len(lanes.paths) - 1)
-    lanes.paths[path, indices.loops] = states
+    lanes.paths[path, indices.loops] = hidden if lanes.width == hidden.shape[1] else hidden[:, : lanes.width]
 
 
 def run_prefill(batch: Batch, beside: Prefill) -> None:
@@ -190,11 +202,14 @@ def read(batch: Batch, looped: Looped, which: Tensor) -> Tensor:
     """Logits `[K, V]` of rows, int64 `[K]`."""
     if looped.logits is not None and (not batch.program.verify or looped.logits.shape[0] == looped.loops.shape[0]):
         return looped.logits.index_select(0, which)
-    hidden, lanes = looped.hidden.index_select(0, which), looped.lanes.index_select(0, which)
+    hidden = looped.hidden
+    if which is not looped.reads or which.shape[0] < hidden.shape[0]:
+        hidden = hidden.index_select(0, which)
+    if not (batch.program.masked or batch.model.stages[1]):
+        return batch.model.read(hidden)
+    lanes = looped.lanes.index_select(0, which)
     if not batch.model.stages[1]:
-        if batch.program.masked and looped.seen:
-            return _read_unforced(batch, hidden, lanes)
-        return masked(batch, batch.model.read(hidden), lanes)
+        return _read_unforced(batch, hidden, lanes) if looped.seen else masked(batch, batch.model.read(hidden), lanes)
     table = looped.table.index_select(0, which)
     sequences, loops = looped.sequences.index_select(0, which), looped.loops.index_select(0, which)
     rows = RowIndices(sequences, table[:, CACHE_POSITION], table[:, POSITION], loops)
@@ -261,30 +276,51 @@ def settle(
     return torch.stack([emitted, sequences, token_ids, loops, fed_at, flags, ends.long(), ones, emitted], dim=1)
 
 
-def settle_live(
-    batch: Batch, looped: Looped, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None
-) -> Settled:
+def settle_in_books(
+    batch: Batch, which: Tensor, token_ids: Tensor, stands: Tensor, ends: Tensor | None
+) -> tuple[Ints, Ints]:
     """`settle` or `settle_verified` on a CPU, without the lines of drafts that stand before loop T.
 
     Args:
-        batch: Lanes and settings.
-        looped: The rows, which functions on a CPU know.
+        batch: Lanes, settings and books.
         which: As `settle_verified` has it; likewise
         token_ids: these,
         stands: these, and
         ends: these.
+
+    Returns:
+        The lines, `[K', 9]`, and which of the rows they are about, `[K']`.
     """
-    calls, own, settings = host_calls(batch.ops), batch.lanes, batch.settings
-    assert calls is not None and looped.live is not None
-    settled = calls.settle(
-        looped.live, looped.codes, own.depth, which, token_ids, stands, ends, settings.table, settings.eos,
-        batch.program.verify, own.table,
-    )  # fmt: skip
-    if settled.lanes.shape[0]:
-        own.hidden.index_copy_(0, settled.lanes, batch.model.enter(settled.token_ids, settled.positions))
-        if batch.program.gate or own.exit_state is not None:
-            own.forget(settled.lanes)
-    return settled
+    assert batch.books is not None
+    return _entered(batch, batch.books.settle(which, token_ids, stands, ends, batch.program.verify))
+
+
+def settle_best_in_books(batch: Batch, looped: Looped) -> tuple[Ints, Ints, Tensor]:
+    """Reads, samples and settles the rows that are to be read, where the likeliest id of each is taken.
+
+    Args:
+        batch: Lanes, settings and books.
+        looped: The rows.
+
+    Returns:
+        The lines, `[K, 9]`, float32 logits `[N, V]`, and which of these the lines are about, `[K]`.
+    """
+    books, verify, logits = batch.books, batch.program.verify, looped.logits
+    assert books is not None and looped.reads is not None
+    of_all = logits is not None and (not verify or logits.shape[0] == looped.loops.shape[0])
+    if logits is None or not of_all:
+        logits = read(batch, looped, looped.reads)
+    logits = logits.float()
+    lines, kept = _entered(batch, books.settle_best(logits, of_all, BROKEN, verify))
+    return lines, looped.reads.numpy()[kept] if of_all else kept, logits
+
+
+def _entered(batch: Batch, settled: Settled) -> tuple[Ints, Ints]:
+    """Embeds what the books have only noted."""
+    if settled.fed is not None:
+        lanes, token_ids, positions = settled.fed
+        batch.lanes.hidden.index_copy_(0, lanes, batch.model.enter(token_ids, positions))
+    return settled.lines, settled.kept
 
 
 def settle_verified(

@@ -43,7 +43,6 @@ class TextStats:
         """What is kept of a text, before its first token."""
         return CountedText() if self._ops.collapse_rows is None else TextMemory()
 
-    @torch.no_grad()
     def take(self, texts: Sequence[Text], token_ids: Sequence[int], logits: Tensor | None) -> list[list[float]]:
         """Takes a token of each of N texts in.
 

@@ -15,7 +15,7 @@ from sigma0.decode.exits import ExitRule, Selection, select_exits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.masks import mask_logits
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import Operations, operations
+from sigma0.decode.ops import EndWeights, Operations, operations
 from sigma0.decode.parallel import broadcaster, tp_size
 from sigma0.decode.stats import PathReader
 from sigma0.models.cache_name import given_cache, named_cache
@@ -92,6 +92,10 @@ class LoopedForCausalLM(DepthGenerationMixin, PackedWeightsMixin, LoopedPreTrain
         self.pack_weights()
         self._multiply = self.operations.product(like.dtype)
         return (self._multiply,)
+
+    def plain_weights(self) -> EndWeights:
+        """See `decode.model.LoopedModel.plain_weights`: none, unless a family says otherwise."""
+        return EndWeights()
 
     def prelude(self, hidden: Tensor, rows: BatchRows) -> Tensor:
         """What loop 1 starts from, `[R, W]`: what has entered, where there is no prelude."""

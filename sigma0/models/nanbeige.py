@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import LoopEndWeights
+from sigma0.decode.ops import EndWeights, LoopEndWeights
 from sigma0.models.looped import LoopedPreTrainedModel
 from sigma0.models.nanbeige_config import NanbeigeConfig
 from sigma0.models.ouro_block import OuroAttention, PreNormDecoderLayer
@@ -69,6 +69,11 @@ class NanbeigeForCausalLM(NanbeigePreTrainedModel, SharedBlockForCausalLM):
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after a loop, `[R, D]`, where there is one."""
         return hidden if self.model.norms_for_head else super().norm(hidden)
+
+    def plain_weights(self) -> EndWeights:
+        """See `SharedBlockForCausalLM.plain_weights`; no norm stands after a loop where only the head takes one."""
+        weights = super().plain_weights()
+        return weights._replace(norm=None) if self.model.norms_for_head else weights
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of the norm after a loop, where there is one."""

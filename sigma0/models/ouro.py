@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from sigma0.decode.exits import exit_probabilities
-from sigma0.decode.ops import LoopEndWeights
+from sigma0.decode.ops import EndWeights, LoopEndWeights
 from sigma0.models.looped import LoopedPreTrainedModel
-from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer
+from sigma0.models.ouro_block import OuroAttention, OuroDecoderLayer, OuroRMSNorm
 from sigma0.models.ouro_config import OuroConfig, repaired_tokens
 from sigma0.models.outputs import LoopedModelOutput
+from sigma0.models.row_linear import plain_weight
 from sigma0.models.shared_block import SharedBlockForCausalLM, SharedBlockModel
 from sigma0.models.stored import StoredTensor, check_shapes
 
@@ -77,6 +78,17 @@ class OuroForCausalLM(OuroPreTrainedModel, SharedBlockForCausalLM):
     def gate(self, hidden: Tensor) -> Tensor:
         """Gate logits `[R]`."""
         return self.model.gate_logits(hidden)  # type: ignore[no-any-return]
+
+    def plain_weights(self) -> EndWeights:
+        """See `SharedBlockForCausalLM.plain_weights`; of the gate too."""
+        own: Any = self.model._modules
+        norm, gate = own["norm"], own["early_exit_gate"]
+        weights = (
+            plain_weight(norm, OuroRMSNorm),
+            norm.__dict__.get("variance_epsilon", 0.0),
+            plain_weight(gate, nn.Linear),
+        )
+        return EndWeights(*weights, gate._parameters.get("bias"), plain_weight(own["embed_tokens"], nn.Embedding))
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of norm and gate."""

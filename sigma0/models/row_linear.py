@@ -23,6 +23,15 @@ def is_plain(module: nn.Module) -> bool:
     return not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__)
 
 
+def plain_weight(module: Any, kind: type[nn.Module]) -> Tensor | None:
+    """The weight of a module that is plain, and of this class itself; else None. Asked in every pass."""
+    if type(module) is not kind or not is_plain(module):
+        return None
+    weight = module._parameters["weight"]
+    # a tensor of another class may lie elsewhere
+    return weight if type(weight) is nn.Parameter else None
+
+
 def linear(module: nn.Module, hidden_states: Tensor) -> Tensor:
     """`module(hidden_states)`; of a plain linear layer without the call, which costs as much as a small product."""
     if type(module) is nn.Linear and is_plain(module):

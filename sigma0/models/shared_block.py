@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import capture_outputs
 from sigma0.decode.exits import no_gate_logits
 from sigma0.decode.kv_cache import DepthCache
 from sigma0.decode.model import BatchRows
-from sigma0.decode.ops import MOST_ROWS, TORCH, LoopEndWeights
+from sigma0.decode.ops import MOST_ROWS, TORCH, EndWeights, LoopEndWeights
 from sigma0.decode.parallel import check_heads
 from sigma0.models.cache_name import given_cache, named_cache
 from sigma0.models.fused_rows import can_fuse, run_fused, run_in_one_call
@@ -22,7 +22,7 @@ from sigma0.models.ouro_block import OuroRMSNorm, PreNormDecoderLayer, rms_norm
 from sigma0.models.outputs import LoopedModelOutput
 from sigma0.models.prompt_rows import prompt_rows
 from sigma0.models.rotary_table import RotaryTable
-from sigma0.models.row_linear import Modules, PackedLinear, is_plain
+from sigma0.models.row_linear import Modules, PackedLinear, is_plain, plain_weight
 
 
 class SharedBlockModel(LoopedPreTrainedModel):
@@ -187,6 +187,16 @@ class SharedBlockForCausalLM(LoopedForCausalLM):
         """Gate logits `[R]` of states `[R, D]`; those of a gate that never leaves where the family has none."""
         logits = self.model.gate_logits(hidden)
         return no_gate_logits(hidden) if logits is None else logits
+
+    def plain_weights(self) -> EndWeights:
+        """See `decode.model.LoopedModel.plain_weights`; of norm and embedding."""
+        own = self.model._modules
+        norm, embedding = own["norm"], own["embed_tokens"]
+        return EndWeights(
+            plain_weight(norm, OuroRMSNorm),
+            norm.__dict__.get("variance_epsilon", 0.0),
+            embedding=plain_weight(embedding, nn.Embedding),
+        )
 
     def loop_end_weights(self) -> LoopEndWeights:
         """Weights of the norm; a family with a gate adds it."""

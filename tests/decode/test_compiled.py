@@ -219,7 +219,7 @@ def test_no_step_reads_a_value_on_the_host(model, mode, monkeypatch):
         return call
 
     # the step as other devices run it, without what a CPU has in C++
-    monkeypatch.setattr("sigma0.decode.step.host_calls", lambda ops: None)
+    monkeypatch.setattr("sigma0.decode.runner.EagerRunner._handed_over", lambda runner: None)
     model = copy.deepcopy(model).double()
     monkeypatch.setattr(runners, "run_loop", watched(runners.run_loop))
     monkeypatch.setattr(runners, "settle", watched(runners.settle))

@@ -1,7 +1,6 @@
 """The calls that keep a step's books on a CPU, against the step in torch, whose operations other devices run."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigma0.decode import decisions, step
+from sigma0.decode import decisions, host_rows, step
 from sigma0.decode import settings as columns
 from sigma0.decode.lanes import CACHE_POSITION, DEPTH, DRAFT, FLAGS, POSITION, STAGE, Lanes
-from sigma0.decode.ops import DIVERGED, MET, TORCH, operations
+from sigma0.decode.ops import DIVERGED, MET, TORCH, EndWeights, operations
 from sigma0.decode.settings import NO_LIMIT, Program, SequenceSettings
 from sigma0.decode.step_batch import Batch
 from tests.marks import needs_compiler
@@ -26,6 +25,9 @@ class Model:
 
     def enter(self, token_ids, positions):
         return torch.stack([token_ids, positions, token_ids - positions], dim=1).float()
+
+    def plain_weights(self):
+        return EndWeights()
 
 
 def sequence_tokens(generator, depth):
@@ -78,7 +80,8 @@ def drawn(seed, sequences, depth, verify):
         own.table.copy_(lanes.table)
         own.hidden.copy_(lanes.hidden)
         own.remember_paths(WINDOW)
-        batches.append(Batch(Model(), own, wanted, program, (), None, 0, ops))
+        books = host_rows.hand_over(None, own, wanted, program, Model()) if ops.host_rows else None
+        batches.append(Batch(Model(), own, wanted, program, (), None, 0, ops, books))
     return generator, batches
 
 
@@ -91,6 +94,8 @@ def looped(monkeypatch, batch, said):
     monkeypatch.setattr(step, "ask_rules", lambda *arguments: said(decoding))
     batch.model.stages, batch.model.loop = (0, 0), lambda hidden, view: hidden
     given = replace(batch, program=replace(batch.program, gate=True))
+    if batch.books is not None:
+        assert (batch.books.start(), batch.books.decoding) == (live, decoding)
     return step.run_loop(given, live, decoding)
 
 
@@ -139,15 +144,15 @@ def test_calls_keep_the_books_as_torch_does(seed, sequences, depth, verify):
     token_ids = torch.tensor(generator.integers(-1, VOCABULARY, len(which)))
     stands = torch.tensor(generator.random(len(which)) < 0.6)
     ends = torch.tensor(generator.random(len(which)) < 0.3) if generator.random() < 0.5 else None
-    settled = step.settle_live(with_calls, found, which, token_ids, stands, ends)
+    said, kept = step.settle_in_books(with_calls, which, token_ids, stands, ends)
     if verify:
         lines = step.settle_verified(with_torch, expected, which, token_ids, stands, ends)
         new = which < len(expected.codes)
         says = new | ~stands | (expected.loops[which] >= depth)
     else:
         lines, says = step.settle(with_torch, expected, which, token_ids, ends), torch.ones(len(which)).bool()
-    assert torch.equal(settled.lines, lines[says])
-    assert torch.equal(settled.kept, says.nonzero()[:, 0])
+    assert torch.equal(torch.from_numpy(said), lines[says])
+    assert torch.equal(torch.from_numpy(kept), says.nonzero()[:, 0])
     assert torch.equal(table_of(with_torch), table_of(with_calls))
     live = with_torch.lanes.table[:-1, STAGE] < with_torch.lanes.idle
     assert torch.equal(with_torch.lanes.hidden[:-1][live], with_calls.lanes.hidden[:-1][live])
@@ -157,8 +162,53 @@ def test_suspended_lanes_are_no_rows():
     lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
     lanes.table[:, STAGE] = torch.tensor([4, 6, 0, 1, 5, 6, 6])
     lanes.suspend([0])
-    calls = step.host_calls(SimpleNamespace(host_rows=True))
-    rows = calls.live(lanes.table, 3, 2)
+    wanted = SequenceSettings(2, 3, torch.device("cpu"))
+    books = host_rows.hand_over(None, lanes, wanted, Program(), Model())
+    assert (books.start(), books.decoding) == (2, 1)
+    rows = books.rows(2)
     assert rows.lines[:, STAGE].tolist() == [1, 5]
-    assert rows.columns[0].tolist() == [3, 4]
-    assert rows.columns[4:].tolist() == [[1, 2], [2, 3]]
+    assert rows.lanes.tolist() == [3, 4]
+    assert (rows.planes.tolist(), rows.loops.tolist()) == ([1, 2], [2, 3])
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        {"eos": torch.zeros((2, 1), dtype=torch.int32)},
+        {"eos": torch.zeros((1, 1), dtype=torch.int64)},
+        {"gate": torch.zeros((7, 2), dtype=torch.float64)},
+        {"hidden": torch.zeros((6, WIDTH))},
+        {"table": torch.zeros((6, 7), dtype=torch.int64).T},
+        {"settings": torch.zeros((2, 3), dtype=torch.int64)},
+        {"paths": torch.zeros((12, 3, WIDTH))},
+        {"paths": torch.zeros((25, 3, WIDTH + 1))},
+    ],
+)
+def test_memory_of_another_kind_is_refused(replaced):
+    lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
+    books = host_rows.hand_over(None, lanes, SequenceSettings(2, 3, torch.device("cpu")), Program(), Model())
+    with pytest.raises(ValueError):
+        books.take_tables(books.tables._replace(**replaced), 12)
+
+
+def test_what_a_pass_is_given_is_checked():
+    lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
+    lanes.table[:, STAGE] = torch.tensor([1, 6, 6, 5, 6, 6, 6])
+    books = host_rows.hand_over(None, lanes, SequenceSettings(2, 3, torch.device("cpu")), Program(), Model())
+    assert books.start() == 2
+    for raw in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1), torch.zeros(2, WIDTH).double()):
+        with pytest.raises(ValueError):
+            books.end(raw, False, False, True, False, False)
+    books.end(torch.zeros(2, WIDTH), False, False, False, False, False)
+    with pytest.raises(ValueError):
+        books.stop(torch.zeros(2, dtype=torch.bool), None, None, False, False)
+    with pytest.raises(ValueError):
+        books.lead(torch.zeros(0, VOCABULARY), False, False, False)
+    books.stop(torch.ones(1, dtype=torch.bool), None, None, False, False)
+    with pytest.raises(ValueError):
+        books.settle_best(torch.zeros(0, VOCABULARY), False, -1, False)
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError):
+        books.settle(one, torch.zeros(2, dtype=torch.int64), one.bool(), None, False)
+    with pytest.raises(IndexError):
+        books.settle(one + 2, one, one.bool(), None, False)
