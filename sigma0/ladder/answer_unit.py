@@ -358,6 +358,7 @@ def climb(
     written: Attempt | None = None,
     start: int = 0,
     whole: bool = False,
+    is_draft: bool = False,
 ) -> Climb:
     """One unit, from the lowest rung up.
 
@@ -373,6 +374,7 @@ def climb(
         written: What the rung `start` wrote already; None lets it write.
         start: The lowest rung that has a say.
         whole: Whether it is a whole text of single tokens or drafts, for the trail.
+        is_draft: Whether it is a piece of an answer: a calibrated confidence is of whole answers to a question.
     """
     result, top = Climb(), len(writer.rungs) - 1
     # what is there already costs nothing more, and stands even where nothing is left
@@ -387,6 +389,12 @@ def climb(
         result.aborted = result.aborted or "left" in status.split()
         if attempt is not None and given.kept:
             attempt = writer.after(attempt, given.kept)
+        if attempt is not None and attempt.tokens and is_draft:
+            parts, verdict = [token.verdict for token in attempt.tokens], attempt.verdict
+            scored = aggregate(parts, writer.doors, verdict.grounded)
+            # only the first one continues the question itself, which may be out of calibration
+            reason = verdict.reason if position == 0 else scored.reason
+            attempt = replace(attempt, verdict=scored.model_copy(update={"reason": reason}))
         signs = None if attempt is None else Signs(sequence, position, attempt.verdict, attempt.entropy, attempt.margin)
         outcome, why = _judged(writer, policy, attempt, signs, rung, status)
         # what a rung declined stands only where no rung gives more

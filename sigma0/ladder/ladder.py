@@ -41,8 +41,8 @@ class FidelityLadder:
         policy: What goes up; by default tokens of too little confidence and collapsing ones, or drafts and answers
             whose verdict does not open the converge door.
         hysteresis: How long a larger model keeps writing tokens.
-        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint, except that texts of
-            single tokens need the confidence of `DoorPolicy`.
+        doors: Thresholds of the converge door; by default those of the lowest rung's checkpoint, except that drafts and
+            texts of tokens need the confidence of `DoorPolicy`.
 
     Raises:
         ValueError: For no rungs, or two of one name.
@@ -73,14 +73,16 @@ class FidelityLadder:
         )
         self._given_doors = doors
         self.doors: DoorPolicy = doors or checkpoint_policy
-        # a text of several models has no calibrated probability, but the score that needs no calibration
+        # tokens, drafts and texts of several models have no calibrated probability, but the score that needs none
         self.token_doors = replace(self.doors, min_confidence=DoorPolicy().min_confidence) if doors is None else doors
 
     def policy_for(self, unit: Unit) -> Trigger:
         """The policy in force for a unit."""
         if self.policy is not None:
             return self.policy
-        return AnyOf((Doubt(TOKEN_CONFIDENCE), Collapse())) if unit == "token" else ShutDoor(self.doors)
+        if unit == "token":
+            return AnyOf((Doubt(TOKEN_CONFIDENCE), Collapse()))
+        return ShutDoor(self.doors if unit == "answer" else self.token_doors)
 
     def over(self, rungs: Sequence[AnyRung], budget: Budget | None = None) -> "FidelityLadder":
         """The same ladder over other rungs, and within another budget if one is given."""

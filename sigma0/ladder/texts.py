@@ -23,6 +23,7 @@ class Ladder(Protocol):
     rungs: tuple[AnyRung, ...]
     budget: Budget
     doors: DoorPolicy
+    token_doors: DoorPolicy
     policy: Trigger | None
 
     def policy_for(self, unit: Unit) -> Trigger:
@@ -72,8 +73,9 @@ def write_texts(
     config = None if exit_config is None else ExitConfig.parse(exit_config)
     policy, purse = policy or ladder.policy_for(unit), Purse(ladder.budget)
     rungs = (rung.to_dict() for rung in ladder.rungs)
-    trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), ladder.doors)
-    writer = Writer(ladder.rungs, ladder.doors, config, stop, purse, trail, ())
+    doors = ladder.doors if unit == "answer" else ladder.token_doors
+    trail = open_trail(unit, rungs, policy, ladder.budget, None, versions(), doors)
+    writer = Writer(ladder.rungs, doors, config, stop, purse, trail, ())
     generations = []
     for sequence, prompt in enumerate(prompts):
         writer.context = (*_said(prompt), *sources)
@@ -128,7 +130,7 @@ def _drafts(
     text, left = "", max_new_tokens
     while left > 0:
         here = min(left, draft_tokens)
-        unit = climb(writer, policy, _continued(prompt, text), here, sequence, len(units), warm_start)
+        unit = climb(writer, policy, _continued(prompt, text), here, sequence, len(units), warm_start, is_draft=True)
         units.append(unit)
         left -= here
         if unit.attempt is None or unit.attempt.stop_reason != "length" or not unit.attempt.text:
@@ -154,13 +156,13 @@ def _generation(ladder: Ladder, unit: Unit, units: Sequence[Climb], writer: Writ
     text = "".join(attempt.text for _, attempt in written)
     grounding = check(text, writer.context)
     verdicts = [attempt.verdict for _, attempt in written] or [of_token(None, 0, None, 0.0)]
-    verdict = verdicts[0] if len(verdicts) == 1 else aggregate(verdicts, ladder.doors, grounding.score)
+    verdict = verdicts[0] if len(verdicts) == 1 else aggregate(verdicts, writer.doors, grounding.score)
     aborted, exhausted = any(climbed.aborted for climbed in units), any(climbed.exhausted for climbed in units)
     highest = max((climbed.rung for climbed in units if climbed.attempt is not None), default=0)
     stop_reason: LadderStop = "budget"
     if written and units[-1].attempt is not None:
         stop_reason = units[-1].attempt.stop_reason
-    converges = bool(written) and door(verdict, ladder.doors) == "converge"
+    converges = bool(written) and door(verdict, writer.doors) == "converge"
     part = Trail([writer.trail.lines[0], *writer.trail.decisions_of(sequence)])
     return LadderGeneration(
         text=text,

@@ -198,8 +198,8 @@ def aggregate(
     * `proximity` is the greatest of the parts, `depth` their mean.
     * `grounded` is that of the whole; if not given, the least known one of the parts.
     * `reason` is `divergence` if any token stopped for it; else `collapse` if the proximity reaches `tau_c`; else
-      `max_depth` if more than `saturated_share` of the tokens are saturated; else `ungrounded` if the groundedness is
-      known and not over `tau_g`; else the commonest reason of the other tokens.
+      `out_of_calibration` if any part is; else `max_depth` if more than `saturated_share` of the tokens are saturated;
+      else `ungrounded` if the groundedness is known and not over `tau_g`; else the commonest reason of the others.
     * `confidence` is the geometric mean of the parts that were read, so exp(-mean entropy) of tokens; None if one is
       unknown.
 
@@ -268,13 +268,14 @@ def _reason(
         return "divergence"
     if proximity >= policy.tau_c or "collapse" in reasons:
         return "collapse"
+    # a veto, as the two above are, and `max_depth` is not
+    if "out_of_calibration" in reasons:
+        return "out_of_calibration"
     if reasons.count("max_depth") > policy.saturated_share * len(reasons):
         return "max_depth"
     loose = grounded is not None and policy.tau_g is not None and grounded <= policy.tau_g
     if loose or (grounded is None and "ungrounded" in reasons):
         return "ungrounded"
-    if "out_of_calibration" in reasons:
-        return "out_of_calibration"
     known: list[Reason] = [reason for reason in reasons if reason and reason not in ("max_depth", "ungrounded")]
     return Counter(known).most_common(1)[0][0] if known else None
 

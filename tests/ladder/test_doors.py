@@ -1,6 +1,7 @@
 """The door of a finished text: what the verdict does not let pass goes up while rungs and budget are left."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from sigma0.ladder import (
     replay,
 )
 from sigma0.signals.verdict import DoorPolicy, door
+from tests.calibrated import calibrated
 
 POLICIES = st.one_of(
     st.none(),
@@ -177,13 +179,26 @@ def test_drafts_that_pass_one_by_one_go_up_where_the_whole_does_not(pocket, monk
         "check",
         lambda text, context: replace(check(text, context), score=0.0) if text == whole else check(text, context),
     )
-    found = FidelityLadder(rungs).generate(prompt, "draft", **asked)
+    found = FidelityLadder(rungs, doors=DoorPolicy(tau_g=0.5)).generate(prompt, "draft", **asked)
     assert found.rung == "above" and found.drafts == (("above", whole),)
     assert [(line.rung, line.whole, line.outcome) for line in found.trail.decisions[-2:]] == [
         (0, True, "hand_up"),
         (1, True, "accept"),
     ]
     assert replay(found.trail) == []
+
+
+def test_drafts_have_no_calibrated_confidence_but_a_strange_question_shuts_the_door(pocket):
+    ladder = FidelityLadder([Rung.local(*calibrated(pocket, ["Where is Sara?"]), "pocket")])
+    for prompt, strange in (("Where is Sara?", False), ("Who is the president?", True)):
+        found = ladder.generate(prompt, "draft", max_new_tokens=12, draft_tokens=3)
+        assert len(found.drafts) > 1
+        for line in found.trail.decisions:
+            verdict = line.signs["verdict"]
+            assert verdict["confidence"] == pytest.approx(math.exp(-line.signs["entropy"]))
+            assert (verdict["reason"] == "out_of_calibration") == (strange and line.position == 0)
+        assert (found.verdict.reason == "out_of_calibration") == strange
+        assert found.door == "top_rung" or not strange
 
 
 def test_fates_are_those_of_all_loops_that_were_run(pocket):

@@ -242,7 +242,7 @@ def test_the_door_decides_by_default(pocket, url):
 def test_the_switch_hands_answers_up(pocket, url, monkeypatch):
     above = FidelityLadder([Rung.local(*pocket, "pocket"), Rung.endpoint(url, "good", KEY)])
     sure = [{"role": "user", "content": "Mary went to the park. Where is Mary?"}]
-    unsure = [{"role": "user", "content": "Leo is 2 years older than Tom. Tom is 4 years old. How old is Leo?"}]
+    unsure = [{"role": "user", "content": "Who is the president?"}]
     for switch in ("0", "1"):
         monkeypatch.setenv("SIGMA0_LADDER", switch)
         for question, shut in ((sure, False), (unsure, True)):

@@ -145,7 +145,8 @@ def test_out_of_calibration_shuts_the_door_and_says_so():
     # a text that broke off keeps that as its reason
     assert judge_answer([token()], 4, policy, None, True, MODEL, strange).reason == "collapse"
     # and the reason of a part is that of the whole
-    assert aggregate([verdict, of_token("confident", 2, "contract", 0.0, 0.0)]).reason == "out_of_calibration"
+    for reason in ("confident", "max_depth"):
+        assert aggregate([verdict, of_token(reason, 2, "contract", 0.0, 0.0)]).reason == "out_of_calibration"
 
 
 def test_answers_of_forced_tokens_have_no_confidence():
