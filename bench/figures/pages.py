@@ -152,7 +152,7 @@ def _verdict(results: Results) -> list[str]:
         kept_sentence(reports),
         "## Strange prompts",
         "Prompts that are not of the models' world, each as a plain text and as a chat ([strange.jsonl](../verdict/strange.jsonl)): general knowledge, code, stories of "
-        "the world with other names, things and places, and held-out stories with their words shuffled. A door that stays shut is what is wanted.",
+        "the world with other names, things and places, and held-out stories with their words shuffled. A door that stays shut is what is wanted. Out of calibration is what the verdict gives as its reason (an answer that runs in circles has that instead); the last column is what the confidence would shut out by itself.",
         strange_table(reports),
         "## How often the promise is kept",
         f"{first.draws} calibrations of {fit} prompts for the fit and {test} for the test, drawn from {pools} answers to other stories (`python -m sigma0.bench promise "
