@@ -92,11 +92,11 @@ def report(
             typer.echo(simulation_page(simulated))
         typer.echo(f"whole tables and pictures in {folder}", err=True)
         if ledger == LEDGER and out is None:
-            from sigma0.bench.figures.results import VERDICTS, Results
+            from sigma0.bench.figures.results import Results
             from sigma0.bench.verdict.picture import draw_features
 
             results = Results(Path())
             for name, told in results.verdicts.items():
-                files = [folder / f"verdict-features-{VERDICTS[name]}.{kind}" for kind in ("png", "svg")]
+                files = [folder / f"verdict-features-{name}.{kind}" for kind in ("png", "svg")]
                 draw_features(told.features, results.features(name), files, name)
             typer.echo(f"texts with other figures than before: {', '.join(rewrite_texts(Path())) or 'none'}", err=True)

@@ -10,7 +10,7 @@ from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.effort.table import table as effort_table
 from sigma0.bench.effort.table import title as effort_title
 from sigma0.bench.fidelity.pages import whole_table
-from sigma0.bench.figures.results import VERDICTS, Results
+from sigma0.bench.figures.results import Results
 from sigma0.bench.figures.tables import (
     SHIPPED,
     answers_table,
@@ -128,12 +128,11 @@ def _lossless(results: Results) -> list[str]:
 def _verdict(results: Results) -> list[str]:
     reports, promises = results.verdicts, results.promises
     asked = _joined({f"{report.answers:,}" for report in reports.values()})
-    first, last = next(iter(promises.values())), list(reports.values())[-1]
+    first = next(iter(promises.values()))
     pools = _joined({f"{report.pool:,}" for report in promises.values()})
     fit, test = (f"{part:,}" for part in first.parts)
     return [
-        f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`; of the last model "
-        f"the hard half alone, with a door for a risk of {100 * last.allowed:g} %), under the exit rule, the confidence and the door that "
+        f"One question about each of {asked} held-out stories (`python -m sigma0.bench verdict MODEL`), under the exit rule, the confidence and the door that "
         "the model ships with: what the door `converge` lets through. Intervals are 95 % intervals.",
         door_table(reports),
         "## Wrong answers told from right ones",
@@ -145,7 +144,7 @@ def _verdict(results: Results) -> list[str]:
         "where the feature is shuffled among the held-out answers (mean and middle 95 % of 20 shuffles). The pictures have all features, beside the log loss that "
         "each saved in the fit.",
         feature_table(reports),
-        *(f"![What each feature adds, {name}](verdict-features-{VERDICTS[name]}.svg)" for name in reports),
+        *(f"![What each feature adds, {name}](verdict-features-{name}.svg)" for name in reports),
         "## Under shifts",
         "The same door where the questions, or the decoding, are not those that it was calibrated on. `risk kept`: whether the interval of what is "
         "right of the answers let through lies over what was stated (`yes`), under it (`no`), or around it (`open`). A promise holds for questions like those of the calibration alone.",
@@ -153,7 +152,7 @@ def _verdict(results: Results) -> list[str]:
         kept_sentence(reports),
         "## Strange prompts",
         "Prompts that are not of the models' world, each as a plain text and as a chat ([strange.jsonl](../verdict/strange.jsonl)): general knowledge, code, stories of "
-        "the world with other names, things and places, and held-out stories with their words shuffled. A door that stays shut is what is wanted.",
+        "the world with other names, things and places, and held-out stories with their words shuffled. A door that stays shut is what is wanted. Out of calibration is what the verdict gives as its reason (an answer that runs in circles has that instead); the last column is what the confidence would shut out by itself.",
         strange_table(reports),
         "## How often the promise is kept",
         f"{first.draws} calibrations of {fit} prompts for the fit and {test} for the test, drawn from {pools} answers to other stories (`python -m sigma0.bench promise "

@@ -14,13 +14,7 @@ from sigma0.bench.verdict.measure import VerdictReport
 from sigma0.bench.verdict.promise import PromiseReport
 from sigma0.calibrate.confidence import FeatureFigure
 
-# Reports by the name that tables give them, and the end of their files' names; only what ships is simulated.
-VERDICTS = {
-    "pocket": "pocket",
-    "pocket-large": "pocket-large",
-    "pocket-large, margin, hard half": "pocket-large-margin-hard",
-}
-SIMULATED = ("pocket", "pocket-large")
+VERDICTS = ("pocket", "pocket-large")
 
 
 @dataclass(frozen=True)
@@ -50,15 +44,14 @@ class Results:
     def verdicts(self) -> dict[str, VerdictReport]:
         """The reports on verdicts, by model."""
         adapter = TypeAdapter(VerdictReport)
-        return {name: adapter.validate_python(self.json(f"verdict-{file}")) for name, file in VERDICTS.items()}
+        return {name: adapter.validate_python(self.json(f"verdict-{name}")) for name in VERDICTS}
 
     @cached_property
     def promises(self) -> dict[str, PromiseReport]:
         """The simulations of calibrations, by model."""
         adapter = TypeAdapter(PromiseReport)
-        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in SIMULATED}
+        return {name: adapter.validate_python(self.json(f"promise-{name}")) for name in VERDICTS}
 
     def features(self, name: str) -> tuple[FeatureFigure, ...]:
-        """What each feature was worth in the fit of a model's confidence, by the name that tables give the model."""
-        fitted = self.json(f"doors-{VERDICTS[name]}")["features"]
-        return TypeAdapter(tuple[FeatureFigure, ...]).validate_python(fitted)
+        """What each feature was worth in the fit of a model's confidence."""
+        return TypeAdapter(tuple[FeatureFigure, ...]).validate_python(self.json(f"doors-{name}")["features"])

@@ -30,13 +30,14 @@ def draw_features(
     colors = ["C1" if use.stored else "C0" for use in ranked]
     figure, (alone, saved, lost) = plt.subplots(1, 3, figsize=(11, 9), sharey=True, layout="constrained")
     alone.barh(places, [(use.auroc or 0.5) - 0.5 for use in ranked], left=0.5, color=colors)
-    alone.set(xlabel="AUROC of the feature alone, held out", yticks=list(places), xlim=(0.45, 1))
+    alone.set(xlabel="AUROC of the feature alone, held out", yticks=list(places), ylim=(-1, len(ranked)))
     alone.set_yticklabels([use.name for use in ranked], fontsize="small")
     known = [(place, gains[use.name]) for place, use in enumerate(ranked) if use.name in gains]
     for place, told in known:
         if told.gain is not None and told.error is not None:
             saved.errorbar(1000 * told.gain, place, xerr=2000 * told.error, fmt="o", markersize=3, color=colors[place])
     saved.axvline(0, color="grey", linewidth=0.8)
+    saved.set_xscale("symlog", linthresh=1)
     saved.set(
         xlabel="log loss that it saves in the fit, 1/1000 nats\n(of one not read: beside those read; +- 2 errors)"
     )

@@ -16,6 +16,7 @@ from sigma0.calibrate.bootstrap import Estimate, share
 from sigma0.config import Messages
 from sigma0.jsonl import read_lines
 from sigma0.signals.generation import Generation
+from sigma0.signals.verdict import DoorPolicy
 
 FILE = Path(__file__).parent / "strange.jsonl"
 ALL = "all"
@@ -46,6 +47,7 @@ class StrangeRow:
         prompts: How many.
         shut: Share whose door stays shut.
         strange: Share that is out of calibration.
+        doubted: Share whose confidence would keep it shut by itself.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class StrangeRow:
     prompts: int
     shut: Estimate
     strange: Estimate
+    doubted: Estimate
 
 
 def read_strange(file: Path = FILE) -> list[StrangePrompt]:
@@ -78,7 +81,7 @@ def strange_rows(asker: Asker, prompts: Sequence[StrangePrompt]) -> tuple[Strang
             runs = asker.generations([_content(each.prompt, form) for each in prompts])
         for kind in (*kinds, ALL):
             told = [run for run, each in zip(runs, prompts, strict=True) if kind in (each.kind, ALL)]
-            rows.append(_row(kind, form, told))
+            rows.append(_row(kind, form, told, asker.policy))
     return tuple(rows)
 
 
@@ -86,7 +89,11 @@ def _content(prompt: str, form: str) -> str | Messages:
     return prompt if form == "plain" else [{"role": "user", "content": prompt}]
 
 
-def _row(kind: str, form: str, runs: Sequence[Generation]) -> StrangeRow:
-    shut = sum(run.door != "converge" for run in runs)
-    strange = sum(run.verdict is not None and run.verdict.reason == "out_of_calibration" for run in runs)
-    return StrangeRow(kind, form, len(runs), share(shut, len(runs)), share(strange, len(runs)))
+def _row(kind: str, form: str, runs: Sequence[Generation], policy: DoorPolicy) -> StrangeRow:
+    verdicts = [run.verdict for run in runs if run.verdict is not None]
+    counts = (
+        sum(run.door != "converge" for run in runs),
+        sum(verdict.reason == "out_of_calibration" for verdict in verdicts),
+        sum(verdict.confidence is None or verdict.confidence < policy.min_confidence for verdict in verdicts),
+    )
+    return StrangeRow(kind, form, len(runs), *(share(count, len(runs)) for count in counts))

@@ -133,12 +133,30 @@ def kept_sentence(reports: Reports) -> str:
 
 def strange_table(reports: Reports) -> str:
     """How often the door stays shut for prompts that are not of the model's world."""
-    headings = ("model", "prompts", "asked as", "number", "door stays shut, 95 %", "out of calibration")
+    headings = (
+        "model",
+        "prompts",
+        "asked as",
+        "number",
+        "door stays shut, 95 %",
+        "out of calibration",
+        "by confidence alone",
+    )
     lines = []
     for name, report in reports.items():
         for row in report.strange:
             kind = "all of them" if row.kind == ALL else row.kind
-            lines.append([name, kind, row.form, f"{row.prompts}", _interval(row.shut), _percent(row.strange)])
+            lines.append(
+                [
+                    name,
+                    kind,
+                    row.form,
+                    f"{row.prompts}",
+                    _interval(row.shut),
+                    _percent(row.strange),
+                    _percent(row.doubted),
+                ]
+            )
     return BenchTable(headings, lines, left=headings[:3]).markdown()
 
 

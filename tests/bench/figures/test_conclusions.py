@@ -76,8 +76,8 @@ def test_what_the_verdict_tells_is_quoted_right():
     results = ROOT / "bench" / "results"
     page, studies = read("bench/results/verdict.md"), read("bench/results/stability.md")
     reports = {
-        name: TypeAdapter(VerdictReport).validate_python(json.loads((results / f"verdict-{file}.json").read_text()))
-        for name, file in VERDICTS.items()
+        name: TypeAdapter(VerdictReport).validate_python(json.loads((results / f"verdict-{name}.json").read_text()))
+        for name in VERDICTS
     }
     for table in (switch_table, door_table, separation_table, shift_table, strange_table):
         assert table(reports) in page

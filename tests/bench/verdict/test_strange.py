@@ -22,6 +22,7 @@ def test_rows_count_both_forms(asker, strange):
         (kind, form, n) for form in ("plain", "chat") for kind, n in (("trivia", 1), ("code", 1), ("all", 2))
     ]
     assert all(0 <= row.strange.value <= row.shut.value <= 1 for row in rows)
+    assert all(0 <= row.doubted.value <= row.shut.value for row in rows)
 
 
 def test_a_bad_line_is_named(tmp_path):
