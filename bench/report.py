@@ -97,6 +97,6 @@ def report(
 
             results = Results(Path())
             for name, told in results.verdicts.items():
-                files = [folder / f"verdict-features-{name}.{kind}" for kind in ("png", "svg")]
-                draw_features(told.features, results.features(name), files, name)
+                file = folder / f"verdict-features-{name}.svg"
+                draw_features(told.features, results.features(name), file, name)
             typer.echo(f"texts with other figures than before: {', '.join(rewrite_texts(Path())) or 'none'}", err=True)

@@ -7,15 +7,13 @@ from sigma0.bench.verdict.features import FeatureUse
 from sigma0.calibrate.confidence import FeatureFigure
 
 
-def draw_features(
-    uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], files: Sequence[Path], title: str
-) -> None:
+def draw_features(uses: Sequence[FeatureUse], figures: Sequence[FeatureFigure], file: Path, title: str) -> None:
     """Three panels, a line for each feature: AUROC alone, log loss saved in the fit, AUROC lost where it is shuffled.
 
     Args:
         uses: On held-out answers.
         figures: Of the fit.
-        files: Where to draw, as .svg or .png.
+        file: Where to draw, as .svg or .png.
         title: Of the picture.
     """
     import matplotlib
@@ -49,6 +47,5 @@ def draw_features(
     for axes in (alone, saved, lost):
         axes.grid(axis="x", alpha=0.3)
     figure.suptitle(f"{title}: orange is read by the confidence")
-    for file in files:
-        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=110)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None, dpi=110)
     plt.close(figure)

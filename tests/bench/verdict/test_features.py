@@ -34,6 +34,6 @@ def test_what_is_read_loses_and_what_is_not_does_not(tmp_path):
     assert uses["length"].drop is None and uses["length"].auroc == pytest.approx(0.5, abs=0.06)
     assert uses["mean_depth"].auroc is None
     assert not any(use.stored for use in feature_uses(held, None))
-    files = [tmp_path / "features.png", tmp_path / "features.svg"]
-    draw_features(list(uses.values()), fitted.figures, files, "pocket")
-    assert all(file.stat().st_size > 10_000 for file in files)
+    file = tmp_path / "features.svg"
+    draw_features(list(uses.values()), fitted.figures, file, "pocket")
+    assert file.stat().st_size > 10_000
