@@ -91,6 +91,11 @@ COMMANDS = {
         "signs",
         "Which sign of a small model's token says that a larger model would write another.",
     ),
+    "routes": Target(
+        "sigma0.bench.ladder.routes",
+        "routes",
+        "Which score should send a whole answer up to a larger model, on many questions that both have answered.",
+    ),
     "effort": Target(
         "sigma0.bench.effort.command",
         "effort",

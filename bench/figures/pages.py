@@ -24,6 +24,7 @@ from sigma0.bench.figures.tables import (
 )
 from sigma0.bench.humaneval.table import latest_humaneval
 from sigma0.bench.humaneval.table import markdown as humaneval_table
+from sigma0.bench.ladder.routes import HEADINGS, RoutesReport, route_cells
 from sigma0.bench.ladder.signs import SignsReport, sign_cells
 from sigma0.bench.ladder.tables import ladder_table
 from sigma0.bench.quantization.table import latest_quantization
@@ -186,6 +187,18 @@ def _ladder(results: Results) -> list[str]:
         "keeps 95 % of the larger model's accuracy, or else its most accurate one.",
         ladder_table(run),
         *_signs(results),
+        *_routes(results),
+    ]
+
+
+def _routes(results: Results) -> list[str]:
+    report = TypeAdapter(RoutesReport).validate_python(results.json("routes-pocket"))
+    return [
+        f"Which score should send a whole answer of {report.small} up to {report.large}: {report.questions:,} questions that both "
+        f"answered (`python -m sigma0.bench routes`), of which {100 * report.small_right:.1f} % and {100 * report.large_right:.1f} % "
+        f"are right, and {100 * report.either_right:.1f} % of one or the other. The least trusted share goes up, so lines cost the "
+        "same for every score.",
+        BenchTable(HEADINGS, route_cells(report)).markdown(),
     ]
 
 

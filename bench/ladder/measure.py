@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,6 @@ from sigma0.calibrate.bootstrap import Estimate, ratio, share
 from sigma0.calibrate.prompts import Prompt
 from sigma0.ladder import (
     AnyOf,
-    Collapse,
-    Doubt,
     Entropy,
     FidelityLadder,
     Hysteresis,
@@ -35,9 +32,6 @@ SMALL, LARGE, LOT = "small only", "large only", "whole questions by lot"
 LOTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ENTROPIES = (0.02, 0.1, 0.3, 0.5, 0.7, 1.0)
 MEAN_ENTROPIES = (0.25, 0.5, 0.75, 1.0)
-# Of whole answers of one tokenizer's models: from a tenth to a half of them go up.
-ANSWER_ENTROPIES = (0.01, 0.02, 0.04, 0.06, 0.09, 0.13)
-CONFIDENCES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -67,15 +61,12 @@ def token_settings(doors: DoorPolicy) -> list[Setting]:
     """
     found = [Setting(SMALL, Never())]
     found += [Setting("random", Random(rate)) for rate in (0.01, 0.03, 0.1, 0.3)]
-    found += [Setting("default", AnyOf((Doubt(exp(-above)), Collapse()))) for above in ENTROPIES]
     found += [Setting("entropy", Entropy(above)) for above in ENTROPIES]
     found += [Setting("saturation or entropy", AnyOf((Saturation(), Entropy(above)))) for above in ENTROPIES]
     found += [Setting("margin", Margin(below)) for below in (0.1, 0.3, 0.6, 0.9)]
     found += [Setting(f"entropy, stay {stay}", Entropy(0.5), stay) for stay in (1, 3)]
     for warm_start, family in ((False, "whole answers"), (True, "whole answers, warm start")):
         found += [Setting(family, Margin(below), unit="answer", warm_start=warm_start) for below in (0.1, 0.6, 0.9)]
-    found += [Setting("whole answers by entropy", Entropy(above), unit="answer") for above in ANSWER_ENTROPIES]
-    found += [Setting("whole answers by confidence", Doubt(below), unit="answer") for below in CONFIDENCES]
     # what sigma0.generate does with a ladder when SIGMA0_LADDER=1
     found.append(Setting("whole answers by verdict", ShutDoor(doors), unit="answer"))
     return found

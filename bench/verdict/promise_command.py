@@ -34,23 +34,13 @@ def promise(
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):
-        from sigma0.bench.gate.doubt import LONGEST_ANSWER
-        from sigma0.bench.pocket.prompts import micro_world
-        from sigma0.bench.verdict.promise import draw_doors, read_pool, report_promise, write_pool
+        from sigma0.bench.verdict.pools import open_pool
+        from sigma0.bench.verdict.promise import draw_doors, report_promise
         from sigma0.bench.verdict.tables import promise_table
-        from sigma0.calibrate.risk import answer_all
 
         looped, tokenizer = load(model, dtype="float32")
         config = looped.resolve_exit_config(None)
-        if pool is not None and pool.exists():
-            answers = read_pool(pool)
-        else:
-            prompts = list({str(each.content): each for each in micro_world(n, "calibration", seed)}.values())
-            with progress_bar("answers", len(prompts), hidden=as_json) as advance:
-                answered, _ = answer_all(looped, tokenizer, prompts, config, LONGEST_ANSWER, advance)
-            answers = [answer for part in answered for answer in part]
-            if pool is not None:
-                write_pool(answers, pool)
+        answers = open_pool(looped, tokenizer, pool, n, seed, as_json)
         with progress_bar("calibrations", draws, hidden=as_json) as advance:
             doors = draw_doors(answers, looped.door_policy, (fit, test), draws, risk, confidence, advance)
         name = Path(model).name

@@ -1,0 +1,37 @@
+"""Pools: many answers of one model to questions of its world, kept in a file that later benches read."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from sigma0.bench.gate.doubt import LONGEST_ANSWER
+from sigma0.bench.pocket.prompts import micro_world
+from sigma0.bench.verdict.promise import read_pool, write_pool
+from sigma0.calibrate.risk import Answered, answer_all
+from sigma0.commands.console import progress_bar
+from sigma0.models.hf_generate import DepthGenerationMixin
+
+
+def open_pool(
+    model: DepthGenerationMixin, tokenizer: PreTrainedTokenizerFast, file: Path | None, n: int, seed: int, quiet: bool
+) -> list[Answered]:
+    """Answers out of a file, or to questions of the calibration split, which then fill it.
+
+    Args:
+        model: Of the world, by its own exit rule.
+        tokenizer: Its tokenizer.
+        file: Read where it exists, else written; None for neither.
+        n: Stories of the split.
+        seed: Of them.
+        quiet: Whether no progress is shown.
+    """
+    if file is not None and file.exists():
+        return read_pool(file)
+    prompts = list({str(each.content): each for each in micro_world(n, "calibration", seed)}.values())
+    config = model.resolve_exit_config(None)
+    with progress_bar("answers", len(prompts), hidden=quiet) as advance:
+        parts, _ = answer_all(model, tokenizer, prompts, config, LONGEST_ANSWER, advance)
+    answers = [answer for part in parts for answer in part]
+    if file is not None:
+        write_pool(answers, file)
+    return answers
