@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, StoppingC
 
 import sigma0
 from sigma0 import ExitConfig
+from sigma0.signals.evidence import evidence_of
 from sigma0.signals.grounding.check import check
 from sigma0.signals.verdict import DoorPolicy, aggregate
 from tests.reference import finish_rows
@@ -199,7 +200,11 @@ def test_every_token_and_text_has_a_verdict(pocket):
         assert None not in (token.radius, token.angle, token.proximity, token.margin, token.entropy)
         assert token.verdict.reason == token.reason and token.verdict.depth == token.depth
     assert told.verdict.depth == sum(token.depth for token in told.tokens) / len(told.tokens)
-    assert told.verdict == aggregate([token.verdict for token in told.tokens], grounded=told.grounding.score)
+    expected = aggregate([token.verdict for token in told.tokens], grounded=told.grounding.score)
+    evidence = evidence_of(told.tokens, model.num_loops, told.grounding.score)
+    confidence = model.confidence_model.confidence(evidence)
+    assert told.verdict == expected.model_copy(update={"confidence": confidence})
+    assert told.door == "converge" and confidence > 0.9
     assert json.loads(json.dumps(told.to_dict()))["verdict"]["reason"] == told.verdict.reason
 
 

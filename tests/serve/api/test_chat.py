@@ -95,7 +95,8 @@ def test_a_stream_tells_the_role_each_token_and_the_end(plain):
 def test_full_depth_says_what_the_models_rule_would_have_said(plain):
     asked = {"sigma0": {"exit": {"mode": "full"}}}
     (whole,) = post(plain, **asked).json()["sigma0"]["choices"]
-    assert whole["door"] == "escalate" and whole["verdict"]["converged"] is None
+    # no rule was asked, and the door goes by confidence
+    assert whole["door"] == "converge" and whole["verdict"]["converged"] is None
     assert set(whole["would_have_met"]) <= {True, False} and True in whole["would_have_met"]
     shown = [each["sigma0"]["choices"][0]["tokens"] for each in chunks(plain, **asked)[1:-1]]
     assert [token["would_have_met"] for tokens in shown for token in tokens] == whole["would_have_met"]
