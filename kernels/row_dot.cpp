@@ -1,9 +1,6 @@
-// Rows times a weight as it is stored; see row_dot.py. ELEMENT and BFLOAT16, 0 or 1, are defined in front of this text.
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-
+// Rows times a weight as it is stored; see row_dot.py. ELEMENT and BFLOAT16, 0 or 1, are defined in front of this text,
+// which stands behind that of row_sums.cpp.
 #include <algorithm>
-#include <cstdint>
 
 using Vec = at::vec::Vectorized<float>;
 // Rows and columns whose sums are kept in registers.
@@ -51,9 +48,9 @@ inline Some load_last(const ELEMENT* from, int64_t count) {
 template <int64_t ROWS, int64_t COLUMNS>
 __attribute__((noinline)) void products(
     const ELEMENT* hidden, const ELEMENT* weight, ELEMENT* output, int64_t width, int64_t columns) {
-  Vec sums[ROWS * COLUMNS];
+  Vec sums[SUMS];
 #pragma GCC unroll 16
-  for (int64_t k = 0; k < ROWS * COLUMNS; ++k) {
+  for (int64_t k = 0; k < SUMS; ++k) {
     sums[k] = Vec(0);
   }
   int64_t i = 0;
@@ -74,17 +71,24 @@ __attribute__((noinline)) void products(
       }
     }
   }
+  if (i < width) {
+    const int64_t left = width - i;
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int64_t c = 0; c < COLUMNS; ++c) {
+        Vec& sum = sums[r * COLUMNS + c];
+        sum = add_products(load_last(hidden + r * width + i, left), load_last(weight + c * width + i, left), sum);
+      }
+    }
+  }
+  float added[SUMS];
+  sum_each<float>(sums, added);
 #pragma GCC unroll 4
   for (int64_t r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
     for (int64_t c = 0; c < COLUMNS; ++c) {
-      Vec sum = sums[r * COLUMNS + c];
-      if (i < width) {
-        const int64_t left = width - i;
-        sum = add_products(load_last(hidden + r * width + i, left), load_last(weight + c * width + i, left), sum);
-      }
-      output[r * columns + c] =
-          static_cast<ELEMENT>(at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, sum));
+      output[r * columns + c] = static_cast<ELEMENT>(added[r * COLUMNS + c]);
     }
   }
 }

@@ -13,7 +13,7 @@ import torch
 from sigma0.kernels.cpp_library import ELEMENTS, can_compile, load_library
 from sigma0.kernels.row_attention import compiled_attention
 
-_SOURCES = "row_dot.cpp row_norm.cpp row_block.cpp row_operators.cpp"
+_SOURCES = "row_sums.cpp row_dot.cpp row_norm.cpp row_block.cpp row_operators.cpp"
 
 
 @lru_cache
@@ -27,7 +27,7 @@ def ready_for_product(dtype: torch.dtype) -> None:
     """Compiles what `sigma0::row_dot` calls for rows of a dtype: float32 or bf16."""
     library = _library()
     if dtype is torch.bfloat16:
-        texts = load_library("row_dot.cpp", {"ELEMENT": ELEMENTS[dtype], "BFLOAT16": 1})
+        texts = load_library("row_sums.cpp row_dot.cpp", {"ELEMENT": ELEMENTS[dtype], "BFLOAT16": 1})
         library.set_bfloat16_dot(_address(texts.row_dot))
 
 

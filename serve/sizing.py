@@ -25,6 +25,7 @@ _MLP = 4
 _QUERIES = 3
 _KEYS = 5
 _HEAD_FLOATS = 4
+_DEEPEST_FLOATS = 3
 _FLOAT = 4
 # Differences between loop states that a token in flight keeps, and the state itself, twice while the buffer grows.
 _TRAJECTORY = 10
@@ -235,6 +236,9 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
         serving: Number of rows.
         context: Tokens of each sequence.
     """
+    # not before it is needed: torch takes seconds to import
+    from sigma0.decode.deepest import CHUNK
+
     rows = max(serving.pass_rows, serving.running * shape.loops)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     widest = max(_MLP * shape.mlp_width, _QUERIES * queries + _KEYS * keys)
@@ -244,7 +248,9 @@ def pass_bytes(shape: ModelShape, serving: Serving, context: int) -> int:
     # blocks are read in place, but for one sequence at a time whose blocks do not follow each other
     gathered = context * 2 * keys * serving.number_bytes
     mask = rows * context * (1 + serving.number_bytes)
-    head = serving.running * shape.vocabulary * (serving.number_bytes + _HEAD_FLOATS * _FLOAT)
+    # where there is no coda, tokens that run no further are read together at their deepest loops
+    deepest = 0 if shape.coda else CHUNK * (serving.number_bytes + _DEEPEST_FLOATS * _FLOAT)
+    head = shape.vocabulary * max(serving.running * (serving.number_bytes + _HEAD_FLOATS * _FLOAT), deepest)
     return states + kept + gathered + mask + head
 
 

@@ -29,7 +29,7 @@ from sigma0.decode.paged_planes import PagedPlanes
 from sigma0.decode.parallel import tp_group
 from sigma0.decode.planes import BlockShape
 from sigma0.decode.runner import RunnerChoice
-from sigma0.decode.step import EMITTED, ENDS, FED_AT, FRESH, SEQUENCE, TOKEN
+from sigma0.decode.step import ENDS, SEQUENCE, TOKEN
 from sigma0.decode.transfer import to_device
 from sigma0.serve.engine.batch import PassOutput, RunningBatch
 from sigma0.serve.engine.block_pool import BlockPool, root_hash
@@ -230,11 +230,11 @@ class Engine:
         self._batch.reset()
         self._outputs.reset()
 
-    @torch.no_grad()
     def step(self) -> list[KeyedEvent]:
         """One pass; what it output."""
-        events = self._schedule()
-        return events + self._postprocess(self._batch.run()) if len(self._batch) else events
+        with torch.no_grad():
+            events = self._schedule()
+            return events + self._postprocess(self._batch.run()) if len(self._batch) else events
 
     def _schedule(self) -> list[KeyedEvent]:
         """Makes the batch what the scheduler wants it to be; ends of requests whose grammar broke at that."""
@@ -269,13 +269,13 @@ class Engine:
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
         rows: list[int] = []
         states: list[RequestState] = []
-        for row, line in enumerate(lines):
-            if line[SEQUENCE] in broken:
+        for row, (emitted, slot, token_id, _, fed_at, _, ends, _, fresh) in enumerate(lines):
+            if slot in broken:
                 continue
-            state = batch.state_of(line[SEQUENCE])
-            if line[FRESH] and not line[ENDS]:
-                feed(state.entry, line[FED_AT], line[TOKEN])
-            if line[EMITTED]:
+            state = batch.state_of(slot)
+            if fresh and not ends:
+                feed(state.entry, fed_at, token_id)
+            if emitted:
                 rows.append(row)
                 states.append(state)
         for slot, positions in passed.complete.items():
@@ -296,8 +296,8 @@ class Engine:
         for row, state, line, signs in zip(rows, states, own, known, strict=True):
             detokenizer = state.detokenizer
             try:
-                text = detokenizer.add(line[TOKEN])
-                is_last = line[ENDS] or detokenizer.stopped or (state.stops and state.collapses(signs.repetition))
+                text, is_last = detokenizer.add(line[TOKEN]), line[ENDS]
+                is_last = is_last or detokenizer.stopped or (state.stops and state.collapses(signs.repetition))
                 if is_last:
                     text += detokenizer.end()
             except Exception as error:

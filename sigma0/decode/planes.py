@@ -148,9 +148,13 @@ class LayerPlanes:
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Fills blocks with zeros."""
-        index = torch.tensor(blocks, device=self.flat_keys.device)
-        self.keys.index_fill_(1, index, 0)
-        self.values.index_fill_(1, index, 0)
+        size, begin = self.size, 0
+        for count, block in enumerate(blocks, start=1):
+            # blocks that follow each other at once
+            if count == len(blocks) or blocks[count] != block + 1:
+                for flat in (self.flat_keys, self.flat_values):
+                    flat[:, blocks[begin] * size : (block + 1) * size].zero_()
+                begin = count
 
     def _by_block(self, flat: Tensor) -> Tensor:
         by_block = flat[:, :-1].view(len(flat), self.blocks, self.size, *flat.shape[2:])

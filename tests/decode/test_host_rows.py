@@ -187,7 +187,7 @@ def test_suspended_lanes_are_no_rows():
 def test_memory_of_another_kind_is_refused(replaced):
     lanes = Lanes(2, 3, torch.zeros(1, WIDTH))
     books = host_rows.hand_over(None, lanes, SequenceSettings(2, 3, torch.device("cpu")), Program(), Model())
-    with pytest.raises(ValueError, match=r"whole|paths are kept"):
+    with pytest.raises(ValueError, match=r"not torch.|paths are kept"):
         books.take_tables(books.tables._replace(**replaced), 12)
 
 
@@ -200,15 +200,15 @@ def test_what_a_pass_is_given_is_checked():
         with pytest.raises(ValueError, match="a loop leaves"):
             books.end(raw, False, False, True, False, False)
     books.end(torch.zeros(2, WIDTH), False, False, False, False, False)
-    with pytest.raises(ValueError, match=r"is torch|whole"):
+    with pytest.raises(ValueError, match="what a rule says"):
         books.stop(torch.zeros(2, dtype=torch.bool), None, None, False, False)
-    with pytest.raises(ValueError, match="rows of float32 logits"):
+    with pytest.raises(ValueError, match="float32 logits"):
         books.lead(torch.zeros(0, VOCABULARY), False, False, False)
     books.stop(torch.ones(1, dtype=torch.bool), None, None, False, False)
-    with pytest.raises(ValueError, match="rows of float32 logits"):
+    with pytest.raises(ValueError, match="float32 logits"):
         books.settle_best(torch.zeros(0, VOCABULARY), False, -1, False)
     one = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"is torch|whole|are settled"):
+    with pytest.raises(ValueError, match="what was chosen"):
         books.settle(one, torch.zeros(2, dtype=torch.int64), one.bool(), None, False)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="no such row"):
         books.settle(one + 2, one, one.bool(), None, False)

@@ -87,8 +87,10 @@ def test_what_is_known_of_the_model_is_what_the_model_says(service, pocket):
     assert service.model.num_loops == model.num_loops and service.model.name_or_path == model.name_or_path
     assert service.model.config.to_dict() == model.config.to_dict()
     # a model that was saved before holds its rule with every field: what it resolves to is compared below
-    told, own = (each.generation_config.to_dict() | {"exit_config": None} for each in (service.model, model))
+    compared = {"exit_config": None, "confidence_model": None}
+    told, own = (each.generation_config.to_dict() | compared for each in (service.model, model))
     assert told == own
+    assert service.model.confidence_model == model.confidence_model is not None
     assert service.model.resolve_exit_config(None) == model.resolve_exit_config(None)
     text = "Where is Mary?<|im_end|>"
     assert service.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
