@@ -220,6 +220,22 @@ def _ladder(results: Results) -> list[str]:
         f"hands up {c(verdict.accuracy.value * verdict.n, '.0f')} of {c(verdict.n)}, at {shares[0]} % of SmolLM2's cost "
         f"and {shares[1]} % of its time; `pocket` alone costs {shares[2]} % and {shares[3]} %.",
         f"writes its own in {c(warm.accuracy.value * warm.n, '.0f')} of {c(warm.n)}.",
+        *_ups(results),
+    ]
+
+
+def _ups(results: Results) -> list[str]:
+    """By which score tokens and answers go up."""
+    signs = {name: c(sign["auroc"]["value"], ".3f") for name, sign in results.json("signs-pocket")["signs"].items()}
+    report = results.json("routes-pocket")
+    route = next(route for route in report["routes"] if route["share"] == 0.2)
+    right, over = route["right"], route["over_entropy"]
+    low, high = (c(100 * each, ".2f") for each in over["interval"])
+    return [
+        f"(AUROC {signs['entropy']}; all of them together, fitted, {signs['all, fitted']})",
+        f"Of {c(report['questions'], ',')} questions that both models answered {p(right[CONFIDENCE])} % are right if the least "
+        f"trusted {c(20)} % go up by it, by mean entropy {p(right[PLAIN])} %: {c(100 * over['value'], '.2f')} points more "
+        f"({low} to {high}). The larger model alone gets {p(report['large_right'])} %.",
     ]
 
 
