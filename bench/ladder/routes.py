@@ -133,7 +133,7 @@ def routes(
     out: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which score should send a whole answer up to a larger model."""
+    """Which score should send a whole answer up to a larger model, on many questions that both have answered."""
     quiet_transformers()
     torch.set_num_threads(threads)
     with one_line_errors(), needs_extra("bench"):

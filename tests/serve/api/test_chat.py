@@ -60,7 +60,10 @@ def test_a_response_is_what_openai_says_it_is(pocket):
     assert choice["reasons"] == [token.reason for token in alone.tokens]
     assert choice["rungs"] == ["pocket"] * len(alone.tokens)
     assert choice["depth_saved"] == pytest.approx(alone.depth_saved)
-    assert choice["verdict"] == alone.verdict.to_dict() and choice["door"] == "converge"
+    expected = alone.verdict.to_dict()
+    # its readings come from products of other shapes
+    assert choice["verdict"] == {**expected, "confidence": pytest.approx(expected["confidence"], abs=1e-5)}
+    assert choice["door"] == "converge"
     assert choice["door_text"].startswith("converge: ")
     assert "trail_id" not in choice and "costs" not in choice
 

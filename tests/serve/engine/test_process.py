@@ -167,10 +167,11 @@ def test_an_engine_that_is_killed_fails_its_requests_and_is_missed(pocket, caplo
     body = {"model": "pocket", "prompt": list(endless(pocket).prompt_ids), "max_tokens": 1900, "temperature": 2}
     try:
         with serving(create_app(service, ServerSettings())) as url:
+            assert httpx.get(f"{url}/health").status_code == 200
             with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
                 lines = (line for line in answer.iter_lines() if line)
                 next(lines)
-                assert httpx.get(f"{url}/health").status_code == 200
+                # at once, since so few tokens take it half a second
                 os.kill(service.pid, signal.SIGKILL)
                 *_, event, data = lines
             error = json.loads(data.removeprefix("data: "))["error"]
