@@ -166,7 +166,7 @@ class TextStream(Iterator[Token]):
             policy = self._policy
             verdict = judge_answer(
                 tokens, total_loops, policy, grounding.score, bool(self._loop.collapsed), self._confidence_model,
-                self._prompt_ids,
+                self._prompt_ids, self._stop_reason(text) == "length",
             )  # fmt: skip
         return Generation(
             text=text,

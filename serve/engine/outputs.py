@@ -230,18 +230,18 @@ class OutputProcessor:
             work: Passes with a row of a new token, and its rows in them.
         """
         tokens, verdict, opened, text = state.outputs, None, None, None
+        # what a grammar has not let end is cut, and clients must not take it for whole
+        ends = state.collapsed and state.grammar is None
+        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or ends
         if self.watch:
             tokens = self._with_final_loops(state)
             score = check(state.detokenizer.text, state.request.context).score
             verdict = judge_answer(
                 tokens, self._total_loops, self._policy, score, state.collapsed, self._confidence_model,
-                state.request.prompt_ids,
+                state.request.prompt_ids, not stopped,
             )  # fmt: skip
             opened, text = door(verdict, self._policy), explain(verdict, self._policy)
         depths = [token.depth for token in tokens]
-        # what a grammar has not let end is cut, and clients must not take it for whole
-        ends = state.collapsed and state.grammar is None
-        stopped = tokens[-1].id in state.eos or state.detokenizer.stopped or ends
         passes, rows = work
         return RequestOutput(
             text=state.detokenizer.text,

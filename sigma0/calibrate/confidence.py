@@ -23,6 +23,8 @@ FOLDS = 5
 _SEED = 0
 # Confidences are kept off 0 and 1, so that one wrong answer costs a finite loss.
 _CLIP = 1e-6
+# Differences that are rounding.
+_DUST = 1e-6
 # Prompts of the calibration that may have more new pairs than `most_new`, and the greatest such share that still tells
 # a strange prompt from an ordinary one.
 _NEW_TAIL = 0.002
@@ -67,8 +69,8 @@ class FittedConfidence:
     cross_fitted: Floats
 
 
-def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[int]]) -> FittedConfidence:
-    """Fits a confidence.
+def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[int]]) -> FittedConfidence | None:
+    """Fits a confidence; None where no feature tells right from wrong.
 
     Args:
         evidence: Features of each answer, `[n, F]`; NaN where one is not known.
@@ -76,7 +78,7 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
         prompts: Ids of each prompt.
 
     Raises:
-        ValueError: Where fewer than `FOLDS` answers are right, or wrong, or no feature is known of all.
+        ValueError: Where fewer than `FOLDS` answers are right, or wrong, or none is known of all.
     """
     if min(right.sum(), (~right).sum()) < FOLDS:
         raise ValueError(
@@ -86,12 +88,12 @@ def fit_confidence(evidence: Floats, right: Bools, prompts: Sequence[Sequence[in
     known = [column for column in range(len(FEATURES)) if np.isfinite(evidence[:, column]).all()]
     # of short answers the worst tenth is one token, and so the greatest: of equals the first is enough
     firsts = {evidence[:, column].tobytes(): column for column in reversed(known)}
-    varying = sorted(column for column in firsts.values() if np.ptp(evidence[:, column]) > 0)
-    if not varying:
-        raise ValueError("no feature differs between these answers: nothing tells right from wrong")
     logs = transformed(evidence)
+    varying = sorted(column for column in firsts.values() if np.ptp(logs[:, column]) > _DUST)
     chosen, figures = _choose(logs, right, varying)
     weights, bias = _fit(logs[:, chosen], right)
+    if not (weights > 0).any():
+        return None
     crossed = cross_fitted(logs[:, chosen], right)
     # what drift is measured against is the model's own: where answers bunch, those of the folds fall into other tenths
     own = 1 / (1 + np.exp(logs[:, chosen] @ weights - bias))
@@ -132,7 +134,7 @@ def _choose(logs: Floats, right: Bools, candidates: list[int]) -> tuple[list[int
             figures[column] = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
             if best is None or figures[column][0] > best[0]:
                 best = figures[column][0], column, new
-        if best is None or (chosen and best[0] <= 2 * figures[best[1]][1]):
+        if best is None or best[0] <= (2 * figures[best[1]][1] if chosen else 0):
             break
         chosen.append(best[1])
         losses = best[2]
@@ -151,7 +153,8 @@ def _figure(
 def _fit(logs: Floats, right: Bools) -> tuple[Floats, float]:
     """Weights of doubt, at least 0, `[k]`, and the bias: features whose weight falls below 0 are dropped in turn."""
     weights = np.zeros(logs.shape[1])
-    kept = list(range(logs.shape[1]))
+    # of what does not differ here the scale is nothing, and its weight would be a second bias
+    kept = [column for column in range(logs.shape[1]) if np.ptp(logs[:, column]) > _DUST]
     while kept:
         scale = logs[:, kept].std(0) + 1e-12
         regression = LogisticRegression(solver="newton-cholesky").fit(logs[:, kept] / scale, ~right)

@@ -178,7 +178,9 @@ def _print_confidence(console: Console, result: DoorCalibration) -> None:
     """Prints what the confidence reads, and what was left out."""
     model = result.confidence_model
     if model is None:
-        console.print("confidence      exp(-mean entropy): too few answers are wrong, or right, to fit one")
+        console.print(
+            "confidence      exp(-mean entropy): too few answers are wrong, or right, or nothing tells them apart"
+        )
         return
     table = Table(title=f"confidence fitted on {model.answers} answers, by cross-fitting", title_justify="left")
     for column in ("feature", "AUROC alone", "log loss saved", "read"):
@@ -266,13 +268,15 @@ def settings_of(result: CalibrationResult, known: ExitThresholds | None = None) 
             # None clears one that the model had
             "confidence_model": None if fitted is None else fitted.to_dict(),
         }
+    # a door keeps its promise under the exit rule that it was calibrated with: another rule takes it away
+    no_door: dict[str, dict[str, Any] | None] = {"door_policy": None, "confidence_model": None}
     if isinstance(result, LatencyCalibration):
-        return {"exit_config": result.chosen.to_dict()}
+        return {"exit_config": result.chosen.to_dict(), **no_door}
     best = cheapest_rule(result)
     if best is None or best.chosen is None:
         return {}
     thresholds = (known or ExitThresholds()).updated(records_of(result))
-    return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict()}
+    return {"exit_config": best.chosen.to_dict(), "exit_thresholds": thresholds.to_dict(), **no_door}
 
 
 def write_calibration(model: DepthGenerationMixin, settings: dict[str, dict[str, Any] | None], folder: Path) -> None:

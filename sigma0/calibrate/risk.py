@@ -306,6 +306,7 @@ def choose_door(
     fitted = None
     if fit and min(right.sum(), (~right).sum()) >= FOLDS:
         evidence = np.stack([answer.evidence for answer in fitting])
+        # None where nothing tells them apart
         fitted = fit_confidence(evidence, right, [answer.prompt_ids for answer in fitting])
     model = None if fitted is None else fitted.model
     verdicts = [answer.verdict(base, model) for answer in fitting]

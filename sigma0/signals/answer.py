@@ -15,6 +15,7 @@ def judge_answer(
     collapsed: bool,
     confidence_model: ConfidenceModel | None,
     prompt_ids: Sequence[int],
+    cut: bool = False,
 ) -> ReasonVerdict:
     """The verdict on a finished answer.
 
@@ -26,12 +27,17 @@ def judge_answer(
         collapsed: Whether it was ended because it repeated itself.
         confidence_model: Of the checkpoint; None leaves the confidence at exp(-mean entropy).
         prompt_ids: Of its prompt.
+        cut: Whether it was ended by the most tokens that were asked for, and not by the model: a beginning that is
+            shorter than the answers of the calibration has no calibrated confidence.
     """
     verdict = plain_verdict(tokens, policy, grounded, collapsed)
     evidence = None if confidence_model is None else evidence_of_read(tokens, total_loops, grounded)
     if confidence_model is None or evidence is None:
         return verdict
-    return under_model(verdict, evidence, confidence_model, prompt_ids)
+    judged = under_model(verdict, evidence, confidence_model, prompt_ids)
+    # the calibration cut no answer so short: what has begun well says nothing of the whole
+    is_beginning = cut and len(tokens) < confidence_model.longest
+    return judged.model_copy(update={"confidence": None}) if is_beginning else judged
 
 
 def plain_verdict(

@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked
 
 from sigma0.config import Stored
-from sigma0.errors import one_line_constructor
+from sigma0.errors import LONGEST, one_line_constructor
 from sigma0.signals.evidence import FEATURES, Floats
 
 _FLOOR = 1e-4
@@ -65,7 +65,7 @@ class ConfidenceModel(Stored):
     weights: tuple[Positive, ...]
     bias: Finite
     most: tuple[Positive, ...]
-    longest: Annotated[int, Field(ge=1)]
+    longest: Annotated[int, Field(ge=1, lt=_IDS)]
     pairs: tuple[Annotated[int, Field(ge=0)], ...] | None
     most_new: Share
     deciles: tuple[Share, ...]
@@ -78,14 +78,17 @@ class ConfidenceModel(Stored):
     def _fits_together(self) -> "ConfidenceModel":
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown:
-            raise ValueError(f"confidence_model reads {unknown[0]!r}, which is no feature: {', '.join(FEATURES)}")
+            name = unknown[0][:LONGEST]
+            raise ValueError(f"confidence_model reads {name!r}, which is no feature: {', '.join(FEATURES)}")
         if not self.features or not len(self.features) == len(self.weights) == len(self.most):
             raise ValueError(
                 f"confidence_model has {len(self.features)} features, {len(self.weights)} weights and {len(self.most)} "
                 "ranges: as many of each, and at least one"
             )
         if len(self.deciles) != 9 or list(self.deciles) != sorted(self.deciles):
-            raise ValueError(f"deciles of confidence_model are nine rising numbers, got {self.deciles}")
+            raise ValueError(
+                f"deciles of confidence_model are nine rising numbers, got {len(self.deciles)}: {self.deciles[:9]}"
+            )
         return self
 
     @cached_property

@@ -12,9 +12,8 @@ index", Journal of Risk Model Validation). By chance alone n answers in ten bins
 in 19 of 20 cases. No bin is empty, since one more answer is spread over all of them as the calibration was.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from itertools import pairwise
 from math import log
 
 from sigma0.signals.confidence import ConfidenceModel
@@ -35,28 +34,32 @@ class DriftMonitor:
     """
 
     def __init__(self, model: ConfidenceModel, window: int = WINDOW, fewest: int = FEWEST) -> None:
-        # equal deciles leave no room for a bin between them
-        self._edges = sorted(set(model.deciles))
-        tenths = [0, *(bisect_left(model.deciles, edge) + model.deciles.count(edge) for edge in self._edges), 10]
-        self._expected = [(end - start) / 10 for start, end in pairwise(tenths)]
+        self._edges = model.deciles
+        self._expected = [0.1] * (len(self._edges) + 1)
         self._window, self._fewest = window, fewest
-        self._latest: deque[tuple[int | None, bool]] = deque()
-        self._counts = [0] * len(self._expected)
-        self._strange = 0
+        self._latest: deque[tuple[range, bool]] = deque()
+        self._counts = [0.0] * len(self._expected)
+        self._strange = self._known = 0
 
     def add(self, verdict: ReasonVerdict) -> None:
         """Takes in a finished answer; the oldest one is forgotten where there are too many."""
         confidence = verdict.confidence
-        place = None if confidence is None else bisect_left(self._edges, confidence)
-        self._latest.append((place, verdict.reason == "out_of_calibration"))
+        # one that equals deciles lies in all bins that they bound, as those of the calibration did that made them
+        first, last = (
+            (0, -1)
+            if confidence is None
+            else (bisect_left(self._edges, confidence), bisect_right(self._edges, confidence))
+        )
+        self._latest.append((range(first, last + 1), verdict.reason == "out_of_calibration"))
         self._count(*self._latest[-1], 1)
         if len(self._latest) > self._window:
             self._count(*self._latest.popleft(), -1)
 
-    def _count(self, place: int | None, is_strange: bool, step: int) -> None:
+    def _count(self, places: range, is_strange: bool, step: int) -> None:
         self._strange += step * is_strange
-        if place is not None:
-            self._counts[place] += step
+        self._known += step * bool(places)
+        for place in places:
+            self._counts[place] += step / len(places)
 
     @property
     def out_of_calibration(self) -> float | None:
@@ -66,7 +69,7 @@ class DriftMonitor:
     @property
     def psi(self) -> float | None:
         """Of their confidences; None where too few have one."""
-        total = sum(self._counts)
+        total = self._known
         if total < self._fewest:
             return None
         shares = [

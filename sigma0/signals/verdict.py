@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass as checked
 from sigma0.config import Stored
 from sigma0.decode.exits import Reason
 from sigma0.decode.ops import Fate
+from sigma0.errors import one_line_constructor
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Door = Literal["converge", "escalate", "abort"]
@@ -82,6 +83,7 @@ class ReasonVerdict(BaseModel):
         return self.model_dump(mode="json")
 
 
+@one_line_constructor
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DoorPolicy(Stored):
     """Thresholds of the converge door, and of what a verdict calls things.

@@ -197,3 +197,14 @@ def test_an_answer_is_judged_as_a_user_would_have_it():
                     answer.tokens, answer.total_loops, policy, answer.grounded, answer.collapsed, known,
                     answer.prompt_ids,
                 )  # fmt: skip
+
+
+def test_another_exit_rule_takes_the_door_of_the_one_before_away(labelled, tmp_path):
+    """The shipped model has a door, which keeps its promise under the rule that it was calibrated with."""
+    assert sigma0.load("pocket", dtype="float32")[0].confidence_model is not None
+    folder = tmp_path / "faster"
+    asked = ["calibrate", "pocket", "--exit", "margin", "--agreement", "0.8", "--confidence", "0.8", "--max-new-tokens"]
+    result = CliRunner().invoke(app, [*asked, "4", "--prompts", str(labelled), "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    model, _ = sigma0.load(str(folder), dtype="float32")
+    assert model.confidence_model is None and model.door_policy == DoorPolicy()

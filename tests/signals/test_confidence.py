@@ -153,3 +153,23 @@ def test_answers_of_forced_tokens_have_no_confidence():
     forced = [token(None, None, reason="forced")]
     for model in (None, MODEL):
         assert judge_answer(forced, 4, DoorPolicy(), None, False, model, [1, 2]).confidence is None
+
+
+def test_the_beginning_of_an_answer_has_no_calibrated_confidence():
+    answer = [token()] * 3
+    whole = judge_answer(answer, 4, DoorPolicy(), None, False, MODEL, [1, 2], cut=False)
+    cut = judge_answer(answer, 4, DoorPolicy(), None, False, MODEL, [1, 2], cut=True)
+    assert whole.confidence is not None and cut == whole.model_copy(update={"confidence": None})
+    assert door(cut, DoorPolicy(min_confidence=0.0)) == "escalate"
+    # as long as the longest of the calibration, which may have been cut there
+    long = judge_answer([token()] * 12, 4, DoorPolicy(), None, False, MODEL, [1, 2], cut=True)
+    assert long.confidence is not None
+    # the score without a calibration is of the tokens that there are
+    assert judge_answer(answer, 4, DoorPolicy(), None, False, None, [1, 2], cut=True).confidence is not None
+
+
+def test_numbers_and_names_of_a_strangers_file_are_bounded():
+    for wrong in ({"longest": 10**400}, {"features": ("x" * 10**6, "mean_entropy")}, {"deciles": (0.5,) * 10**5}):
+        with pytest.raises(ValueError, match=r"longest|confidence_model") as caught:
+            ConfidenceModel.parse({**FITTED, **wrong})
+        assert len(str(caught.value)) < 2000

@@ -27,11 +27,12 @@ def monitor(deciles=MODEL.deciles, **settings):
 
 
 def defined_psi(confidences, deciles):
-    """By histograms: bins hold their upper edge, and one more answer is spread as the calibration was."""
-    edges = [-math.inf, *sorted(set(deciles)), math.inf]
-    bins = list(pairwise(edges))
-    expected = np.array([sum(low < decile <= high for decile in (*deciles, math.inf)) / 10 for low, high in bins])
-    counts = np.array([sum(low < confidence <= high for confidence in confidences) for low, high in bins])
+    """By ten bins, closed at both ends: an answer on their edges is shared by all that it lies in."""
+    bins = list(pairwise([-math.inf, *sorted(deciles), math.inf]))
+    counts, expected = np.zeros(10), np.full(10, 0.1)
+    for confidence in confidences:
+        lies = np.array([low <= confidence <= high for low, high in bins])
+        counts += lies / lies.sum()
     shares = (counts + expected) / (len(confidences) + 1)
     return entropy(shares, expected) + entropy(expected, shares)
 
@@ -90,3 +91,13 @@ def test_a_shift_is_seen_and_forgotten_again():
     # a confidence that is not known says nothing of its bin, and is an answer like others
     see(450, lambda: None, "out_of_calibration")
     assert drift.psi is None and drift.out_of_calibration == 0.9
+
+
+@pytest.mark.parametrize("top", [0.12, 0.45, 0.8])
+def test_answers_that_bunch_at_the_highest_confidence_are_no_drift(top):
+    draws = np.random.default_rng(2)
+    calibration = np.where(draws.random(4000) < top, 0.99, draws.random(4000) * 0.99)
+    drift = monitor(np.quantile(calibration, np.arange(1, 10) / 10).tolist())
+    for confidence in draws.permutation(calibration)[:WINDOW]:
+        drift.add(answer(float(confidence)))
+    assert drift.psi < 0.1
