@@ -80,7 +80,10 @@ def test_an_absurd_config_is_one_line(folder, field, value, message):
         ({"exit_config": {"mode": "nosuch"}}, "generation_config.json: exit_config: mode: Input should be 'full'"),
         ({"exit_config": {"tetha": 0.5}}, "generation_config.json: exit_config: tetha: Unexpected keyword argument"),
         ({"exit_config": {"mode": "fixed", "depth": 99}}, "depth=99 exceeds the model's 6 loops"),
-        ({"door_policy": {"tau_c": 7}}, "generation_config.json: door_policy: tau_c: Input should be less than or equal to 1"),
+        (
+            {"door_policy": {"tau_c": 7}},
+            "generation_config.json: door_policy: tau_c: Input should be less than or equal to 1",
+        ),
         ({"fate_config": {"spiral": 0}}, "generation_config.json: fate_config: spiral: must lie in"),
     ],
 )
