@@ -1,6 +1,5 @@
 """`python -m sigma0.bench collapse`: false stops, loops ended, and the cost of looking."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import CodeFiles, ListFiles, ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
@@ -40,10 +40,8 @@ def collapse(
         if (prose or code or lists) and not (texts and prose):
             raise ValueError("files need --texts, a folder with a tokenizer, and one --prose, of which loops are made")
         report = _study(models, n, rounds, new_tokens, texts, {"prose": prose, "code": code, "lists": lists})
-    text = json.dumps(report, indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    typer.echo(text) if as_json else _print(report)
+    if tell_report(report, out, as_json):
+        _print(report)
 
 
 def _study(

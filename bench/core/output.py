@@ -1,6 +1,9 @@
-"""What a benchmark prints once its rows are in the ledger."""
+"""What a benchmark prints: rows that are in the ledger, or one report."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -22,3 +25,22 @@ def tell_rows(rows: Sequence[AnyRow], as_json: bool, table: Callable[[], None], 
         return
     table()
     typer.echo(closing)
+
+
+def tell_report(report: Mapping[str, Any], out: Path | None, as_json: bool) -> bool:
+    """Writes a report to a file, and prints it where JSON is asked for.
+
+    Args:
+        report: Plain JSON values.
+        out: The file; None for none.
+        as_json: Whether it is printed.
+
+    Returns:
+        Whether tables are still to be printed in its place.
+    """
+    text = json.dumps(report, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+    return not as_json

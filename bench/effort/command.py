@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit, weights_sha256
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.effort.report import POLICIES, EffortReport, summarise
 from sigma0.bench.effort.simulation import Rates, simulate
 from sigma0.bench.effort.table import table
@@ -47,11 +48,7 @@ def effort(
             report = _measured(n or 40, seed, solver, verifier, temperature, as_json)
         else:
             report = _simulated(n or 2000, seed, TypeAdapter(Rates).validate_python(json.loads(rates)), as_json)
-    text = json.dumps(report.to_dict(), indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
+    if not tell_report(report.to_dict(), out, as_json):
         return
     console = Console()
     console.print(table(report).rich(no_wrap=("policy",)))

@@ -1,6 +1,5 @@
 """`python -m sigma0.bench grounding`: falsified facts against untouched ones."""
 
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.grounding.measure import cases, measure, read_facts
 from sigma0.commands.console import one_line_errors, progress_bar
@@ -31,11 +31,7 @@ def grounding(
         "cases": len(made),
         "detections": [each.to_dict() for each in found],
     }
-    text = json.dumps(report, indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
+    if not tell_report(report, out, as_json):
         return
     headings = ("falsified", "facts", "found", "recall", "untouched", "false alarms", "precision")
     cells = []

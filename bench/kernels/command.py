@@ -1,6 +1,5 @@
 """`python -m sigma0.bench kernels`: time the kernels, print and store."""
 
-import json
 from itertools import chain
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from sigma0.bench.core.conditions import device_name, git_commit
 from sigma0.bench.core.options import ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.kernels.measure import SHAPE, WAYS, Timing, cases, measure, pass_seconds
 from sigma0.bench.kernels.rows import row_cases
@@ -57,10 +57,8 @@ def kernels(
         "pass_microseconds": {str(count): seconds * 1e6 for count, seconds in passes.items()},
         "timings": [timing.to_dict() for timing in timings],
     }
-    text = json.dumps(report, indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    typer.echo(text) if as_json else _print(report, timings)
+    if tell_report(report, out, as_json):
+        _print(report, timings)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

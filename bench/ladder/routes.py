@@ -4,9 +4,9 @@ The least trusted share of the small model's answers is replaced by the larger m
 shares, which cost the same: the small model answers every question, and the larger one that share of them.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import ReportFile, StorySeed
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
 from sigma0.calibrate.risk import Answered
@@ -114,7 +115,7 @@ def measure_routes(
 
     routes = []
     for share in SHARES:
-        over = bootstrap(lambda drawn, share=share: more(drawn, share), len(small), resamples)  # type: ignore[misc]
+        over = bootstrap(partial(more, share=share), len(small), resamples)
         assert over is not None
         routes.append(Route(share, {name: routed(doubts[name], small, large, share) for name in SCORES}, over))
     means = (float(small.mean()), float(large.mean()), float(np.maximum(small, large).mean()))
@@ -151,11 +152,7 @@ def routes(
         right = [np.array([float(answers[ids].right) for ids in both]) for answers in found]
         doubts = doubts_of([found[0][ids] for ids in both], confidence)
         report = measure_routes((Path(small).name, Path(large).name), doubts, right[0], right[1])
-    text = json.dumps(asdict(report), indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
+    if not tell_report(asdict(report), out, as_json):
         return
     title = (
         f"{report.questions} questions: {report.small_right:.1%} right, {report.large_right:.1%} of the larger alone"

@@ -5,7 +5,6 @@ small one's choice is another. Each sign of doubt is scored by its AUROC for dif
 and beside it stands a logistic regression over the logarithms of all of them, cross-fitted with whole prompts left out.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.prompts import micro_world
 from sigma0.calibrate.bootstrap import Estimate, bootstrap
@@ -147,11 +147,7 @@ def signs(
             read, differs, prompt_of = read_signs(below, above, ids, 24, advance)
         names = Path(small).name, Path(large).name
         report = SignsReport(*names, n, len(differs), float(differs.mean()), score(read, differs, prompt_of))
-    text = json.dumps({"hard_half_only": hard, **asdict(report)}, indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
+    if not tell_report({"hard_half_only": hard, **asdict(report)}, out, as_json):
         return
     title = f"{report.differences:.1%} of {report.tokens} tokens differ from {report.large}'s"
     Console().print(BenchTable(("sign", "AUROC, 95 %", "over entropy, 95 %"), sign_cells(report), title).rich())

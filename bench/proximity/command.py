@@ -1,6 +1,5 @@
 """`python -m sigma0.bench proximity`: the fit of the collapse proximity, and how it tells loops from texts."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import CodeFiles, CurvesPicture, ListFiles, ReportFile
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
@@ -40,10 +40,8 @@ def proximity(
             from sigma0.bench.proximity.picture import draw
 
             draw(curves, picture)
-    text = json.dumps(report, indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    typer.echo(text) if as_json else _print(report)
+    if tell_report(report, out, as_json):
+        _print(report)
 
 
 def _study(

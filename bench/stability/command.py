@@ -1,6 +1,5 @@
 """`python -m sigma0.bench stability`: what a token's spectrum predicts, in figures and a picture."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from sigma0.bench.core.options import LookUps, ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.output import tell_report
 from sigma0.bench.core.tables import BenchTable
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
@@ -40,11 +40,7 @@ def stability(
         found = study(model, looped.num_loops, answers)
         if picture is not None:
             draw_stability(answers, found, picture)
-    text = json.dumps(found.to_dict(), indent=1)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
+    if not tell_report(found.to_dict(), out, as_json):
         return
     console = Console()
     console.print(

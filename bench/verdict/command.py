@@ -1,6 +1,5 @@
 """`python -m sigma0.bench verdict`: what a verdict tells of answers, and where its promise ends."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import torch
 import typer
 
 from sigma0.bench.core.options import HardHalf, ReportFile, Stories, StorySeed, WorldModel
+from sigma0.bench.core.output import tell_report
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
@@ -45,7 +45,5 @@ def verdict(
             config, policy = looped.resolve_exit_config(None), looped.door_policy
             asker = Asker(looped, tokenizer, config, policy, lambda: advance(next(done)))
             report = measure(asker, name, prompts, strange, seed, risk)
-        text = json.dumps(report.to_dict(), indent=1)
-        if out is not None:
-            out.write_text(text + "\n")
-        typer.echo(text if as_json else "\n\n".join(report_tables({name: report})))
+        if tell_report(report.to_dict(), out, as_json):
+            typer.echo("\n\n".join(report_tables({name: report})))

@@ -1,6 +1,5 @@
 """`python -m sigma0.bench promise`: how often a calibrated door keeps its stated risk."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import torch
 import typer
 
 from sigma0.bench.core.options import ReportFile, StorySeed, WorldModel
+from sigma0.bench.core.output import tell_report
 from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, Threads
 from sigma0.errors import needs_extra
@@ -45,7 +45,5 @@ def promise(
             doors = draw_doors(answers, looped.door_policy, (fit, test), draws, risk, confidence, advance)
         name = Path(model).name
         report = report_promise(doors, name, config.to_dict(), answers, (fit, test), risk, confidence)
-        text = json.dumps(report.to_dict(), indent=1)
-        if out is not None:
-            out.write_text(text + "\n")
-        typer.echo(text if as_json else promise_table({name: report}))
+        if tell_report(report.to_dict(), out, as_json):
+            typer.echo(promise_table({name: report}))

@@ -202,10 +202,8 @@ class TokenRun(Iterator[tuple[LadderToken, ...]]):
         choosers = samplers_for([rung.model for rung in rungs], len(encoded), **choosing)
         greedy = all(chooser.is_greedy for chooser in choosers)
         self._takes_back = takes_back and greedy and ladder.policy is None
-        self._prompts, self._writer = (
-            prompts,
-            Writer(rungs, ladder.token_doors, config, stop, self.purse, self.trail, ()),
-        )
+        self._prompts = prompts
+        self._writer = Writer(rungs, ladder.token_doors, config, stop, self.purse, self.trail, ())
         self._made: list[LadderGeneration] | None = None
         self._unit = TokenUnit(
             [Reader(rung, config, watch=True) for rung in rungs],

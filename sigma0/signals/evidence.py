@@ -6,7 +6,7 @@ stand `length` and `ungrounded`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,6 @@ def evidence_of(tokens: Sequence[Observed], total_loops: int, grounded: float | 
 
 def _signs(token: Observed, total_loops: int) -> tuple[float, ...]:
     entropy, deepest = _known(token.entropy), _known(token.deepest_entropy)
-    agrees: Any = token.deepest_agrees
     return (
         entropy,
         1 - _known(token.margin),
@@ -116,7 +115,7 @@ def _signs(token: Observed, total_loops: int) -> tuple[float, ...]:
         _known(token.deepest_surprise),
         deepest,
         1 - _known(token.deepest_margin),
-        np.nan if agrees is None else float(not agrees),
+        1 - _known(token.deepest_agrees),
         max(0.0, deepest - entropy) if np.isfinite(deepest - entropy) else np.nan,
     )
 

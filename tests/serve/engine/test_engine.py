@@ -13,9 +13,8 @@ import sigma0
 from sigma0 import ExitConfig
 from sigma0.decode.sampling_params import SamplingParams
 from sigma0.serve.engine.engine import Engine, EngineLimits
-from sigma0.serve.engine.messages import Busy, EngineRequest, RequestFailed, RequestOutput, TokenOutput
+from sigma0.serve.engine.messages import Busy, EngineRequest, RequestOutput, TokenOutput
 from sigma0.serve.engine.scheduler import ScheduledStep
-from sigma0.signals.canary import Tighten
 from tests.reference import settled_model
 from tests.serve.engine.spied_worker import KV
 
@@ -88,6 +87,23 @@ def deepest(events):
     tokens = events[-1].tokens
     assert all(token.deepest_surprise is None for token in events[:-1]), "what may still change is not told"
     return np.array([(token.deepest_surprise, token.deepest_entropy, token.deepest_margin) for token in tokens])
+
+
+@contextmanager
+def poisoned(model, token_id):
+    """An id whose states are no numbers."""
+    weights = model.get_input_embeddings().weight
+    kept = weights[token_id].clone()
+    with torch.no_grad():
+        weights[token_id] = torch.nan
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weights[token_id] = kept
+
+
+FULL = ExitConfig(mode="full")
 
 
 def is_near(model, ids, config):
@@ -377,112 +393,6 @@ def test_decoding_is_not_held_up_by_a_long_prompt(model, pocket):
     engine.submit(job(150, 1, 2))
     gaps = [len(engine.step()) for _ in range(20)]
     assert gaps == [1] * 20, "a token in every pass"
-
-
-def test_numbers_that_are_none_fail_one_request_alone(model, pocket):
-    """A request whose states are no numbers ends; the blocks it wrote do no harm to the next."""
-    tokenizer = pocket[1]
-    limits = EngineLimits(2, 4, 64, 4, POSITION_BYTES * 4 * 10)
-    engine = Engine(model, tokenizer, "tiny", limits, watch=True)
-    weights = model.get_input_embeddings().weight
-    kept = weights[60].clone()
-    with torch.no_grad():
-        weights[60] = torch.nan
-    try:
-        good, bad = engine.submit(job(9, 8)), engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, ExitConfig(q=0.5)))
-        found = drain(engine)
-        again = engine.submit(job(9, 8))
-        afterwards = drain(engine)[again]
-    finally:
-        with torch.no_grad():
-            weights[60] = kept
-    assert isinstance(found[bad][-1], RequestFailed) and len(found[bad]) == 1
-    assert outcome(found[good]) == outcome(alone(model, tokenizer, job(9, 8))) == outcome(afterwards)
-
-
-@contextmanager
-def poisoned(model, token_id):
-    """An id whose states are no numbers."""
-    weights = model.get_input_embeddings().weight
-    kept = weights[token_id].clone()
-    with torch.no_grad():
-        weights[token_id] = torch.nan
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            weights[token_id] = kept
-
-
-FULL = ExitConfig(mode="full")
-
-
-def test_numbers_that_are_none_are_not_seen_by_shorter_texts(model, pocket):
-    """A row of few blocks is padded up to those of the longest: not with blocks of another request."""
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(4, 8, 64, 4, KV), watch=True)
-    with poisoned(model, 60):
-        bad = engine.submit(EngineRequest((5, 60, 7, 8, 9), 8, FULL))
-        long, short = engine.submit(job(9, 12)), engine.submit(job(2, 12, 2))
-        found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed)
-    assert outcome(found[long]) == outcome(alone(model, pocket[1], job(9, 12)))
-    assert outcome(found[short]) == outcome(alone(model, pocket[1], job(2, 12, 2)))
-
-
-@pytest.mark.parametrize("passes", [1, 2, 3])
-def test_numbers_that_are_none_stay_with_a_request_that_is_cancelled(model, pocket, passes):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(1, 4, 64, 4, POSITION_BYTES * 4 * 3), watch=True)
-    with poisoned(model, 60):
-        bad = engine.submit(EngineRequest((5, 7, 8, 60, 60, 60), 2, FULL))
-        for _ in range(passes):
-            engine.step()
-        engine.cancel(bad)
-        asked = job(1, 7, 4)
-        key = engine.submit(asked)
-        found = drain(engine)
-    assert outcome(found[key]) == outcome(alone(model, pocket[1], asked))
-
-
-def test_a_failure_leaves_the_prefix_that_others_share(model, pocket):
-    engine = Engine(model, pocket[1], "tiny", EngineLimits(page_size=4, kv_bytes=KV), watch=True)
-    shared = tuple(np.random.default_rng(1).integers(5, 59, 12).tolist())
-    good = EngineRequest((*shared, 7, 8, 9), 16, FULL)
-    with poisoned(model, 60):
-        key = engine.submit(good)
-        found = [event for _ in range(8) for _, event in engine.step()]
-        bad = engine.submit(EngineRequest((*shared, 60), 4, FULL))
-        rest = drain(engine)
-    assert isinstance(rest[bad][-1], RequestFailed)
-    again = engine.submit(good)
-    expected = outcome(alone(model, pocket[1], good))
-    assert outcome([*found, *rest[key]]) == outcome(drain(engine)[again]) == expected
-
-
-def test_a_crash_inside_one_request_fails_that_one_alone(model, pocket, monkeypatch):
-    engine = Engine(model, pocket[1], "tiny", watch=True)
-    good, bad = engine.submit(job(5, 6)), engine.submit(job(5, 6, on_collapse="tighten"))
-
-    def broken(*args):
-        raise RuntimeError("a processor broke")
-
-    monkeypatch.setattr(Tighten, "__call__", broken)
-    found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed) and "RuntimeError" in str(found[bad][-1])
-    assert isinstance(found[good][-1], RequestOutput) and engine.pool.used == 0
-
-
-@pytest.mark.parametrize("where", ["add", "end"])
-def test_a_crash_in_the_text_of_one_request_fails_that_one_alone(model, pocket, monkeypatch, where):
-    engine = Engine(model, pocket[1], "tiny", watch=True)
-    bad, good = engine.submit(job(5, 6)), engine.submit(job(5, 6))
-
-    def broken(*args):
-        raise RuntimeError("a decoder broke")
-
-    monkeypatch.setattr(engine._states[bad].detokenizer, where, broken)
-    found = drain(engine)
-    assert isinstance(found[bad][-1], RequestFailed) and isinstance(found[good][-1], RequestOutput)
-    assert engine.pool.used == 0 and not engine.scheduler.running
 
 
 def test_what_cannot_run_is_refused(model, pocket):
