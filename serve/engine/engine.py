@@ -45,7 +45,7 @@ from sigma0.serve.engine.messages import (
     check_request,
     context_length,
 )
-from sigma0.serve.engine.outputs import OutputProcessor
+from sigma0.serve.engine.outputs import UNKNOWN, OutputProcessor
 from sigma0.serve.engine.request import RequestState
 from sigma0.serve.engine.scheduler import Scheduler, SequenceEntry, StepOutput
 
@@ -269,6 +269,7 @@ class Engine:
         broken = {line[SEQUENCE] for line in lines if line[TOKEN] == BROKEN}
         rows: list[int] = []
         states: list[RequestState] = []
+        watch = counts = reads = self._outputs.watch
         for row, (emitted, slot, token_id, _, fed_at, _, ends, _, fresh) in enumerate(lines):
             if slot in broken:
                 continue
@@ -278,18 +279,20 @@ class Engine:
             if emitted:
                 rows.append(row)
                 states.append(state)
+                counts = counts or state.stops
+                reads = reads or state.request.logprobs is not None
         for slot, positions in passed.complete.items():
             if slot not in broken:
                 self.scheduler.register(batch.state_of(slot).entry, positions)
-        watch = self._outputs.watch
         left = [(batch.state_of(slot), slot, position) for slot, position in passed.left] if watch else []
         for slot in broken:
             state = batch.state_of(slot)
             events.append(self._fail(state, batch.error_of(slot)))
         own = lines if len(rows) == len(lines) else [lines[row] for row in rows]
-        reads = watch or any(state.request.logprobs is not None for state in states)
         logits = passed.step.logits if rows and reads else None
-        known = self._outputs.known(states, own, _rows(logits, rows)) if rows else []
+        known = [UNKNOWN] * len(rows)
+        if rows and counts:
+            known = self._outputs.known(states, own, _rows(logits, rows))
         if watch:
             # behind what has told the newest ids, which are read with the states
             self._outputs.note_left(left)

@@ -55,7 +55,8 @@ class Known(NamedTuple):
     repetition: float = 0.0
 
 
-_UNKNOWN = Known()
+# Of a token that nobody looks at.
+UNKNOWN = Known()
 
 
 @lru_cache
@@ -112,8 +113,6 @@ class OutputProcessor:
             lines: What the step emitted of each.
             logits: That each was sampled from, `[N, V]`; None where that is not known.
         """
-        if not self.watch and not any(state.stops for state in states):
-            return [_UNKNOWN] * len(states)
         exits = self._note_exits(states, lines) if self.watch else []
         token_ids = [line[TOKEN] for line in lines]
         read = self.texts.take([state.text for state in states], token_ids, logits if self.watch else None)

@@ -47,7 +47,7 @@ from sigma0.kernels.exit_state import (
     RuleRows,
 )
 from sigma0.kernels.gram import PARALLEL, Fit, Steps, fate_of, fate_of_row, solve
-from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, RowCount, Settled
+from sigma0.kernels.lane_rows import EndWeights, LaneBooks, LaneTables, LiveRows, RowCount, Settled
 from sigma0.kernels.loop_end import SHRINK, observe, observe_paths
 from sigma0.kernels.loop_end_kernel import loop_end
 from sigma0.kernels.path_fates import path_fates
@@ -104,6 +104,7 @@ __all__ = [
     "HeadOutput",
     "LaneBooks",
     "LaneTables",
+    "LiveRows",
     "LoopEndOutput",
     "LoopEndWeights",
     "Operations",

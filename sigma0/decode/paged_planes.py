@@ -50,11 +50,10 @@ class PagedPlanes:
 
     def place(self, sequence: int, blocks: Sequence[int]) -> None:
         """Sets the block table of a sequence."""
-        numbers = np.array(blocks, dtype=np.int64)
-        in_place = bool((numbers[1:] == numbers[:-1] + 1).all())
-        self.first[sequence] = int(numbers[0]) * self.shape.size if in_place else -1
+        in_place = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+        self.first[sequence] = blocks[0] * self.shape.size if in_place else -1
         self.rooms[sequence] = len(blocks) * self.shape.size
-        self.table[sequence, : len(blocks)] = to_device(numbers, self.table.device)
+        self.table[sequence, : len(blocks)] = to_device(np.array(blocks, dtype=np.int64), self.table.device)
 
     def release(self, sequence: int) -> None:
         """Forgets where the blocks of a sequence lie: others are read at once only where all are in place."""

@@ -69,7 +69,7 @@ class Prefill:
         self.held: list[Chunk] = []
 
     def __len__(self) -> int:
-        return sum(len(chunk.positions) for chunk in self.chunks)
+        return sum(len(chunk.positions) for chunk in self.chunks) if self.chunks else 0
 
     def enter(
         self,

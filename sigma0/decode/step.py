@@ -34,7 +34,7 @@ from sigma0.decode.lanes import (
     STAGE,
 )
 from sigma0.decode.masks import forbidden
-from sigma0.decode.ops import DIVERGED, MET, LaneBooks, LoopEndOutput, Settled, no_broadcast
+from sigma0.decode.ops import DIVERGED, MET, LaneBooks, LiveRows, LoopEndOutput, Settled, no_broadcast
 from sigma0.decode.prefill import Prefill
 from sigma0.decode.settings import NO_LIMIT
 from sigma0.decode.stages import prefill_coda, prefill_prelude, read_rows, run_prelude
@@ -91,8 +91,10 @@ def run_loop(
     lanes, depth, program = batch.lanes, batch.lanes.depth, batch.program
     books = None if padded or bounded or torch.compiler.is_compiling() else batch.books
     owned = enters = None
+    live = None
     if books is not None:
-        table, rows, sequences, cache_positions, positions, planes, loops, previous, _ = books.rows(count)
+        live = books.rows(count)
+        table, rows, sequences, cache_positions, positions, planes, loops, previous, _ = live
     else:
         # nobody's lane is left out: it has no sequence, and padding writes any stage and position into it
         rows = lanes.table[:-1, STAGE].sort(stable=True).indices[:count]
@@ -113,8 +115,8 @@ def run_loop(
     raw = batch.model.loop(previous, view) if beside is None else beside.loop(batch.model, view, previous)
     if batch.model.stages[1] and beside is not None:
         prefill_coda(batch, beside)
-    if books is not None:
-        return _end_in_books(batch, books, Rows(rows, table, sequences, loops, previous), raw, decoding)
+    if books is not None and live is not None:
+        return _end_in_books(batch, books, live, raw, previous, decoding)
     if owned is not None:
         # from here on lanes are only written to
         rows = torch.where(owned, rows, lanes.count)
@@ -135,30 +137,33 @@ def run_loop(
     return Looped(rows, table, sequences, loops, hidden, codes, ruled.logits, statistics, fates, None, seen)
 
 
-def _end_in_books(batch: Batch, books: LaneBooks, own: Rows, raw: Tensor, decoding: int) -> Looped:
-    """The loop's end on a CPU, given states before the block in `own` and behind it, `[R, D]`."""
-    program, previous, end, ruled = batch.program, own.hidden, None, Ruled()
+def _end_in_books(
+    batch: Batch, books: LaneBooks, own: LiveRows, raw: Tensor, previous: Tensor, decoding: int
+) -> Looped:
+    """The loop's end on a CPU, given states behind the block and before it, `[R, D]`."""
+    program, end, logits = batch.program, None, None
     checks = program.verify, program.prompts
     alone = batch.ops.broadcast is no_broadcast
     by_gate = program.gate and books.gates and alone and (program.stops_by_gate or program.stops_by_margin)
     asks = decoding > 0 and not (program.known or (by_gate and program.stops_by_gate))
-    if program.watch or not books.norms:
+    norms = books.norms and not program.watch
+    if not norms:
         raw, end = _loop_end(batch, raw, previous, own.lanes, own.sequences)
-    hidden = books.end(raw, end is None and books.norms and not program.watch, by_gate, not asks, *checks)
-    rows = Rows(own.lanes, own.table, own.sequences, own.loops, hidden)
-    if asks and alone and program.stops_by_margin and (by_gate or not program.gate):
-        logits = read_first(batch, rows, hidden.shape[0] if program.redrafts else decoding)
-        if logits.dtype is torch.float32:
-            ruled = Ruled(logits=logits)
-            books.lead(logits, by_gate, *checks)
-            asks = False
+    hidden = books.end(raw, norms, by_gate, not asks, *checks)
     if asks:
-        ruled = ask_rules(batch, rows, previous, decoding, end, program.redrafts)
-        books.stop(ruled.met, ruled.decisions, ruled.given, *checks)
+        rows = Rows(own.lanes, own.lines, own.sequences, own.loops, hidden)
+        if alone and program.stops_by_margin and (by_gate or not program.gate):
+            logits = read_first(batch, rows, hidden.shape[0] if program.redrafts else decoding)
+        if logits is not None and logits.dtype is torch.float32:
+            books.lead(logits, by_gate, *checks)
+        else:
+            ruled = ask_rules(batch, rows, previous, decoding, end, program.redrafts)
+            logits = ruled.logits
+            books.stop(ruled.met, ruled.decisions, ruled.given, *checks)
     statistics, fates = (None, None) if end is None else (end.statistics, end.fates)
     return Looped(
-        own.lanes, own.table, own.sequences, own.loops, hidden, books.codes, ruled.logits, statistics, fates,
-        books.reads, True,
+        own.lanes, own.lines, own.sequences, own.loops, hidden, books.codes, logits, statistics, fates, books.reads,
+        True,
     )  # fmt: skip
 
 
