@@ -96,6 +96,11 @@ COMMANDS = {
         "routes",
         "Which score should send a whole answer up to a larger model, on many questions that both have answered.",
     ),
+    "outer": Target(
+        "sigma0.bench.outer.command",
+        "outer",
+        "Each outer loop on held-out hard questions, beside the plain answer, votes of equal cost and a larger model.",
+    ),
     "effort": Target(
         "sigma0.bench.effort.command",
         "effort",

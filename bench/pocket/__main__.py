@@ -22,7 +22,6 @@ from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
 from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
-from sigma0.bench.pocket.tokenizer import build_tokenizer
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
 from sigma0.commands.console import one_line_errors, quiet_transformers
@@ -45,7 +44,7 @@ def train_command(
     console = Console()
     with one_line_errors():
         recipe = _recipe(name, seed)
-    tokenizer = build_tokenizer()
+    tokenizer = recipe.tokenizer()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
         task = progress.add_task("", total=recipe.steps)

@@ -1,8 +1,10 @@
 """What the shipped models say of themselves (`about.json`): the words of the world, and questions that they answer."""
 
+from sigma0.bench.pocket.forms import TOKENS
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix, draw
 from sigma0.checkpoints.about import About, Example, split_words
+from sigma0.reason.forms import FORMS
 
 KNOWS = (
     "short stories of who went where, who holds what, whose child somebody is and how old people are, and answers "
@@ -11,6 +13,10 @@ KNOWS = (
 KNOWS_LOOK_UPS = (
     "short stories of who went where, who holds what and whose child somebody is, and looks up where a thing is, who "
     "has it or which city a family comes from; no yes or no, no ages, nothing else"
+)
+KNOWS_FORMS = (
+    "short stories of who went where, who holds what, whose child somebody is and how old people are; it answers "
+    "questions about the story at hand, checks an answer with reasons, plans by look-ups, and takes them one by one"
 )
 # of the test split: the story's number, and which of its questions
 EXAMPLES = ((13, 1), (14, 1), (17, 0), (13, 0))
@@ -31,7 +37,10 @@ def about(name: str = "pocket") -> About:
         items = [_example(*place) for place in EXAMPLES]
         knows, words = KNOWS, seen_words()
     examples = tuple(Example(prompt=item.prompt, answer=item.answer) for item in items)
-    return About(knows=knows, examples=examples, words=words)
+    if name != "pocket-solver":
+        return About(knows=knows, examples=examples, words=words)
+    words = tuple(sorted({*words, *split_words(" ".join(TOKENS)), "told"}))
+    return About(knows=KNOWS_FORMS, examples=examples, words=words, forms=FORMS)
 
 
 def seen_words(mix: Mix = MIX) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from sigma0.bench.pocket.forms import form_scene
 from sigma0.bench.pocket.items import Item, Scene
 from sigma0.bench.pocket.subjects import NONE, subjects, word_id
 from sigma0.bench.pocket.tokenizer import EOS, PAD
@@ -147,6 +148,7 @@ def train_batch(
     chat: float,
     hardest: int = 6,
     mix: Mix = MIX,
+    forms: float = 0.0,
 ) -> Batch:
     """Make the batch of one training step; a function of its arguments alone, so resuming needs no reader state.
 
@@ -159,10 +161,13 @@ def train_batch(
         chat: Share of rows in chat form; the others are plain text.
         hardest: The highest difficulty drawn.
         mix: What is drawn how often.
+        forms: Share of questions in other forms.
     """
     rows = []
     for place in range(size):
-        scene = draw("train", seed, step * size + place, hardest=hardest, mix=mix)
+        number = step * size + place
+        scene = draw("train", seed, number, hardest=hardest, mix=mix)
+        scene = form_scene(scene, f"{seed}/{number}", forms)
         rows.append(fit(tokenizer, scene, place < round(size * chat), length, hints=True))
     return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
 

@@ -37,8 +37,9 @@ def finish(
     found: tuple[Threshold, list[Threshold]] | None = None
     exit_config: dict[str, object] = {"mode": "full"}
     if isinstance(model, OuroForCausalLM):
-        fit_gate(model, collect(model, tokenizer, "train", recipe.seed, FIT_FIRST, fit_scenes, recipe.length))
-        held_out = collect(model, tokenizer, "calibration", recipe.seed, 0, calibration_scenes, recipe.length)
+        length, forms = recipe.length, recipe.lessons[-1].forms
+        fit_gate(model, collect(model, tokenizer, "train", recipe.seed, FIT_FIRST, fit_scenes, length, forms))
+        held_out = collect(model, tokenizer, "calibration", recipe.seed, 0, calibration_scenes, length, forms)
         found = choose_threshold(model, held_out)
         exit_config = {"mode": "qexit", "q": found[0].q}
     generation = GenerationConfig(

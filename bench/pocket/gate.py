@@ -7,6 +7,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, collate, fit, whole_answers
+from sigma0.bench.pocket.forms import form_scene
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import draw
 from sigma0.config import ExitConfig
@@ -78,8 +79,9 @@ def collect(
     first: int,
     count: int,
     length: int,
+    forms: float = 0.0,
 ) -> Readouts:
-    """Run scenes `first` to `first + count - 1` of a split, every other one as chat.
+    """Run scenes `first` to `first + count - 1` of a split, every other one as chat, `forms` of them in other forms.
 
     All tokens of answers are kept, and every `_PROMPT_STRIDE`th token of the prompts.
     """
@@ -88,7 +90,9 @@ def collect(
     pad = tokenizer.convert_tokens_to_ids(PAD)
     for start in range(first, first + count, _ROWS):
         numbers = range(start, min(start + _ROWS, first + count))
-        batch = collate([fit(tokenizer, draw(split, seed, n), n % 2 == 1, length) for n in numbers], pad)
+        scenes = [form_scene(draw(split, seed, n), f"{split}/{seed}/{n}", forms) for n in numbers]
+        rows = [fit(tokenizer, scene, n % 2 == 1, length) for n, scene in zip(numbers, scenes, strict=True)]
+        batch = collate(rows, pad)
         part = _read(model, batch, answers)
         answers = 1 + int(part.answer.max())
         parts.append(part)

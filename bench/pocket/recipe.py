@@ -5,14 +5,18 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
 import torch
+from safetensors.torch import load_file
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, collate, train_batch
+from sigma0.bench.pocket.forms import TOKENS
 from sigma0.bench.pocket.items import DIFFICULTIES
 from sigma0.bench.pocket.notes import note_row
 from sigma0.bench.pocket.recurrence import Recurrence, build_raven
-from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD
+from sigma0.bench.pocket.tokenizer import MAX_LENGTH, PAD, build_tokenizer
 from sigma0.bench.pocket.world import LOOK_UPS, MIX, Mix
+from sigma0.checkpoints import CHECKPOINTS
 from sigma0.models.ouro import OuroForCausalLM
 from sigma0.models.ouro_config import OuroConfig
 from sigma0.models.raven_causal import RavenForCausalLM
@@ -28,6 +32,7 @@ class Lesson:
         hardest: The highest difficulty drawn.
         mix: What is drawn how often.
         trails: Whether a loop is asked for what is met on the way (see `train`), not for the answer.
+        forms: Share of questions that are asked in another form than by themselves (see `forms`).
     """
 
     name: str
@@ -35,10 +40,13 @@ class Lesson:
     hardest: int
     mix: Mix = MIX
     trails: bool = True
+    forms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps {self.steps!r} of lesson {self.name!r} are below 1")
+        if not 0 <= self.forms <= 1:
+            raise ValueError(f"forms {self.forms!r} of lesson {self.name!r} is not a share between 0 and 1")
 
 
 def _lessons(last: int) -> tuple[Lesson, ...]:
@@ -92,6 +100,7 @@ class Recipe:
         clip: Largest norm of the gradient.
         recurrence: What makes it a Raven, trained with a random number of loops; None is one Ouro layer with a loss
             at every loop.
+        start: Shipped model whose weights the run begins with; what its tokenizer lacks is new. None: all are new.
     """
 
     seed: int = 0
@@ -119,6 +128,7 @@ class Recipe:
     subject_weight: float = 0.3
     clip: float = 1.0
     recurrence: Recurrence | None = None
+    start: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "width", "intermediate", "heads", "loops"):
@@ -178,7 +188,16 @@ class Recipe:
             rows = [note_row(tokenizer, self.seed, first + place) for place in range(self.note_batch)]
             return collate(rows, tokenizer.convert_tokens_to_ids(PAD))
         past = step - self.note_steps
-        return train_batch(tokenizer, self.seed, past, self.batch, self.length, self.chat, lesson.hardest, lesson.mix)
+        return train_batch(
+            tokenizer, self.seed, past, self.batch, self.length, self.chat, lesson.hardest, lesson.mix, lesson.forms
+        )
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The micro-world's; where forms are taught, with their pieces as tokens."""
+        tokenizer = build_tokenizer()
+        if any(lesson.forms for lesson in self.lessons):
+            tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in TOKENS])
+        return tokenizer
 
     def fingerprint(self, tokenizer: PreTrainedTokenizerFast) -> str:
         """Settings and a digest of the first data of every stage, as one text.
@@ -204,6 +223,18 @@ RECIPES: dict[str, Recipe] = {
         block_rate=5e-3,
         warmup=50,
         recurrence=Recurrence(),
+    ),
+    # pocket, taught the forms in which outer loops ask
+    "pocket-solver": Recipe(
+        lessons=(Lesson("forms", 3000, DIFFICULTIES[-1], trails=False, forms=0.85),),
+        batch=12,
+        length=448,
+        note_steps=0,
+        chat=0.75,
+        peak_rate=1e-3,
+        block_rate=3e-3,
+        decay=0.7,
+        start="pocket",
     ),
 }
 
@@ -251,4 +282,14 @@ def build_ouro(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> OuroForCau
                 weight.zero_()
             else:
                 weight.fill_(1.0)
+        if recipe.start is not None:
+            _take_over(model, recipe.start)
     return model
+
+
+def _take_over(model: OuroForCausalLM, name: str) -> None:
+    """Copies a shipped model's weights; rows of tokens that it lacks stay as they are."""
+    parameters = dict(model.named_parameters())
+    for key, weight in load_file(CHECKPOINTS / name / "model.safetensors").items():
+        if "early_exit_gate" not in key:
+            parameters[key][: len(weight)] = weight

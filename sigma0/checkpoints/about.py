@@ -5,12 +5,15 @@ The file is optional and lies beside `config.json`. Published checkpoints have n
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sigma0.errors import one_line
 
 FILE = "about.json"
+# How a model can be asked by outer loops (`sigma0.reason.forms`).
+Form = Literal["answer", "look", "check", "plan", "act"]
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 # how many unseen words a note quotes, and how much of each
 _QUOTED, _LONGEST = 3, 20
@@ -32,6 +35,7 @@ class About(BaseModel):
         knows: What the model knows, so that "NAME knows ..." is a sentence.
         examples: Prompts that it answers.
         words: All words and numbers of its training text, as written there; empty where they are too many to list.
+        forms: In which outer loops may ask it; empty for a model that was taught none of them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,6 +43,7 @@ class About(BaseModel):
     knows: str
     examples: tuple[Example, ...] = ()
     words: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     def unseen(self, text: str) -> list[str]:
         """The words of a text that the training text did not have, each once, in order."""

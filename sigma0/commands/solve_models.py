@@ -4,6 +4,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+from sigma0.checkpoints.about import Form, read_about
 from sigma0.ladder import Budget, FidelityLadder, LocalRung, Rung
 from sigma0.ladder.rungs import AnyRung, check_same_tokens
 from sigma0.models.load import load_causal
@@ -43,6 +44,17 @@ def follows_instructions(chats: list[ChatModel]) -> bool:
     lowest = chats[0]
     config = lowest.model.config if isinstance(lowest, LocalChat) else None
     return getattr(config, "sigma0_prompts", "instructions") != "bare"
+
+
+def known_forms(chats: list[ChatModel]) -> frozenset[Form]:
+    """The forms of `sigma0.reason.forms` that the model that is asked first was taught, as its card says.
+
+    Raises:
+        ValueError: If the card cannot be read.
+    """
+    lowest = chats[0]
+    about = read_about(lowest.model.name_or_path) if isinstance(lowest, LocalChat) else None
+    return frozenset(() if about is None else about.forms)
 
 
 def as_ladder(chats: list[ChatModel]) -> tuple[ChatModel, bool]:

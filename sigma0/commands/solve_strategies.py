@@ -7,17 +7,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sigma0.commands.solve_models import as_ladder, follows_instructions
+from sigma0.commands.solve_models import as_ladder, follows_instructions, known_forms
 from sigma0.commands.solve_progress import lemma_line
 from sigma0.reason.agent.agent import AgentSettings, RepoAgent
 from sigma0.reason.chat import ChatModel
 from sigma0.reason.desk import Desk
 from sigma0.reason.lemma import ALGSolver, LemmaSettings, draw
+from sigma0.reason.lemma.form_solver import FormSolver
 from sigma0.reason.progressive.bare import BareQuestion
 from sigma0.reason.progressive.critique import Critique
 from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.form_task import FormTask
 from sigma0.reason.progressive.policies import named_config
-from sigma0.reason.progressive.verify_loop import VerifyLoop
+from sigma0.reason.progressive.verify_loop import ProgressiveTask, VerifyLoop
 from sigma0.reason.sandbox.sandbox import Sandbox
 from sigma0.reason.trail import Heading, Outcome, Strategy
 
@@ -97,10 +99,7 @@ def _progressive(order: Order, desk: Desk) -> Solved:
     settings: dict[str, Any] = {"temperature": default if order.temperature is None else order.temperature}
     if order.max_tokens is not None:
         settings["max_tokens"] = order.max_tokens
-    kind = Critique if follows_instructions(order.chats) else BareQuestion
-    loop = VerifyLoop(
-        kind(order.problem), desk, chat, manager=manager, memory=order.memory, problem=order.problem, **settings
-    )
+    loop = VerifyLoop(_task(order), desk, chat, manager=manager, memory=order.memory, problem=order.problem, **settings)
     if order.resume:
         loop.resume()
         if order.config is not None and loop.manager.config != manager.config:
@@ -110,11 +109,21 @@ def _progressive(order: Order, desk: Desk) -> Solved:
     return Solved(report.solved, report.solution or "", report.why, report.to_dict())
 
 
+def _task(order: Order) -> ProgressiveTask:
+    """The problem as fits the model: checked in the form that it was taught, criticised in words, or asked again."""
+    if "check" in known_forms(order.chats):
+        return FormTask(order.problem)
+    return (Critique if follows_instructions(order.chats) else BareQuestion)(order.problem)
+
+
 def _lemma(order: Order, desk: Desk) -> Solved:
     settings = LemmaSettings.from_dict(_settings(order))
     model, above = order.chats[0], order.chats[-1] if len(order.chats) > 1 else None
     _head(order, desk, order.chats, settings.to_dict())
-    result = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
+    if known_forms(order.chats) >= {"plan", "look", "act"}:
+        result = FormSolver(model, desk, settings).solve(order.problem)
+    else:
+        result = ALGSolver(model, Sandbox(), above=above, settings=settings, desk=desk).solve(order.problem)
     desk.trail.add(Outcome(result.verified, result.answer or result.best_guess, result.why, asdict(result.usage)))
     if order.graph is not None and result.graph is not None:
         draw(result.graph, order.graph)

@@ -1,0 +1,132 @@
+"""Ways to answer a question of the micro-world: at once, by a vote, and by each outer loop; each says what it took.
+
+A way is asked about one problem by a desk of its own, and gives the answer that stands and whether it stands behind it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sigma0.config import Effort
+from sigma0.reason.desk import Desk
+from sigma0.reason.forms import acting, checking, part, planning, read_action, read_check
+from sigma0.reason.lemma.form_solver import FormSolver
+from sigma0.reason.lemma.graph import FINAL
+from sigma0.reason.lemma.planning import parse_lemmas
+from sigma0.reason.lemma.settings import LemmaSettings
+from sigma0.reason.messages import ChatModel, ChatSettings
+from sigma0.reason.progressive.effort import ProgressiveReasoningManager
+from sigma0.reason.progressive.form_task import FormTask
+from sigma0.reason.progressive.policies import ProgressiveConfig
+from sigma0.reason.progressive.verify_loop import VerifyLoop
+
+# A reply of a form ends long before.
+MAX_TOKENS = 320
+# Steps of a walk: the longest way has nine sentences, eight sums and an answer.
+MAX_STEPS = 20
+Way = Callable[[ChatModel, Desk, str], "Answered"]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a way gave.
+
+    Attributes:
+        answer: That stands at the end; empty where there is none.
+        accepted: Whether the way's own gate was passed; of a way without one always.
+    """
+
+    answer: str
+    accepted: bool
+
+
+def plain(effort: Effort = "medium") -> Way:
+    """The answer, greedy."""
+
+    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
+        return Answered(_ask(model, desk, "answer", problem, effort), True)
+
+    return way
+
+
+def voted(samples: int, temperature: float = 0.7) -> Way:
+    """Self-consistency (arXiv 2203.11171): the commonest of some drawn answers, of several the one drawn first."""
+
+    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
+        drawn = [_ask(model, desk, f"answer {n}", problem, "medium", temperature) for n in range(samples)]
+        return Answered(Counter(drawn).most_common(1)[0][0], True)
+
+    return way
+
+
+def reasoned(model: ChatModel, desk: Desk, problem: str) -> Answered:
+    """The plain answer, replaced by what one check of it concludes: reasons written once, in one text."""
+    answer = _ask(model, desk, "answer", problem)
+    check = read_check(_ask(model, desk, "check", checking(part(problem), answer)))
+    return Answered(answer if check.is_right else check.conclusion or answer, check.is_right is True)
+
+
+def planned(model: ChatModel, desk: Desk, problem: str) -> Answered:
+    """What one plan says at its end; nothing in it is checked."""
+    text = _ask(model, desk, "plan", planning(part(problem)))
+    try:
+        final = next((lemma for lemma in parse_lemmas(text) if lemma.id == FINAL), None)
+    except ValueError:
+        final = None
+    return Answered("" if final is None else final.statement, final is not None)
+
+
+def lemmas(settings: LemmaSettings | None = None) -> Way:
+    """The lemma graph, each step asked for again."""
+
+    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
+        solution = FormSolver(model, desk, settings or LemmaSettings(max_tokens=MAX_TOKENS)).solve(problem)
+        return Answered(solution.answer or solution.best_guess or "", solution.verified)
+
+    return way
+
+
+def walked(model: ChatModel, desk: Desk, problem: str) -> Answered:
+    """One action at a time, each look-up asked for by itself, up to an answer."""
+    parts, known = part(problem), list[str]()
+    for step in range(MAX_STEPS):
+        try:
+            action = read_action(_ask(model, desk, f"act {step}", acting(parts, known)))
+        except ValueError:
+            return Answered("", False)
+        if action.act == "answer":
+            return Answered(action.what, True)
+        if action.act == "look":
+            told = _ask(model, desk, f"look {step}", f"{parts.text} What is told of {action.what}?")
+            if told not in parts.sentences:
+                return Answered("", False)
+            known.append(told)
+        else:
+            known.append(action.what)
+    return Answered("", False)
+
+
+def verified(config: ProgressiveConfig, temperature: float = 0.7) -> Way:
+    """Progressive effort: checked at the policy's levels, corrected by what a check concludes."""
+
+    def way(model: ChatModel, desk: Desk, problem: str) -> Answered:
+        loop = VerifyLoop(
+            FormTask(problem),
+            desk,
+            model,
+            manager=ProgressiveReasoningManager(config),
+            problem=problem,
+            temperature=temperature,
+            max_tokens=MAX_TOKENS,
+        )
+        report = loop.run()
+        return Answered(report.solution or "", report.solved)
+
+    return way
+
+
+def _ask(
+    model: ChatModel, desk: Desk, purpose: str, text: str, effort: Effort = "medium", temperature: float = 0.0
+) -> str:
+    settings = ChatSettings(effort, MAX_TOKENS, temperature)
+    return desk.ask(model, purpose, [{"role": "user", "content": text}], settings).text.strip()

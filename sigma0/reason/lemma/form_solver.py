@@ -1,0 +1,183 @@
+"""The lemma graph for a model that was taught to plan and to look up: each lemma is asked for again, alone.
+
+Such a model writes no proofs and no programs. What it can do is one step at a time: the sentence that tells of a name,
+one sum, the answer that follows from what is known. So a plan's lemma stands if the same step, asked for by itself,
+gives the same statement, and a looked-up sentence stands in the text word for word. Where they differ, what the single
+step found takes the lemma's place, and the rest is planned anew from there.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sigma0.reason.desk import Desk, LimitReached
+from sigma0.reason.forms import Parts, acting, part, planning, read_action
+from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS, MAX_STATEMENT, Lemma, LemmaGraph
+from sigma0.reason.lemma.planning import parse_lemmas
+from sigma0.reason.lemma.settings import LemmaSettings
+from sigma0.reason.lemma.solver import LemmaSolution
+from sigma0.reason.messages import ChatModel, ChatSettings
+
+_SUM = re.compile(r"(\d{1,6}) ([+-]) (\d{1,6})")
+_NAME = re.compile(r"\w+(?=\?$)")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a step that was asked for alone gave; `statement` is empty where nothing can stand."""
+
+    statement: str
+    why: str
+
+
+class FormSolver:
+    """Solves a problem by plans whose steps are asked for again, one by one.
+
+    Args:
+        model: Who is asked; it knows the forms `plan`, `look` and `act`.
+        desk: Of the run, with its trail and its limits.
+        settings: Of its questions: efforts of plans and checks, tokens, temperature; `repairs` and `restructures`
+            together are how often the rest is planned anew.
+    """
+
+    def __init__(self, model: ChatModel, desk: Desk, settings: LemmaSettings | None = None) -> None:
+        self.model = model
+        self.desk = desk
+        self.settings = settings or LemmaSettings()
+
+    def solve(self, problem: str) -> LemmaSolution:
+        """Solves a problem, or says why not.
+
+        Args:
+            problem: A text and a question at its end, at most `MAX_STATEMENT` characters.
+
+        Raises:
+            ValueError: For another problem.
+            ChatFailed: If the model gives no answer.
+        """
+        if len(problem) > MAX_STATEMENT:
+            raise ValueError(f"a problem has at most {MAX_STATEMENT} characters, got {len(problem)}")
+        parts, known = part(problem), list[Lemma]()
+        guess, why = None, "no plan came"
+        try:
+            for attempt in range(1 + self.settings.repairs + self.settings.restructures):
+                lemmas = self._plan(parts, known, attempt)
+                guess = lemmas[-1].statement if lemmas else guess
+                why = self._walk(parts, known, lemmas)
+                if known and known[-1].id == FINAL:
+                    return self._end(known, None, why)
+        except LimitReached as error:
+            self.desk.trail.decide("limit", str(error), limit=error.limit)
+            why = str(error)
+        return self._end(known, guess, why)
+
+    def _plan(self, parts: Parts, known: Sequence[Lemma], attempt: int) -> list[Lemma]:
+        """The steps that are left, in order and named behind what is known; none where no plan can be read."""
+        text = self._ask("plan", f"plan {attempt + 1}", planning(parts, [lemma.statement for lemma in known]))
+        try:
+            graph = LemmaGraph(tuple(parse_lemmas(text)))
+        except ValueError as error:
+            self.desk.trail.decide("plan refused", str(error), attempt=attempt + 1)
+            return []
+        self.desk.trail.decide("planned", f"a plan of {len(graph.lemmas)} lemmas came", graph=graph.to_dict())
+        # as written, which is how the model was taught to go on; a lemma before what it builds on finds less, no more
+        return _renamed(graph.lemmas, known)
+
+    def _walk(self, parts: Parts, known: list[Lemma], lemmas: Sequence[Lemma]) -> str:
+        """Checks lemmas in order and adds to what is known, up to the first that does not stand; how it ended."""
+        for lemma in lemmas:
+            if len(known) == MAX_LEMMAS:
+                return f"{MAX_LEMMAS} lemmas do not suffice"
+            found = self._alone(parts, known, lemma)
+            stands = found.statement == lemma.statement
+            what = "verified" if stands else "repair" if found.statement else "failed"
+            self.desk.trail.decide(what, f"{lemma.id}: {found.why}", lemma=lemma.to_dict(), found=found.statement)
+            if found.statement:
+                is_end = stands or lemma.id != FINAL
+                name = lemma.id if is_end else f"L{len(known) + 1}"
+                known.append(
+                    replace(lemma, id=name, statement=found.statement, status="verified", why=found.why[:MAX_STATEMENT])
+                )
+            if not stands:
+                return f"{lemma.id} does not stand: {found.why}"
+        return "every lemma, asked for alone, came again" if lemmas else "no plan could be read"
+
+    def _alone(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma) -> _Found:
+        """The step of a lemma, asked for by itself."""
+        ask = lemma.verification_strategy
+        if ask.endswith("?"):
+            return self._look(parts, known, lemma, ask)
+        objection = _wrong_sum(ask, lemma.statement)
+        if objection is not None:
+            return _Found("", objection)
+        text = self._ask("check", f"step {len(known) + 1} alone", acting(parts, [one.statement for one in known]))
+        try:
+            action = read_action(text)
+        except ValueError as error:
+            return _Found("", str(error))
+        if action.act != ("answer" if lemma.id == FINAL else "note"):
+            return _Found("", f"asked for alone, the next step is to {action.act}: {action.what}")
+        if action.what == lemma.statement:
+            return _Found(action.what, "asked for alone, the step gives the same")
+        return _Found("", f"asked for alone, the step gives {action.what!r}")
+
+    def _look(self, parts: Parts, known: Sequence[Lemma], lemma: Lemma, question: str) -> _Found:
+        name = _NAME.search(question)
+        told = " ".join((parts.question, *(one.statement for one in known)))
+        if name is None or not re.search(rf"\b{name[0]}\b", told):
+            return _Found("", f"{question!r} asks about nothing that question or lemmas before it name")
+        sentences, asked = parts.sentences, f"{parts.text} {question}"
+        first = self._ask("check", f"step {len(known) + 1} alone", asked)
+        if first == lemma.statement and first in sentences:
+            return _Found(first, "it stands in the text, and the look-up alone finds it")
+        again = self._ask("high", f"step {len(known) + 1} again", asked)
+        if again in sentences and again in (first, lemma.statement):
+            return _Found(again, f"two of three look-ups find {again!r} in the text")
+        return _Found("", f"look-ups differ, or are not in the text: {first!r}, {again!r}")
+
+    def _ask(self, kind: str, purpose: str, text: str) -> str:
+        efforts = self.settings.efforts
+        effort = efforts.plan if kind == "plan" else efforts.check if kind == "check" else "high"
+        settings = ChatSettings(effort, self.settings.max_tokens, self.settings.temperature)
+        purpose = f"{purpose} ({self.desk.usage.calls + 1})"
+        return self.desk.ask(self.model, purpose, [{"role": "user", "content": text}], settings).text.strip()
+
+    def _end(self, known: Sequence[Lemma], guess: str | None, why: str) -> LemmaSolution:
+        is_solved = bool(known) and known[-1].id == FINAL
+        graph = _graph(known) if is_solved else None
+        answer = known[-1].statement if is_solved else None
+        return LemmaSolution(answer, is_solved, None if is_solved else guess, graph, why, self.desk.usage)
+
+
+def _renamed(lemmas: Sequence[Lemma], known: Sequence[Lemma]) -> list[Lemma]:
+    """Lemmas of a plan counted on from what is known."""
+    names = {lemma.id: f"L{len(known) + place}" for place, lemma in enumerate(lemmas, 1) if lemma.id != FINAL}
+    return [
+        replace(
+            lemma,
+            id=names.get(lemma.id, lemma.id),
+            dependencies=tuple(names.get(other, other) for other in lemma.dependencies),
+        )
+        for lemma in lemmas
+    ]
+
+
+def _graph(known: Sequence[Lemma]) -> LemmaGraph:
+    """What is known as a graph: FINAL builds on all that nothing else builds on."""
+    used = {other for lemma in known[:-1] for other in lemma.dependencies}
+    ends = tuple(lemma.id for lemma in known[:-1] if lemma.id not in used)
+    names = {lemma.id for lemma in known}
+    kept = [replace(one, dependencies=tuple(name for name in one.dependencies if name in names)) for one in known[:-1]]
+    return LemmaGraph((*kept, replace(known[-1], dependencies=ends)))
+
+
+def _wrong_sum(expression: str, statement: str) -> str | None:
+    """What is wrong with a sum beside the statement that it gives; None where it holds, or there is none."""
+    found = _SUM.fullmatch(expression)
+    if found is None:
+        return None
+    left, right = int(found[1]), int(found[3])
+    value = left + right if found[2] == "+" else left - right
+    if str(value) in re.findall(r"-?\d+", statement):
+        return None
+    return f"{expression} is {value}, which {statement!r} does not say"

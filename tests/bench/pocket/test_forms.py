@@ -1,0 +1,140 @@
+"""The forms' replies rest on the story alone, and the outer loops reach the known answer by them."""
+
+import json
+from random import Random
+
+import pytest
+
+from sigma0.bench.outer.ways import lemmas, planned, reasoned, verified, walked
+from sigma0.bench.pocket.data import encode
+from sigma0.bench.pocket.forms import (
+    TOKENS,
+    act_item,
+    action_of,
+    check_item,
+    form_scene,
+    formed,
+    look_item,
+    named,
+    plan_item,
+    solution,
+    wrong_answer,
+)
+from sigma0.bench.pocket.recipe import RECIPES
+from sigma0.bench.pocket.world import draw
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk
+from sigma0.reason.forms import asking, read_action, read_check, sentences
+from sigma0.reason.lemma.graph import MAX_LEMMAS, LemmaGraph
+from sigma0.reason.lemma.planning import parse_lemmas
+from sigma0.reason.progressive.policies import SUCCESS_BASED
+from sigma0.reason.trail import Trail
+
+ITEMS = [draw("test", 1, index, questions=1).items[0] for index in range(120)]
+SOLVABLE = [item for item in ITEMS if len(solution(item)) <= MAX_LEMMAS]
+
+
+def taught(item):
+    """A model that replies to every form as the forms' own data do."""
+    steps = solution(item)
+    replies = {item.prompt: item.answer}
+    for place in range(len(steps)):
+        for asked in (plan_item(item, place), act_item(item, place)):
+            replies[asked.prompt] = asked.answer
+    for step in steps:
+        if step.name:
+            replies[look_item(item, step).prompt] = step.statement
+    for proposed in (item.answer, *(wrong_answer(item, Random(seed)) for seed in range(9))):
+        asked = check_item(item, proposed)
+        replies[asked.prompt] = asked.answer
+    return ScriptedChat(lambda messages, **_: replies[messages[-1]["content"]])
+
+
+@pytest.mark.parametrize("way", [planned, reasoned, walked, lemmas(), verified(SUCCESS_BASED)])
+def test_a_model_that_replies_as_taught_is_right_and_accepted_by_every_loop(way):
+    for item in SOLVABLE:
+        answered = way(taught(item), Desk(Trail()), item.prompt)
+        assert (answered.answer, answered.accepted) == (item.answer, True), item
+
+
+def test_look_ups_quote_the_last_sentence_of_whom_they_ask_about():
+    for item in ITEMS:
+        told = sentences(item.story)
+        for step in solution(item):
+            if step.name:
+                assert [one for one in told if named(one) == step.name][-1] == step.statement
+                assert asking(step.name) == step.verify
+
+
+def test_sums_hold_and_build_on_what_stands_before_them():
+    totals = 0
+    for item in ITEMS:
+        steps = solution(item)
+        assert steps[-1].statement == item.answer and all(max(step.depends, default=-1) < len(steps) for step in steps)
+        for place, step in enumerate(steps):
+            assert all(other < place for other in step.depends)
+            if step.total:
+                left, sign, right = step.total.split()
+                value = int(left) + int(right) * (1 if sign == "+" else -1)
+                assert f" is {value} years old." in step.statement
+                totals += 1
+    assert totals > 40
+
+
+def test_plans_are_graphs_that_the_lemma_parser_takes():
+    for item in SOLVABLE:
+        steps = solution(item)
+        for known in range(len(steps)):
+            reply = plan_item(item, known).answer
+            found = LemmaGraph(tuple(parse_lemmas(reply))).lemmas
+            assert [lemma.statement for lemma in found] == [step.statement for step in steps[known:]]
+            assert [lemma.verification_strategy for lemma in found] == [step.verify for step in steps[known:]]
+            assert json.loads(reply)["FINAL"]["statement"] == item.answer
+
+
+def test_checks_agree_with_the_known_answer_alone():
+    for number, item in enumerate(ITEMS):
+        wrong = wrong_answer(item, Random(number))
+        assert wrong != item.answer and len(wrong.split()) == len(item.answer.split())
+        for proposed in (item.answer, wrong):
+            check = read_check(check_item(item, proposed).answer)
+            assert (check.conclusion, check.is_right) == (item.answer, proposed == item.answer)
+            assert check.reasons == tuple(step.statement for step in solution(item)[:-1])
+
+
+def test_actions_are_the_steps_in_order():
+    for item in ITEMS:
+        steps = solution(item)
+        acts = [read_action(act_item(item, place).answer) for place in range(len(steps))]
+        assert acts == [action_of(steps, place) for place in range(len(steps))]
+        assert acts[-1].act == "answer" and all(act.act != "answer" for act in acts[:-1])
+
+
+def test_a_share_of_questions_is_asked_in_forms_always_the_same():
+    scene = draw("train", 0, 3)
+    assert form_scene(scene, "0/3", 0.0) is scene
+    assert form_scene(scene, "0/3", 0.8) == form_scene(scene, "0/3", 0.8) != form_scene(scene, "0/4", 0.8)
+    asked = [item for n in range(200) for item in form_scene(draw("train", 0, n), str(n), 0.5).items]
+    plain = [item for n in range(200) for item in draw("train", 0, n).items]
+    changed = sum(one != other for one, other in zip(asked, plain, strict=True)) / len(plain)
+    # a form drawn is the answer itself in one of five
+    assert changed == pytest.approx(0.4, abs=0.05)
+
+
+def test_the_forms_pieces_are_one_token_each_and_leave_other_texts_as_they_were(tokenizer):
+    own = RECIPES["pocket-solver"].tokenizer()
+    assert len(own) == len(tokenizer) + len(TOKENS)
+    for piece in TOKENS:
+        assert len(own.encode(piece, add_special_tokens=False)) == 1
+    for item in ITEMS:
+        assert own.encode(item.prompt) == tokenizer.encode(item.prompt)
+        reply = plan_item(item).answer
+        assert own.decode(own.encode(reply, add_special_tokens=False)) == reply
+
+
+def test_every_form_of_a_story_fits_a_row():
+    recipe = RECIPES["pocket-solver"]
+    own = recipe.tokenizer()
+    for number, item in enumerate(ITEMS):
+        for form in (formed(item, Random(number)), check_item(item, item.answer)):
+            assert len(encode(own, [form], chat=True).ids) <= recipe.length

@@ -1,0 +1,131 @@
+"""Plans whose steps are asked for again: what stands, what is planned anew, and what ends a run."""
+
+import json
+
+import pytest
+
+from sigma0.reason.chat import ScriptedChat
+from sigma0.reason.desk import Desk, Limits
+from sigma0.reason.lemma.form_solver import FormSolver
+from sigma0.reason.lemma.settings import LemmaSettings
+from sigma0.reason.trail import Trail
+
+STORY = "The hat is with Mary. Ann is in the barn. Mary went to the park."
+PROBLEM = f"{STORY} Where is the hat?"
+LOOKS = {
+    "What is told of the hat?": "The hat is with Mary.",
+    "What is told of Mary?": "Mary went to the park.",
+    "What is told of Ann?": "Ann is in the barn.",
+}
+ANSWER = {"act": "answer", "text": "The hat is in the park."}
+
+
+def plan(*lemmas, final="The hat is in the park.", **more):
+    """JSON of look-ups (name, sentence) and an answer."""
+    made = {
+        f"L{number}": {"verify": f"What is told of {name}?", "statement": sentence}
+        for number, (name, sentence) in enumerate(lemmas, 1)
+    }
+    final_lemma = {"statement": final, "depends": ", ".join(made), **more}
+    return json.dumps({**made, "FINAL": {key: value for key, value in final_lemma.items() if value}})
+
+
+HAT, MARY = ("the hat", "The hat is with Mary."), ("Mary", "Mary went to the park.")
+
+
+def solve(plans, looks=LOOKS, actions=(), limits=None, settings=None, problem=PROBLEM):
+    """A run, and what was asked: plans and actions come in turn, look-ups by their question."""
+    plans, actions = iter(plans), iter(actions)
+
+    def reply(messages, **_):
+        text = messages[-1]["content"]
+        if text.endswith("Plan."):
+            return next(plans)
+        if text.endswith("Next?"):
+            return json.dumps(next(actions, ANSWER))
+        question = text.removeprefix(STORY).strip()
+        found = looks[question]
+        return found if isinstance(found, str) else next(found)
+
+    trail = Trail()
+    chat = ScriptedChat(reply)
+    result = FormSolver(chat, Desk(trail, limits), settings).solve(problem)
+    return result, [call["messages"][-1]["content"].removeprefix(STORY).strip() for call in chat.calls]
+
+
+def test_a_plan_whose_steps_come_again_is_verified():
+    result, asked = solve([plan(HAT, MARY)])
+    assert (result.answer, result.verified, result.best_guess) == ("The hat is in the park.", True, None)
+    assert asked == [
+        "Where is the hat? Plan.",
+        "What is told of the hat?",
+        "What is told of Mary?",
+        "Where is the hat? The hat is with Mary. Mary went to the park. Next?",
+    ]
+    assert [(lemma.id, lemma.status) for lemma in result.graph.lemmas] == [
+        ("L1", "verified"),
+        ("L2", "verified"),
+        ("FINAL", "verified"),
+    ]
+    assert result.usage.calls == 4
+
+
+def test_what_the_look_up_finds_takes_the_place_of_a_wrong_lemma_and_the_rest_is_planned_anew():
+    wrong = plan(HAT, ("Mary", "Ann is in the barn."), final="The hat is in the barn.")
+    result, asked = solve([wrong, plan()])
+    assert result.answer == "The hat is in the park." and result.verified
+    # the second look-up, at high effort, decides
+    assert asked.count("What is told of Mary?") == 2
+    assert "Where is the hat? The hat is with Mary. Mary went to the park. Plan." in asked
+    assert [lemma.statement for lemma in result.graph.lemmas][1] == "Mary went to the park."
+
+
+def test_a_sentence_that_the_text_does_not_hold_never_stands():
+    invented = {**LOOKS, "What is told of Mary?": "Mary went to the moon."}
+    result, _ = solve([plan(HAT, ("Mary", "Mary went to the moon."))] * 4, looks=invented)
+    assert not result.verified and result.answer is None
+    assert result.best_guess == "The hat is in the park." and "not in the text" in result.why
+
+
+def test_a_look_up_must_ask_about_somebody_who_was_named():
+    result, asked = solve([plan(("Ann", "Ann is in the barn."), final="The hat is in the barn.")] * 4)
+    assert not result.verified and "asks about nothing" in result.why and "What is told of Ann?" not in asked
+
+
+def test_the_answer_must_follow_when_it_is_asked_for_alone():
+    other = {"act": "answer", "text": "The hat is in the barn."}
+    look = {"act": "look", "at": "Ann"}
+    for actions, why in (([other] * 4, "gives 'The hat is in the barn.'"), ([look] * 4, "to look")):
+        result, _ = solve([plan(HAT, MARY), *[plan()] * 3], actions=actions)
+        assert not result.verified and why in result.why
+
+
+@pytest.mark.parametrize("total", ["2 + 2", "3 - 2"])
+def test_a_sum_that_does_not_hold_never_stands(total):
+    problem = "Ann is 2 years old. Tom is 3 years older than Ann. How old is Tom?"
+    text = json.dumps({"FINAL": {"verify": total, "statement": "Tom is 5 years old."}})
+    result = FormSolver(ScriptedChat([text] * 4), Desk(Trail())).solve(problem)
+    assert not result.verified and f"{total} is" in result.why
+
+
+def test_a_sum_that_holds_is_asked_for_alone():
+    problem = "Ann is 2 years old. Tom is 3 years older than Ann. How old is Tom?"
+    text = json.dumps({"FINAL": {"verify": "2 + 3", "statement": "Tom is 5 years old."}})
+    reply = json.dumps({"act": "answer", "text": "Tom is 5 years old."})
+    assert FormSolver(ScriptedChat([text, reply]), Desk(Trail())).solve(problem).answer == "Tom is 5 years old."
+
+
+def test_plans_that_cannot_be_read_and_limits_end_a_run_with_a_reason():
+    settings = LemmaSettings(repairs=1, restructures=0)
+    result, asked = solve(["no plan"] * 2, settings=settings)
+    assert (result.verified, result.best_guess, result.graph) == (False, None, None)
+    assert "no plan" in result.why and len(asked) == 2
+    result, asked = solve([plan(HAT, MARY)], limits=Limits(calls=2))
+    assert not result.verified and "limit of 2 calls" in result.why and len(asked) == 2
+    assert result.best_guess == "The hat is in the park."
+
+
+def test_problems_without_a_text_and_a_question_and_too_long_ones_are_refused():
+    for bad, why in (("Where is the hat?", "question at its end"), (f"{STORY * 200} Where?", "at most 8000")):
+        with pytest.raises(ValueError, match=why):
+            solve([], problem=bad)

@@ -1,0 +1,77 @@
+"""What is asked in each form, and what of the replies can be read."""
+
+import pytest
+
+from sigma0.reason.forms import (
+    Action,
+    Check,
+    acting,
+    checking,
+    looking,
+    part,
+    planning,
+    read_action,
+    read_check,
+    write_action,
+)
+
+STORY = "The hat is with Mary. Mary went to the park."
+PARTS = part(f"{STORY} Where is the hat?")
+
+
+def test_a_problem_is_a_text_and_the_question_at_its_end():
+    assert (PARTS.text, PARTS.question) == (STORY, "Where is the hat?")
+    assert PARTS.sentences == ("The hat is with Mary.", "Mary went to the park.")
+    for bad in ("", "Where is the hat?", STORY, "Where? " + STORY):
+        with pytest.raises(ValueError, match="with a question at its end"):
+            part(bad)
+
+
+def test_each_form_is_the_text_with_another_end():
+    assert looking(STORY, "the hat") == f"{STORY} What is told of the hat?"
+    assert checking(PARTS, "No.") == f"{STORY} Where is the hat? No. Right?"
+    assert planning(PARTS) == f"{STORY} Where is the hat? Plan."
+    assert acting(PARTS, ["The hat is with Mary."]) == f"{STORY} Where is the hat? The hat is with Mary. Next?"
+
+
+@pytest.mark.parametrize(
+    ("reply", "check"),
+    [
+        ("A is B. C is D. So the hat is there. Yes.", Check(("A is B.", "C is D."), "The hat is there.", True)),
+        ("So no, it is not. No.", Check((), "No, it is not.", False)),
+        ("A is B. Yes.", Check(("A is B.",), "", True)),
+        ("A is B. So it is.", Check(("A is B.",), "It is.", None)),
+        ("No. Yes. A is B.", Check(("No.", "Yes.", "A is B."), "", None)),
+        ("", Check((), "", None)),
+    ],
+)
+def test_only_the_last_word_of_a_check_is_its_label(reply, check):
+    assert read_check(reply) == check
+
+
+@pytest.mark.parametrize(
+    "action", [Action("look", "the hat"), Action("note", 'A "b" is 7.'), Action("answer", "Yes, it is.")]
+)
+def test_actions_come_back_as_they_were_written(action):
+    assert read_action(write_action(action)) == action
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "look",
+        "[1]",
+        "null",
+        '{"act": "look"}',
+        '{"act": "look", "text": "x"}',
+        '{"act": "run", "at": "x"}',
+        '{"act": ["look"], "at": "x"}',
+        '{"act": "look", "at": "x", "text": "y"}',
+        '{"act": "answer", "text": 7}',
+        '{"act": "note", "text": ""}',
+        "[" * 100_000,
+    ],
+)
+def test_whatever_else_a_model_writes_is_no_action(reply):
+    with pytest.raises(ValueError, match="action"):
+        read_action(reply)
