@@ -14,9 +14,9 @@ from rich.table import Table
 from sigma0.bench.core.options import HardHalf, LookUps, StorySeed, WorldSplit
 from sigma0.bench.core.tables import BenchTable
 from sigma0.bench.pocket.about import about
-from sigma0.bench.pocket.card import model_card
+from sigma0.bench.pocket.card import forms_table, model_card
 from sigma0.bench.pocket.curve import draw_curve
-from sigma0.bench.pocket.evaluate import as_table, evaluate, summarize, to_json
+from sigma0.bench.pocket.evaluate import Group, as_table, evaluate, summarize, to_json
 from sigma0.bench.pocket.finish import finish
 from sigma0.bench.pocket.free import free_runs
 from sigma0.bench.pocket.gate import Threshold
@@ -24,10 +24,11 @@ from sigma0.bench.pocket.prompts import json_line, micro_world
 from sigma0.bench.pocket.recipe import RECIPES, Recipe
 from sigma0.bench.pocket.train import LOG, Report, read_log, train
 from sigma0.bench.pocket.world import LOOK_UPS, MIX
-from sigma0.commands.console import one_line_errors, quiet_transformers
+from sigma0.commands.console import one_line_errors, progress_bar, quiet_transformers
 from sigma0.commands.options import AsJson, ModelArgument
 from sigma0.errors import needs_extra
 from sigma0.models.load import load
+from sigma0.reason.forms import FORMS
 
 app = typer.Typer(help="The recipes of the shipped models.", no_args_is_help=True)
 _SMOOTH = 0.95
@@ -149,6 +150,32 @@ def eval_command(
     for name, share in asdict(runs).items():
         if name != "n":
             console.print(f"  {name:20} {share:.1%}", highlight=False)
+
+
+@app.command("forms")
+def forms_command(
+    model: ModelArgument = "pocket-solver",
+    n: Annotated[int, typer.Option(min=1, help="Stories, one question each, for each form.")] = 1000,
+    split: WorldSplit = "test",
+    seed: StorySeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure exact replies on held-out stories in each form that outer loops ask in, by half and loop."""
+    torch.set_num_threads(1)
+    quiet_transformers()
+    figures: dict[str, dict[str, Group]] = {}
+    with one_line_errors():
+        looped, tokenizer = load(model, device="cpu", dtype="float32")
+        rule = looped.exit_rule(looped.resolve_exit_config(None))
+        with progress_bar("forms", len(FORMS), as_json) as advance:
+            for place, form in enumerate(FORMS):
+                groups = summarize(evaluate(looped, tokenizer, rule, n, split, seed, form=form))
+                figures[form] = {"all": groups["all"]["all"], **groups["half"]}
+                advance(place + 1)
+    if as_json:
+        typer.echo(to_json(figures, model=model, split=split, seed=seed, n=n))
+    else:
+        Console().print(forms_table(figures).rich())
 
 
 def _recipe(name: str, seed: int | None = None) -> Recipe:

@@ -9,6 +9,7 @@ as a model of k loops reads it, everywhere; at the exits, that is an approximati
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from random import Random
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -16,10 +17,12 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
 from sigma0.bench.pocket.data import Batch, collate, encode, whole_answers
+from sigma0.bench.pocket.forms import in_form
 from sigma0.bench.pocket.items import Item
 from sigma0.bench.pocket.tokenizer import PAD
 from sigma0.bench.pocket.world import MIX, Mix, draw
 from sigma0.calibrate.bootstrap import share
+from sigma0.checkpoints.about import Form
 from sigma0.decode.exits import ExitRule, select_exits
 from sigma0.models.looped_causal import LoopedForCausalLM
 from sigma0.models.outputs import LoopedModelOutput
@@ -69,16 +72,25 @@ def evaluate(
     split: str = "test",
     seed: int = 0,
     mix: Mix = MIX,
+    form: Form = "answer",
 ) -> list[Outcome]:
-    """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat."""
+    """Ask one question about each of n stories, so that the outcomes are independent; every other one as chat.
+
+    In another form than `answer` it is drawn as it is in training: which step, which proposal, what is known already.
+    """
     pad = tokenizer.convert_tokens_to_ids(PAD)
     outcomes: list[Outcome] = []
     for start in range(0, n, _ROWS):
         numbers = range(start, min(start + _ROWS, n))
-        asked = [(draw(split, seed, k, questions=1, mix=mix).items[0], k % 2 == 1) for k in numbers]
+        asked = [(_draw(split, seed, k, mix, form), k % 2 == 1) for k in numbers]
         batch = collate([encode(tokenizer, [item], chat) for item, chat in asked], pad)
         outcomes += _outcomes(model, batch, asked, rule)
     return outcomes
+
+
+def _draw(split: str, seed: int, number: int, mix: Mix, form: Form) -> Item:
+    item = draw(split, seed, number, questions=1, mix=mix).items[0]
+    return in_form(item, form, Random(f"{form}/{seed}/{number}"))
 
 
 def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Group]]:

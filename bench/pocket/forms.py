@@ -9,11 +9,12 @@ from random import Random
 
 from sigma0.bench.pocket.items import Item, Scene
 from sigma0.bench.pocket.words import CITIES, NAMES, PLACES
+from sigma0.checkpoints.about import Form
 from sigma0.reason.forms import NEXT, NO, PLAN, RIGHT, YES, Action, asking, write_action
 from sigma0.reason.lemma.graph import FINAL, MAX_LEMMAS
 
 # How often each form is drawn; answers are asked as ever.
-WEIGHTS = {"answer": 2.0, "look": 2.0, "check": 2.0, "plan": 2.5, "act": 1.5}
+WEIGHTS: dict[Form, float] = {"answer": 2.0, "look": 2.0, "check": 2.0, "plan": 2.5, "act": 1.5}
 # Pieces of the forms' texts that are one token each.
 TOKENS = (
     '{"L',
@@ -103,8 +104,12 @@ def form_scene(scene: Scene, seed: str, share: float) -> Scene:
 
 
 def formed(item: Item, rng: Random) -> Item:
-    """An item in a form that is drawn; a plan that would be too long is asked as an answer."""
-    form = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    """An item in a form that is drawn."""
+    return in_form(item, rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0], rng)
+
+
+def in_form(item: Item, form: Form, rng: Random) -> Item:
+    """An item in a form; a plan that would be too long is asked as an answer."""
     steps = solution(item)
     if form == "look":
         return look_item(item, rng.choice([step for step in steps if step.name]))
